@@ -51,10 +51,33 @@ def check_count(name: str, value: int, error: type[ValueError] = ValueError, mos
 
 
 def check_path(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:
-    """The path as a string, or an error that names the argument when the value is neither a string nor a path."""
-    if not isinstance(value, (str, os.PathLike)):
+    """`local_path` of the value, or an error that names the argument when it is neither a string nor a path of one."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
         raise error(f"{name}: expected a path or URL, got {shown(value)}")
-    return os.fspath(value)
+    return local_path(value)
+
+
+def check_file(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:
+    """As `check_path`, of a file to read: `OSError` that names the argument for a directory, and where nothing is."""
+    path = check_path(name, value, error)
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{name}: expected a file, got the directory {path}")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{name}: expected a file, found nothing at {path}")
+    return path
+
+
+def local_path(value: str | os.PathLike) -> str:
+    """A path as a string, with the home directory for `~` or `~user` at its beginning; of a `file:` URL its path.
+
+    Other URLs are unchanged.
+    """
+    path = os.fspath(value)
+    if path.startswith("file:/") and "::" not in path:
+        from urllib.request import url2pathname  # milliseconds, which the command's help does not have
+
+        path = url2pathname(path.removeprefix("file:").removeprefix("//localhost").removeprefix("//"))
+    return os.path.expanduser(path)
 
 
 @contextlib.contextmanager

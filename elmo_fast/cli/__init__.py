@@ -6,7 +6,7 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import elmo_fast
 from elmo_fast import stops
@@ -16,18 +16,23 @@ _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryErro
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
+    """Run one subcommand; the statuses of `run_command`."""
+    return run_command(lambda: _run(arguments))
+
+
+def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
+    """Run a command; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
     _write_utf8()
     try:
         with stops.stoppable(terminate=True, in_command=True):
-            _run(arguments)
+            run()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as interrupt:
-        return _report(str(interrupt) or "interrupted; no output was left behind", FAILED)
+        return _report(program, str(interrupt) or "interrupted; no output was left behind", FAILED)
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        return _report(error, REFUSED if isinstance(error, _REFUSALS) else FAILED)
+        return _report(program, error, REFUSED if isinstance(error, _REFUSALS) else FAILED)
     return DONE
 
 
@@ -35,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands; each sets `run`, a function of its arguments or the name of one."""
     from elmo_fast.cli import embed, pictures, score, serve, train
 
-    parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
+    parser = Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -62,13 +67,18 @@ def _write_utf8() -> None:
             stream.reconfigure(encoding="utf-8", errors=stream.errors)
 
 
-def _report(error: BaseException | str, status: int) -> int:
-    print(f"elmo-fast: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+def _report(program: str, error: BaseException | str, status: int) -> int:
+    print(f"{program}: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
     return status
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line: the usage would push the reason off the screen."""
 
+    program = "elmo-fast"
+
     def error(self, message: str):
-        self.exit(REFUSED, f"elmo-fast: error: {message} (see {self.prog} --help)\n")
+        surplus = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []
+        if any(os.sep in name or "." in name for name in surplus if not name.startswith("-")):
+            message += "; a glob is to be quoted ('*.txt'), else the shell gives its files one by one"
+        self.exit(REFUSED, f"{self.program}: error: {message} (see {self.prog} --help)\n")

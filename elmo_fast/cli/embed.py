@@ -111,13 +111,16 @@ def add_seqvec(commands) -> None:
         "sequence; .npz; or .npy with a .json of identifiers beside it (with --protein)")
     add("--model", dest="model_dir", type=Path, default=Path("model"), metavar="DIRECTORY", help="directory with "
         "weights.hdf5 and options.json; without them the published model is fetched (default: ./model)")
-    add("--protein", dest="per_protein", action="store_true", help="one vector a protein: the mean over its residues")
+    switch = value_of(lambda text: ("false", "true").index(text.lower()) == 1, "True or False", lambda _: True)
+    add("--protein", dest="per_protein", nargs="?", type=switch, const=True, default=False, metavar="True|False",
+        help="one vector a protein: the mean over its residues")
     add("--batchsize", type=int, default=choices.SEQVEC_BATCH_SIZE, metavar="RESIDUES",
         help="residues that complete a batch (default: %(default)s)")
-    add("--split-char", default="|", metavar="C", help="splits headers into fields (default: |)")
+    add("--split-char", "--split_char", default="|", metavar="C", help="splits headers into fields (default: |)")
     add("--id", type=int, default=1, metavar="N", dest="id_field", help="number of the field, from 0, that identifies "
         "a sequence; -1 takes the whole header (default: %(default)s)")
-    add("--cpu", action="store_true", help="use the CPU where there is a GPU")
+    add("--cpu", nargs="?", type=switch, const=True, default=False, metavar="True|False", help="use the CPU where "
+        "there is a GPU")
     add("--layer", choices=choices.SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, or "
         "a single layer (default: %(default)s)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
@@ -183,7 +186,8 @@ def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences,
     from elmo_fast.embed.corpus import Target
     from elmo_fast.embed.form import Form
 
-    words = targets and frozenset(Path(targets).read_text(encoding="utf-8").split())
+    file = targets and choices.check_file("--targets", targets)
+    words = targets and frozenset(Path(file).read_text(encoding="utf-8-sig").split())
     form, layout = Form(layers, pool, dtype, words), layouts.layout_of(output_file, layout)
     layouts.check_output(layout, output_file, form, "output file")
     options = {"forget_sentences": forget_sentences, "use_sentence_keys": use_sentence_keys}
@@ -241,7 +245,9 @@ def _files(output: str, inputs: list[str | None], model, options_file, weight_fi
     """The model's files; refuses an output that is a file of the model or of the inputs."""
     model = DEFAULT_MODEL if model is options_file is weight_file is None else model
     files = find_model(model, options_file=options_file, weight_file=weight_file)
+    output = choices.local_path(output)
     for path in (*inputs, files.options_file, files.weight_file):
+        path = path and choices.local_path(path)
         if path and os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
             raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")
     return files

@@ -8,7 +8,7 @@ from typing import Any
 from elmo_fast.choices import BACKENDS, PRECISIONS, STATES
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 
-_MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL"
+_MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL"
 _SHARED: dict[str, dict[str, Any]] = {
     "model": {"nargs": "?", "metavar": "MODEL", "help": _MODEL},
     "--model": {"help": f"{_MODEL} (default: {DEFAULT_MODEL})"},

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from elmo_fast.choices import FREE_STATES
+from elmo_fast.choices import FREE_STATES, local_path
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least
 from elmo_fast.model.sources import DEFAULT_MODEL
 
@@ -66,8 +66,10 @@ def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, weig
     from elmo_fast.embed.pictures import CONTEXTS, check_picture, save_report
     from elmo_fast.model.atomic_file import check_target
 
+    corpus = local_path(corpus)
     for name, path in (("-o", output), ("--save", save)):
-        if path is not None and os.path.exists(path) and os.path.exists(corpus) and os.path.samefile(path, corpus):
+        path = path and local_path(path)
+        if path and os.path.exists(path) and os.path.exists(corpus) and os.path.samefile(path, corpus):
             raise ValueError(f"{name}: expected a file other than CORPUS, got {path}")
     if output is not None:
         check_picture(output, CONTEXTS)

@@ -74,7 +74,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("start").add_argument
     add("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
     add("--resume-from", metavar="FILE", help="continue RUN from this checkpoint; later ones are replaced")
-    add("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP, URL or name, as in embed")
+    add("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP or tar, URL or name, as in embed")
     add("--from-options", metavar="FILE", help="fine-tune: options.json, with --from-weights")
     add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
     add("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax (default: "

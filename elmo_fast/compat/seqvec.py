@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count, shown
+from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count, check_path, shown
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Runner, Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
@@ -25,7 +25,7 @@ from elmo_fast.embed.readers import Text
 from elmo_fast.embed.writer import Progress
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import MANYLANGS_WEIGHTS, NAMED_MODELS
+from elmo_fast.model.sources import find_model, has_model
 from elmo_fast.text import fasta
 
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
@@ -34,19 +34,19 @@ logger = logging.getLogger(__name__)
 
 
 def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> ElmoEmbedder:
-    """SeqVec's embedder, from `weights.hdf5` and `options.json` of a directory; on the first GPU unless `cpu`.
+    """SeqVec's embedder, of the model in a directory or archive (`find_model`); on the first GPU unless `cpu`.
 
-    Without both files the published model is fetched into the cache. `arguments` are keywords of `ElmoEmbedder`.
+    Where the directory is absent or lacks one of the two files, the published model is fetched into the cache.
+    `arguments` are keywords of `ElmoEmbedder`.
     """
-    options_file, weight_file = (os.path.join(model_dir, name) for name in ("options.json", "weights.hdf5"))
-    if os.path.isfile(other := os.path.join(model_dir, MANYLANGS_WEIGHTS)):
-        options_file = weight_file = other  # for its refusal, in place of the published model
-    elif not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
-        logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
-        options_file, weight_file = (
-            f"{NAMED_MODELS['seqvec']}{name}" for name in ("options.json", "weights.hdf5"))
+    folder = Path(check_path("model", model_dir))
+    if folder.is_file() or (folder.is_dir() and has_model(folder)):
+        files = find_model(folder)
+    else:
+        logger.info("no options.json and weights in %s: the published SeqVec model is used", folder)
+        files = find_model("seqvec")
     device = 0 if torch.cuda.is_available() and not cpu else -1
-    return ElmoEmbedder(options_file, weight_file, device, **arguments)
+    return ElmoEmbedder(files.options_file, files.weight_file, device, **arguments)
 
 
 @functools.lru_cache(maxsize=1)
@@ -77,7 +77,7 @@ def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_c
 
 def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) -> dict[str, str]:
     """Sequences by identifier of a FASTA file (`.gz` too), or of all below a directory with `fasta` in their name."""
-    root = Path(seq_dir)
+    root = Path(check_path("input", seq_dir))
     sequences: dict[str, str] = {}
     if not root.exists():
         raise FileNotFoundError(f"input: expected a FASTA file or a directory of them, found nothing at {root}")
@@ -195,7 +195,7 @@ class _SeqVecForm(Form):
 
 def _check_output(path: str | os.PathLike, per_protein: bool) -> None:
     """Raise `ConfigurationError` or `OSError` for what could not be written there; `.npy` is for whole proteins."""
-    if Path(path).suffix not in WRITERS:
+    if Path(check_path("output", path)).suffix not in WRITERS:
         raise ConfigurationError(f"output: expected a file that ends in {', '.join(WRITERS)}, got {os.fspath(path)}")
     layouts.check_output(layouts.layout_of(path), path, Form("average", "mean" if per_protein else None))
 

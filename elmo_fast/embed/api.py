@@ -30,7 +30,7 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
          precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False) -> "LoadedElmo":
     """Load a model to get vectors from.
 
-    `model` is a name, a directory, a ZIP, or the URL of a ZIP or of a directory (`find_model`), by default the bundled
+    `model` is a name, a directory, a ZIP or tar, or the URL of one of them (`find_model`), by default the bundled
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, STORAGES, check_choice, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, STORAGES, check_choice, check_count, local_path
 from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.embed.opened import Embeddings
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
@@ -317,4 +317,4 @@ def _stored(path: str | os.PathLike, dataset: h5py.Dataset) -> np.ndarray:
         raise ValueError(f"vectors: expected two axes of {' or '.join(STORAGES)}, got {dataset.ndim} of "
                          f"{dataset.dtype}")
     offset = dataset.id.get_offset()
-    return dataset[...] if offset is None else np.memmap(path, dataset.dtype, "r", offset, dataset.shape)
+    return dataset[...] if offset is None else np.memmap(local_path(path), dataset.dtype, "r", offset, dataset.shape)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from elmo_fast import stops
-from elmo_fast.choices import version
+from elmo_fast.choices import local_path, version
 from elmo_fast.embed import layouts
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.partial import PartialResult
@@ -45,6 +45,9 @@ class Target:
     layout: str
     form: Form = field(default_factory=Form)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "path", local_path(self.path))
 
     def settings(self) -> dict[str, Any]:
         """JSON values that are equal where the same vectors give the same file."""

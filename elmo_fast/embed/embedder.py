@@ -26,6 +26,7 @@ from elmo_fast.embed.writer import Progress
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
@@ -101,7 +102,7 @@ class ElmoEmbedder:
             return []
         if len(batch) == 1 and not len(batch[0]):
             return [np.zeros((self.elmo_bilm.num_layers, 0, self.elmo_bilm.get_output_dim()), np.float32)]
-        if self.elmo_bilm.backend == "reference":
+        if self._runs_padded():
             embeddings, mask = self._padded(batch, state)
             padded = to_host(embeddings.float()).numpy()
             return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
@@ -145,6 +146,10 @@ class ElmoEmbedder:
                       lambda groups: run(text.tokens for group in groups for text in group),
                       {"batch_size": batch_size} if state == "carry" else {}, state)
 
+    def _runs_padded(self) -> bool:
+        """Whether batches run through the module itself: as the specification, or for the hooks on it."""
+        return self.elmo_bilm.backend == "reference" or is_hooked(self.elmo_bilm)
+
     def _rows(self, batch_size: int | None, state: str) -> int:
         """Sentences at a time: the caller's number, or the choice of `embed_sentences`."""
         if batch_size is not None:
@@ -157,7 +162,7 @@ class ElmoEmbedder:
     def _run_of(self, batch_size: int, state: str,
                 dtype: torch.dtype = torch.float32) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
         """What gives the vectors of sentences, one iterable after the other; `dtype` is that of `SlotStream`."""
-        if self.elmo_bilm.backend != "reference":
+        if not self._runs_padded():
             return SlotStream(self.elmo_bilm, batch_size, dtype=dtype, state=state).run
 
         def run(sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:

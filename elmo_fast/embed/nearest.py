@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elmo_fast.choices import check_path
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import FORMAT, ContextIndex, principal_plane
 from elmo_fast.embed.opened import open_embeddings
@@ -66,7 +67,7 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
 
     `words` as in `ContextIndex.from_embeddings`.
     """
-    start = b""
+    path, start = check_path("index", path), b""
     if os.path.isfile(path):
         with open(path, "rb") as file:
             start = file.read(8)

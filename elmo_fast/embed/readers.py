@@ -1,7 +1,6 @@
 """Texts of input files as one stream: `open_texts`; and the lines of an open file: `read_lines`."""
 
 import contextlib
-import errno
 import glob
 import io
 import itertools
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 from elmo_fast import stops
-from elmo_fast.choices import FORMATS, check_choice, shown
+from elmo_fast.choices import FORMATS, check_choice, local_path, shown
 from elmo_fast.embed import records
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.compressed import STDIN, find_zstd, open_text, split_suffix
@@ -209,6 +208,7 @@ def _count_lines(file: IO[str], allow_blank: bool, name: str = "") -> int:
 
 
 def _decoded(file: IO[str], name: str = "") -> Iterator[str]:
+    may_have_mark = getattr(file, "encoding", None) != "utf-8-sig"  # else the decoder has removed it
     try:
         read = stops.interruptible(file.readline) if _waits(file) else file.readline
         for number, line in enumerate(iter(read, "")):
@@ -216,7 +216,7 @@ def _decoded(file: IO[str], name: str = "") -> Iterator[str]:
                 raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
                                          f"opened for {type(line).__name__}")
             # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word, and no line.
-            if text := line if number else line.removeprefix("\ufeff"):
+            if text := line.removeprefix("\ufeff") if number == 0 and may_have_mark else line:
                 yield text
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)}{_of(name)} "
@@ -248,7 +248,7 @@ def _position(file: IO[str]) -> str:
 def _find(given: str | os.PathLike) -> list[str]:
     if not isinstance(given, (str, os.PathLike)):
         raise ConfigurationError(f"input: expected paths, got {shown(given)}")
-    name = os.fspath(given)
+    name = local_path(given)
     if name == STDIN:
         return [name]
     if not os.path.exists(name) and glob.has_magic(name):
@@ -257,7 +257,8 @@ def _find(given: str | os.PathLike) -> list[str]:
             raise FileNotFoundError(f"input: expected files, found none at {name}")
         return found
     if os.path.isdir(name):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        raise IsADirectoryError(f"input: expected a file or a glob, got the directory {name}; {name.rstrip('/')}/* are "
+                                "its files")
     os.stat(name)
     return [name]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, local_path
 from elmo_fast.embed.readers import Text
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -24,7 +24,7 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     `model` as in `find_model`, `arguments` those of `BiLm`. NaN and infinities are refused unless `allow_nonfinite`.
     """
     files = find_model(model)
-    softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
+    softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)
     if not os.path.isfile(softmax_file):
         raise FileNotFoundError("softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
                                 f"{softmax_file}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from elmo_fast import stops
-from elmo_fast.choices import check_path
+from elmo_fast.choices import check_path, local_path
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.system import TakenError, lock_file, start_of
 
@@ -56,7 +56,7 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
     may write the files of a directory that it has locked, and, with `reserve`, take the lock again. In the body stops
     are deferred (see `stops`). Readers need no lock.
     """
-    final = Path(os.path.realpath(target))
+    final = Path(os.path.realpath(local_path(target)))
     partial = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
     mine = _Held(os.getpid(), threading.get_ident(), partial, reserve)
     while (held := _held.setdefault(final, mine)).thread != mine.thread and held.process == mine.process and wait:
@@ -161,7 +161,7 @@ def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
 
     The body makes a file there. A symbolic link is followed, an old file replaced. Other writers are refused.
     """
-    final = Path(os.path.realpath(target))
+    final = Path(os.path.realpath(local_path(target)))
     with locked(final) as part:
         yield part
         replace(part, final)
@@ -197,6 +197,7 @@ def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iter
     With `last` it may be a directory: the new files are moved into it. `last`, a file without which nothing can be
     loaded, is removed before the others are moved and put there at the end: old and new files do not mix.
     """
+    target = local_path(target)
     final = Path(os.path.realpath(target))
     final.parent.mkdir(parents=True, exist_ok=True)
     with locked(final) as part:

@@ -37,6 +37,21 @@ def on_host(*ids: torch.Tensor | None) -> list[torch.Tensor | None]:
     return [copied.get(id(tensor), tensor) for tensor in ids]
 
 
+def checked_mask(ids: torch.Tensor, source, name: str = "ids") -> torch.Tensor:
+    """Where ids [B, T, ...] hold tokens, bool [B, T]; `ValueError` for ids with gaps, on the CPU also out of range.
+
+    `source` reads them: it has the shape of a token's ids, `row_shape`, and the `largest` id.
+    """
+    if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > source.largest):
+        raise ValueError(f"ids: expected {'character' if source.row_shape else 'word'} ids from 0 to {source.largest}, "
+                         f"got {int(ids.min())} to {int(ids.max())}")
+    mask = (ids > 0).flatten(2).any(2) if source.row_shape else ids > 0
+    if (mask[:, 1:] & ~mask[:, :-1]).any():
+        raise ValueError(f"{name}: expected every sentence's tokens before its padding, "
+                         "got a position without a token in front of one with a token")
+    return mask
+
+
 def add_boundaries(ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor):
     """Put `first` before and `last` after each sentence: ids [B, T, ...], mask [B, T] -> T + 2 positions."""
     batch, longest = mask.shape

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from elmo_fast.choices import STATES, check_choice, check_path
-from elmo_fast.model import cuda_graph
+from elmo_fast.model import cuda_graph, hooked
 from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.lstm import LstmStack, RunState
@@ -51,6 +51,8 @@ class BiLm(OutsideGraphs):
     `weights` are arrays by dataset name (`read_weights`); they are copied. With `keep_fp32=False` the large matrices
     stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.
     """
+
+    words_come_second = False  # in a call, behind the ids, as in AllenNLP's class
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
                  precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
@@ -168,7 +170,7 @@ class BiLm(OutsideGraphs):
         check_sentence(words, "words")
         with torch.no_grad(), numerics(self._precision, self._device):
             ids = self._token_embedder.token_ids([*self._token_embedder.boundaries, *words]).to(self._device)
-            vectors = torch.cat([self._token_embedder(some, self.backend) for some in ids.split(1024)])
+            vectors = torch.cat([self._token_embedder.encode_rows(some, self.backend) for some in ids.split(1024)])
         trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
@@ -205,6 +207,9 @@ class BiLm(OutsideGraphs):
         read off the characters, and without such numbers `ids` may be None. `state` is that of this call, by default
         the model's. Raises `ValueError` for ids of another shape, type or range.
 
+        With hooks on the inner modules (`_token_embedder`, `_word_embedding`, `_elmo_lstm`) these are called as
+        modules, with AllenNLP's arguments and results (see `hooked.forward`), but for `"present"` and in a capture.
+
         Ids on a GPU are copied back once, and nothing else is waited for. While a CUDA graph is captured nothing is:
         then shapes are static, every position is computed, and ids are not checked (see `warmup`, `cuda_graph`).
         """
@@ -215,6 +220,9 @@ class BiLm(OutsideGraphs):
             cuda_graph.check(encoder, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key(state))
             return cuda_graph.forward(encoder, self._elmo_lstm, ids, boundaries, state == "carry",
                                       self._initial_state(state), self._prepared)
+        if boundaries == "add" and hooked.is_hooked(encoder.source, self._word_embedding, self._elmo_lstm):
+            return hooked.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
+                                  self._initial_state(state))
         tokens, index, mask = (encoder.batch(ids, boundaries) if word_inputs is None
                                else encoder.numbered_batch(word_inputs, ids))
         layers = self._run_batch(tokens, index, mask.sum(1).numpy(), state)
@@ -322,7 +330,7 @@ class BiLm(OutsideGraphs):
         lengths = np.array([len(sentence) + 2 for sentence in text])
         with torch.no_grad(), numerics("highest", self._device):
             ids = to_device(self._token_embedder.token_ids(tokens), self._device)
-            vectors = self._token_embedder(ids, self.backend)
+            vectors = self._token_embedder.encode_rows(ids, self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
             zeros = self._elmo_lstm.zero_state(1, vectors)
             _, (h, c) = self._elmo_lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, zeros,

@@ -71,7 +71,7 @@ def forward(tokens: TokenEncoder, stack: LstmStack, ids: torch.Tensor, boundarie
         mask = (ids > 0).flatten(2).any(2) if ids.dim() > 2 else ids > 0
         if boundaries == "add":
             ids, mask = add_boundaries(ids, mask, *(prepared.boundaries or tokens.source.boundary_ids()))
-        vectors = tokens.source(ids.flatten(0, 1), tokens.backend).view(*mask.shape, -1)  # [B, T, P]
+        vectors = tokens.source.encode_rows(ids.flatten(0, 1), tokens.backend).view(*mask.shape, -1)  # [B, T, P]
         token_layer = torch.where(mask[..., None], torch.cat([vectors, vectors], dim=2), 0)
         layers = [token_layer, *stack.run_captured(vectors, mask.sum(1), carried, initial_state, tokens.precision)]
     return BiLmOutput([layer.to(stack.B_0_0.dtype) for layer in layers], mask)

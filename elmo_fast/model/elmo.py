@@ -90,8 +90,8 @@ class Elmo(OutsideGraphs):
         if words is not None and inputs is not None and inputs.shape == words.shape:
             inputs = None  # AllenNLP's documentation passes the numbers of cached words twice
         inputs, words = _flat(inputs, dims), _flat(words, 2)
-        ours = isinstance(self._elmo_lstm, BiLm)
-        output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
+        by_name = isinstance(self._elmo_lstm, BiLm) and not self._elmo_lstm.words_come_second
+        output = self._elmo_lstm(inputs, word_inputs=words) if by_name else self._elmo_lstm(inputs, words)
         activations, mask = output["activations"], output["mask"]
         mixed = [getattr(self, f"scalar_mix_{k}")(activations, mask) for k in range(self._mixes)]
         if self._keep_sentence_boundaries:  # layer norm leaves an offset past the end

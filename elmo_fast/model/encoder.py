@@ -9,6 +9,7 @@ from torch import nn
 
 from elmo_fast.choices import shown
 from elmo_fast.model import state_dict
+from elmo_fast.model.batch_layout import add_boundaries, checked_mask, unique_rows
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import fingerprint
@@ -16,10 +17,10 @@ from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.cpu.linear import drop_product
 from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.precision import active_precision, full_precision, numerics
 from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.ops.weight_snapshot import Tensors, check_in_full
-from elmo_fast.outside_graphs import OutsideGraphs
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, batch_to_ids, check_batch, number_tokens
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
@@ -37,6 +38,7 @@ class CharacterEncoder(AllenNlpStateDict):
 
     largest = int(characters.to_model_ids(characters.PADDING))
     boundaries = BOUNDARIES
+    precision, backend = "highest", "auto"  # of sentences; a biLM's own replace them
     reads_text = True
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
@@ -59,7 +61,30 @@ class CharacterEncoder(AllenNlpStateDict):
         """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T, *row_shape]."""
         return batch_to_ids(batch, *self.row_shape)
 
-    def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+    @outside_graphs
+    def forward(self, ids: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
+        """Vectors of single tokens, [N, *row_shape] -> [N, P], or of sentences given as ids int [B, T, *row_shape].
+
+        Of sentences `mask` int64 [B, T + 2], with `<S>` and `</S>`, and `token_embedding` [B, T + 2, P], zero past the
+        end: AllenNLP's result.
+        """
+        if not isinstance(ids, torch.Tensor):
+            raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
+        if ids.dim() == 1 + len(self.row_shape):
+            return self.encode_rows(ids, self.backend if backend is None else backend)
+        if ids.dim() < 2 or ids.shape[2:] != self.row_shape or ids.is_floating_point():
+            raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
+                             f"got {ids.dtype} of shape {tuple(ids.shape)}")
+        bounded, mask = add_boundaries(ids, checked_mask(ids, self, "inputs"), *self.boundary_ids())
+        rows, index = unique_rows(bounded[mask])
+        with numerics(self.precision, ids.device):
+            vectors = self.encode_rows(rows, self.backend)[index].to(self.char_embed.dtype)  # [N, P]
+        padded = vectors.new_zeros(*mask.shape, self.dim)
+        padded[mask] = vectors
+        return {"mask": mask.long(), "token_embedding": padded}
+
+    def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+        """Vectors of single tokens, [N, *row_shape] -> [N, P]; no hook is called."""
         own = {name: getattr(self, name) for name in self.datasets}
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
         highways = [[own[name] for name in _highway_names(k)] for k in range(self.options.n_highway)]
@@ -189,6 +214,8 @@ class WordEmbedder(OutsideGraphs):
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]
         return known * (ids > 0)[..., None]
+
+    encode_rows = forward
 
 
 TokenSource = CharacterEncoder | WordEmbedder

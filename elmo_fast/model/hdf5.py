@@ -94,8 +94,12 @@ def _check_heaps(path: str, extents: list[tuple[int, int]]) -> None:
             end = max(end, offset + size)
 
 
-def check_unpacked(name: str, size: int, stored: int) -> None:
-    """Raise `ConfigurationError` when `size` bytes cannot be what a packed file of `stored` bytes holds in earnest."""
-    if size > max(MOST_UNPACKED, MOST_EXPANSION * stored):
-        raise ConfigurationError(f"{name}: expected at most {MOST_UNPACKED >> 30} GB, or {MOST_EXPANSION} times the "
+def check_unpacked(name: str, size: int, stored: int, most: int | None = None) -> None:
+    """Raise `ConfigurationError` when `size` bytes cannot be what a packed file of `stored` bytes holds in earnest.
+
+    `most` bytes, by default 8 GB, are accepted of any file.
+    """
+    most = MOST_UNPACKED if most is None else most
+    if size > max(most, MOST_EXPANSION * stored):
+        raise ConfigurationError(f"{name}: expected at most {most >> 30} GB, or {MOST_EXPANSION} times the "
                                  f"{stored:,} bytes of the file, when unpacked, found {size:,} bytes")

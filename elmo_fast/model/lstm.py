@@ -9,17 +9,19 @@ import torch
 
 from elmo_fast.choices import STATES, check_choice
 from elmo_fast.model import state_dict
+from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.carried import CarriedStates
 from elmo_fast.model.options import Options
 from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
 from elmo_fast.ops.cpu.projected_lstm import drop_lstm
 from elmo_fast.ops.cuda.lstm import padded_lstm
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
-from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_snapshot import Tensors
+from elmo_fast.outside_graphs import outside_graphs
 
 
 class RunState(NamedTuple):
@@ -38,6 +40,8 @@ class LstmStack(AllenNlpStateDict):
     Parameters have bilm-tf's layout: `W_0_{d}_{l}` [2 P, 4 D] with gates i, j, f, o, `B_{d}_{l}` [4 D] without
     the forget gate's +1, `W_P_0_{d}_{l}` [D, P]. `stateful`, `reset_states()` and `_states` are AllenNLP's.
     """
+
+    precision, backend = "highest", "auto"  # of a call; a biLM's own replace them
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
                  state: str = "carry"):
@@ -146,6 +150,44 @@ class LstmStack(AllenNlpStateDict):
             outputs.append(x)
             finals.append(final)
         return outputs, tuple(torch.stack(values) for values in zip(*finals))
+
+    @outside_graphs
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor, initial_state: State | None = None,
+                carried: bool | None = None) -> torch.Tensor:
+        """Outputs of every layer: vectors [B, T, P], mask [B, T] -> [layers, B, T, 2 P], zero where the mask is zero.
+
+        States as `begin` has them, by default carried where the stack is `stateful` and no `initial_state` is given; the
+        carried state of a row whose mask is all zero does not change. AllenNLP's call.
+        """
+        present, carried = self._present(inputs, mask), self._is_carried(initial_state, carried)
+        with numerics(self.precision, inputs.device):
+            schedule = make_schedule(present.sum(1).cpu().numpy())
+            order, vectors = torch.from_numpy(schedule.tokens), full_precision(inputs)  # [2, N]
+            with self.exclusive(carried):
+                state = self.begin(schedule.slots.size, vectors, carried, initial_state)
+                layers, final = self.run(vectors[present], order, schedule, *state, self.backend, self.precision)
+                if carried:
+                    self.store_state(final)
+        order = order.to(inputs.device).long()
+        padded = inputs.new_zeros(len(layers), *mask.shape, 2 * self.options.projection_dim)
+        padded[:, present] = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
+        return padded.view_as(padded)  # hooks of `register_backward_hook` get the gradients of the last operation
+
+    def _is_carried(self, initial_state: State | None, carried: bool | None) -> bool:
+        return self.stateful and initial_state is None if carried is None else carried
+
+    def _present(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Where the mask is not zero, bool [B, T]; `ValueError` for inputs and masks of another form."""
+        size = len(self.W_0_0_0) - self.options.projection_dim
+        if inputs.dim() != 3 or inputs.shape[2] != size or not inputs.is_floating_point():
+            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {size}], "
+                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        if mask.shape != inputs.shape[:2]:
+            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
+        present = mask > 0
+        if (present[:, 1:] & ~present[:, :-1]).any():
+            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
+        return present
 
     def run_captured(self, vectors: torch.Tensor, lengths: torch.Tensor, carried: bool, initial_state: State | None,
                      precision: str) -> list[torch.Tensor]:

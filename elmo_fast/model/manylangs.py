@@ -86,7 +86,7 @@ class ManyLangsEncoder(CharacterEncoder):
     def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
         return padded_ids(self, batch)
 
-    def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+    def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own, options = dict(self.named_parameters()), self.options
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(options.filters))]
         characters = ids[:, : options.max_characters_per_token]
@@ -165,7 +165,7 @@ def read_config(directory: Path) -> tuple[dict[str, Any], str]:
 def _lexicon(path: Path, needed: Sequence[str]) -> dict[str, int]:
     """Numbers of tokens, a line each; a line with a number alone is that of the ideographic space."""
     try:
-        lines = [line.strip().split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [line.strip().split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
         numbers = {line[0] if len(line) > 1 else "\u3000": int(line[-1]) for line in lines}
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line ({error})") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elmo_fast.choices import check_path
+from elmo_fast.choices import check_file
 from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
 
 N_CHARACTERS = (261, 262)
@@ -128,7 +128,7 @@ class Options:
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
     """The object in a JSON file; `ConfigurationError` for anything else."""
-    name = check_path("options_file", path, ConfigurationError)
+    name = check_file("options_file", path, ConfigurationError)
     try:
         with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
             content = json.load(file)

@@ -1,23 +1,18 @@
-"""A model's files: two paths, a directory, a ZIP, a URL, or a name; what URLs give is stored in a cache."""
+"""A model's files: two paths, a directory, an archive, a URL, or a name; what URLs give is stored in a cache."""
 
 import functools
 import hashlib
-import lzma
 import os
 import re
 import shutil
-import struct
-import urllib.parse
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from elmo_fast.choices import cache_directory, check_choice, check_path
+from elmo_fast.model.archives import DAMAGE, Member, is_archive, open_archive
 from elmo_fast.model.atomic_file import Disk, store_once
+from elmo_fast.model.downloads import cache_path, fetch, is_url
 from elmo_fast.model.hdf5 import check_unpacked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.stops import interruptible
@@ -40,13 +35,15 @@ MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, "nlpl:NUMBER", "manylangs:LANGUAGE"
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
 _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
+_OPTIONS, _WEIGHTS = "options.json", "*.hdf5 or *.h5"
+# Preferred where a directory has several; those without a suffix are bio_embeddings' names.
+_EXACT = (_OPTIONS, "options_file", "weights_file",
+          *(f"{name}{suffix}" for name in ("model", "weights", "lm_weights") for suffix in (".hdf5", ".h5")))
 MANYLANGS_WEIGHTS = "encoder.pkl"  # in the directory of a model of ELMoForManyLangs
 _MANYLANGS_NAMES = (MANYLANGS_WEIGHTS, "token_embedder.pkl", "char.dic", "word.dic")  # and *.json
 _BLOCK = 1 << 20
-_FORBIDDEN = r'[<>:"|?*\\%]|[. ]$' if os.name == "nt" else ""  # in names of Windows' files
 _UNSTATED = "not stated"  # a licence or a size
-# RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
-_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError, OSError, ValueError)
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,11 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
     """Local files of a model, fetched into the cache where they are remote.
 
     Either `model`: `bundled`, a name of `NAMED_MODELS`, `nlpl:NUMBER` of the NLPL repository (release 20),
-    `manylangs:LANGUAGE` (`MANYLANGS`), a directory, a ZIP, the URL of a ZIP, or the URL of a directory
-    where the file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`,
-    paths or URLs. A model of ELMoForManyLangs has its `config.json` and `encoder.pkl` in their places. Raises
-    `FileNotFoundError` or `ConfigurationError` saying what is missing.
+    `manylangs:LANGUAGE` (`MANYLANGS`), a directory, a ZIP or tar, the URL of one, or the URL of a directory where the
+    file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`, paths or
+    URLs. A directory or archive has `*options.json` and one file `*.hdf5` or `*.h5`, or bio_embeddings' `options_file`
+    and `weights_file`; a model of ELMoForManyLangs has its `config.json` and `encoder.pkl` in their places. Raises
+    `FileNotFoundError` or `ConfigurationError` saying what is missing, and what to do with files that are no model.
     """
     if model is None:
         return _two_files(options_file=options_file, weight_file=weight_file)
@@ -77,16 +75,42 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
         return _in_directory(BUNDLED_DIRECTORY)
     if name in NAMED_MODELS:
         return _named(name)
-    path = _fetched(name) if _is_url(name) else Path(name)
+    path = _fetched(name) if is_url(name) else Path(name)
     if path.is_dir():
         return _in_directory(path)
-    if path.is_file() and zipfile.is_zipfile(path):
+    if path.is_file() and is_archive(path):
         return _in_directory(_unpacked(path))
     if path.exists():
-        raise ConfigurationError(f"model: expected a directory or a ZIP with options.json and *.hdf5, got {path}, "
-                                 "which is something else or a ZIP cut short")
-    raise FileNotFoundError(f"model: expected one of {', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL; "
+        raise ConfigurationError(f"model: expected a directory, ZIP or tar with {_OPTIONS} and {_WEIGHTS}, got {path}, "
+                                 f"which is {_what_is(path)}")
+    raise FileNotFoundError(f"model: expected one of {', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL; "
                             f"found nothing at {path}")
+
+
+def _what_is(path: Path) -> str:
+    """What a file is that is no model, and how it is given where it is a part of one."""
+    if _begins_as_hdf5(path):
+        return ("an HDF5 file: weights are given as --weight-file beside --options-file (train: --from-weights beside "
+                "--from-options; Python: weight_file, options_file)")
+    if path.suffix == ".json":
+        return ("a JSON file: options are given as --options-file beside --weight-file (train: --from-options beside "
+                "--from-weights; Python: options_file, weight_file)")
+    return "something else or an archive cut short"
+
+
+def _begins_as_hdf5(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_HDF5)) == _HDF5
+    except OSError:  # the readers of the two files say more
+        return False
+
+
+def has_model(directory: Path) -> bool:
+    """Whether a directory has both files of a model, or several that `find_model` refuses."""
+    names = _model_names(directory)
+    is_manylangs = (directory / MANYLANGS_WEIGHTS).is_file()
+    return is_manylangs or (any(map(_is_options, names)) and any(map(_is_weights, names)))
 
 
 def repository_url(name: str) -> str:
@@ -102,44 +126,6 @@ def repository_url(name: str) -> str:
     return f"{NLPL}/20/{which}.zip"
 
 
-def fetch(location: str | os.PathLike) -> Path:
-    """Local path of a path or URL. A URL is downloaded once into the cache, atomically."""
-    name = os.fspath(location)
-    if not _is_url(name):
-        return Path(name)
-    target = cache_path(name)
-    remedy = f"Fetched by other means, it belongs at {target}"
-    try:
-        store_once(target, functools.partial(interruptible(_copy), name, target.name))
-    except ImportError as error:
-        raise ImportError(f"fetching {name} needs a package that is not there ({error}): "
-                          f"install elmo-fast[remote]. {remedy}") from error
-    except Exception as error:
-        reason = type(error).__name__ if str(error) == name else f"{type(error).__name__}: {error}"
-        raise OSError(f"{name}: the download failed ({reason}); nothing was stored. {remedy}") from error
-    return target
-
-
-def cache_path(url: str) -> Path:
-    """Where the cache keeps a URL's file: folders for its scheme and host, then its path.
-
-    A user, a query and a fragment may be secret: they are part of the names as hashes.
-    """
-    parts = urllib.parse.urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    pieces = [parts.scheme, host + _hashed(user), *parts.path.removeprefix("/").split("/")]
-    if not parts.path:
-        pieces.pop()
-    pieces[-1] += _hashed(parts.query + (parts.fragment and f"#{parts.fragment}"))
-    if _FORBIDDEN:
-        pieces = [re.sub(_FORBIDDEN, lambda found: f"%{ord(found[0]):02X}", piece) for piece in pieces]
-    return cache_directory().joinpath(*(piece if piece.strip(".") else f"%{piece}" for piece in pieces))
-
-
-def _hashed(text: str) -> str:
-    return text and "." + hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     for name, value in given.items():
         check_path(name, value, ConfigurationError)
@@ -150,6 +136,9 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
             raise FileNotFoundError(f"{name}: expected a file, found {'a directory' if path.is_dir() else 'nothing'} "
                                     f"at {path}")
         found.append(path)
+    if _begins_as_hdf5(found[0]):
+        raise ConfigurationError(f"options_file {found[0]}: expected JSON, got HDF5: options_file is the first of the "
+                                 "two, weight_file the second")
     return ModelFiles(*found, vocabulary_in(found[1].parent))
 
 
@@ -159,16 +148,17 @@ def _named(name: str) -> ModelFiles:
         return ModelFiles(*map(fetch, urls))
     except (OSError, ImportError) as error:
         also = "".join(f", and {url} at {cache_path(url)}" for url in urls if url not in str(error))
-        raise FileNotFoundError(f"model {name!r}: {error}{also}") from error
+        kind = next(kind for kind in (FileNotFoundError, OSError, ImportError) if isinstance(error, kind))
+        raise kind(f"model {name!r}: {error}{also}") from error
 
 
 def _fetched(url: str) -> Path:
     """Local path of what a model's URL names: a file, or a directory's model files, `options.json` the last of them."""
     folder = cache_path(url.rstrip("/"))
-    if folder.is_dir() and any(_is_model_file(path.name) and path.suffix == ".json" for path in folder.iterdir()):
+    if folder.is_dir() and any(map(_is_options, _model_names(folder))):
         return folder
     names = _remote_model_files(url)
-    for name in sorted(names, key=lambda name: name.endswith(".json")):
+    for name in sorted(names, key=_is_options):
         fetch(f"{url.rstrip('/')}/{name}")
     return folder if names else fetch(url)
 
@@ -190,16 +180,17 @@ def _remote_model_files(url: str) -> list[str]:
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]
     found = [name for name in names if _is_model_file(name)]
     if entries and not found:
-        raise ConfigurationError(f"model {url}: expected options.json and *.hdf5, found {', '.join(sorted(names)[:8])}")
+        raise ConfigurationError(f"model {url}: expected {_OPTIONS} and {_WEIGHTS}, found "
+                                 f"{', '.join(sorted(names)[:8])}")
     return found
 
 
 def _in_directory(directory: Path) -> ModelFiles:
     if (directory / MANYLANGS_WEIGHTS).is_file():
         return ModelFiles(directory / "config.json", directory / MANYLANGS_WEIGHTS)
-    names = sorted(path.name for path in directory.iterdir() if _is_model_file(path.name))
-    options = _only(directory, "options.json", [name for name in names if name.endswith("options.json")])
-    weights = _only(directory, "*.hdf5", [name for name in names if name.endswith(".hdf5") and name != SOFTMAX_FILE])
+    names = _model_names(directory)
+    options = _only(directory, _OPTIONS, list(filter(_is_options, names)))
+    weights = _only(directory, _WEIGHTS, list(filter(_is_weights, names)))
     return ModelFiles(options, weights, vocabulary_in(directory))
 
 
@@ -209,16 +200,31 @@ def vocabulary_in(directory: Path) -> Path | None:
 
 
 def _only(directory: Path, wanted: str, found: list[str]) -> Path:
-    exact = [name for name in found if name in (wanted, "model.hdf5", "weights.hdf5", "lm_weights.hdf5")]
+    exact = [name for name in found if name in _EXACT]
     candidates = exact if len(exact) == 1 else found
     if len(candidates) != 1:
         raise ConfigurationError(f"model {directory}: expected one file {wanted}, "
-                                 f"found {', '.join(candidates) or 'none'}")
+                                 f"found {', '.join(candidates) or 'none'}{'' if candidates else _remedy(directory)}")
     return directory / candidates[0]
 
 
+def _remedy(directory: Path) -> str:
+    """How to make a model of a directory that has none but may be a training run."""
+    names = {path.name for path in directory.iterdir()}
+    if any(name.endswith(".index") for name in names):
+        return "; TensorFlow checkpoints become a training run by elmo-fast import-tf, and that a model by export"
+    if names & {"checkpoints", _OPTIONS} or any(name.endswith(".pt") for name in names):
+        return "; of a training run, elmo-fast export makes a model"
+    return ""
+
+
+def _model_names(directory: Path) -> list[str]:
+    """Names of the files in a directory that a model may have, sorted."""
+    return sorted(path.name for path in directory.iterdir() if _is_model_file(path.name) and not path.is_dir())
+
+
 def _unpacked(archive: Path) -> Path:
-    """Directory with the model's members of a ZIP, unpacked into the cache once for each state of the archive."""
+    """Directory with the model's members of an archive, unpacked into the cache once for each state of it."""
     status = archive.stat()
     key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -230,51 +236,52 @@ def _unpack(archive: Path, folder: Path) -> None:
     folder.mkdir()
     try:
         _unpack_members(archive, folder)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         if isinstance(error, ConfigurationError) or getattr(error, "filename", None):  # that of a full disk
             raise
-        raise ConfigurationError(f"model {archive}: expected a complete ZIP file without a password, "
+        raise ConfigurationError(f"model {archive}: expected a complete ZIP or tar file without a password, "
                                  f"got one that cannot be unpacked ({error})") from error
 
 
 def _unpack_members(archive: Path, part: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        wanted: dict[str, zipfile.ZipInfo] = {}
-        many = any(name.rpartition("/")[2] == MANYLANGS_WEIGHTS for name in file.namelist())
-        for info in file.infolist():
-            name = info.filename.rpartition("/")[2]  # empty for a directory
+    with open_archive(archive) as members:
+        wanted: dict[str, Member] = {}
+        many = any(member.path.rpartition("/")[2] == MANYLANGS_WEIGHTS for member in members)
+        for member in members:
+            name = re.split(r"[/\\]", member.path)[-1]  # empty for a directory; no path leads out of `part`
             of_model = name in _MANYLANGS_NAMES or name.endswith(".json") if many else _is_model_file(name)
-            if of_model and wanted.setdefault(name, info) is not info:
+            if of_model and wanted.setdefault(name, member) is not member:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "
-                                         f"found both {wanted[name].filename} and {info.filename}")
-        if not many and {".hdf5", ".json"} - {Path(name).suffix for name in wanted}:
-            raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
-                                     f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
-        check_unpacked(f"model {archive}", sum(info.file_size for info in wanted.values()), archive.stat().st_size)
-        for name, info in wanted.items():
-            with file.open(info) as source, Disk(part / name, part) as copy:  # `source` has no more than `file_size`
+                                         f"found both {wanted[name].path} and {member.path}")
+        if not many and not (any(map(_is_options, wanted)) and any(map(_is_weights, wanted))):
+            raise ConfigurationError(f"model {archive}: expected {_OPTIONS} and {_WEIGHTS} inside, "
+                                     f"found {_listed([member.path for member in members])}")
+        check_unpacked(f"model {archive}", sum(member.size for member in wanted.values()), archive.stat().st_size)
+        for name, member in wanted.items():
+            with member.open() as source, Disk(part / name, part) as copy:  # `source` has no more than `size`
                 interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
                 copy.check()
 
 
+def _listed(paths: list[str]) -> str:
+    """The first members of an archive that is no model, and what to do where they are PyTorch's."""
+    is_torch = any(path.endswith("/data.pkl") for path in paths)
+    return (", ".join(sorted(paths)[:8]) or "nothing") + (
+        "; a checkpoint of PyTorch, of which elmo-fast export makes a model" if is_torch else "")
+
+
 def _is_model_file(name: str) -> bool:
     """Whether a model needs a file of this name; the `._` files that macOS puts beside others are not."""
-    return not name.startswith(".") and (name.endswith(("options.json", ".hdf5")) or name in _VOCABULARY_NAMES)
+    return _is_options(name) or _is_weights(name) or name in (SOFTMAX_FILE, *_VOCABULARY_NAMES)
 
 
-def _is_url(name: str) -> bool:
-    return "://" in name or "::" in name
+def _is_options(name: str) -> bool:
+    return (name.endswith(_OPTIONS) and not name.startswith(".")) or name == "options_file"
 
 
-def _copy(url: str, name: str, path: Path) -> None:
-    import fsspec
-
-    with fsspec.open(url, "rb") as source, open(path, "wb") as copy:
-        expected = getattr(source, "size", None)
-        with tqdm.wrapattr(source, "read", expected, desc=name, leave=False, disable=None) as watched:
-            shutil.copyfileobj(watched, copy, _BLOCK)
-        if expected not in (None, copy.tell()):
-            raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")
+def _is_weights(name: str) -> bool:
+    fits = name.endswith((".hdf5", ".h5")) and not name.startswith(".") and name != SOFTMAX_FILE
+    return fits or name == "weights_file"
 
 
 class PublicModel(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from elmo_fast.choices import extra
+from elmo_fast.choices import extra, local_path
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare
 from elmo_fast.embed.nearest import context_of, open_index
@@ -128,12 +128,12 @@ def _digest(script: str) -> str:
 
 
 def _open(path: str | os.PathLike) -> ContextIndex:
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"index: expected a file of vectors, found nothing at {os.fspath(path)}")
+    if not os.path.exists(path := local_path(path)):
+        raise FileNotFoundError(f"index: expected a file of vectors, found nothing at {path}")
     index = open_index(path)
     if index is None:
         raise ConfigurationError(f"index: expected a file of vectors, which `elmo-fast nearest --save` or embed wrote, "
-                                 f"got {os.fspath(path)}")
+                                 f"got {path}")
     return index
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from elmo_fast import stops
-from elmo_fast.choices import extra
+from elmo_fast.choices import check_file, extra
 from elmo_fast.serve.app import Service, create_app
 from elmo_fast.serve.batching import SharedElmo
 from elmo_fast.serve.limits import Limits
@@ -41,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def read_api_key(path: str | os.PathLike) -> str:
     """The only line of a file."""
-    key = Path(path).read_text(encoding="utf-8").strip()
+    key = Path(check_file("--api-key-file", path)).read_text(encoding="utf-8-sig").strip()
     if not key or any(letter.isspace() for letter in key):
         raise ValueError(f"--api-key-file: expected one line with a key in {os.fspath(path)}, without spaces")
     return key

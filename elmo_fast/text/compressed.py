@@ -29,6 +29,8 @@ def split_suffix(name: str) -> tuple[str, str]:
 def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
     """UTF-8 text of a file, decompressed if its suffix is that of a compression; `-` is stdin, which stays open.
 
+    A byte order mark is no part of it.
+
     `ValueError` for damaged or truncated compressed data, in the body too; every `OSError` has the file's name.
     """
     kind = COMPRESSIONS.get(split_suffix(name)[1])
@@ -44,12 +46,12 @@ def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
 
 def _open(name: str) -> IO[str]:
     if name == STDIN:
-        return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
+        return open(sys.stdin.fileno(), encoding="utf-8-sig", closefd=False)
     suffix = split_suffix(name)[1]
     if not suffix:
-        return open(name, encoding="utf-8")
+        return open(name, encoding="utf-8-sig")
     openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
-    return io.TextIOWrapper(openers[suffix](name), encoding="utf-8")
+    return io.TextIOWrapper(openers[suffix](name), encoding="utf-8-sig")
 
 
 def find_zstd() -> ModuleType:

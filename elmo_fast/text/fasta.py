@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from elmo_fast.choices import check_path
+from elmo_fast.choices import check_file
 from elmo_fast.text.compressed import open_text
 
 
@@ -21,7 +21,7 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
     Raises `ValueError` for text before the first header, a record without a sequence, a file without records, one
     cut short and undecodable bytes, naming the file and, where there is one, the line.
     """
-    name = check_path("FASTA file", path)
+    name = check_file("FASTA file", path)
     try:
         with open_text(name, "FASTA file") as file:
             yield from parse_fasta(file, name)
@@ -34,7 +34,6 @@ def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
     header: str | None = None
     pieces: list[str] = []
     for number, line in enumerate(lines, start=1):
-        line = line.removeprefix("\ufeff") if number == 1 else line
         if line.startswith(">"):
             if header is not None:
                 yield _record(header, pieces, name)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.choices import check_path, shown
+from elmo_fast.choices import check_file, shown
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"
@@ -23,10 +23,10 @@ class Vocabulary:
     """
 
     def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
-        self._filename = filename = check_path("vocabulary", filename)
+        self._filename = filename = check_file("vocabulary", filename)
         opener = gzip.open if filename.endswith(".gz") else open
         try:
-            with opener(filename, "rt", encoding="utf-8") as lines:
+            with opener(filename, "rt", encoding="utf-8-sig") as lines:
                 words = [line.strip() for line in lines]
         except UnicodeDecodeError as error:
             raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error

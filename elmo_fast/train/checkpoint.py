@@ -1,5 +1,6 @@
 """The directory of a run: its options, vocabulary, checkpoints and the trained model in them."""
 
+import codecs
 import gzip
 import hashlib
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elmo_fast.choices import check_path, local_path
 from elmo_fast.model.atomic_file import Disk, atomic_path, write_bytes
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
@@ -32,7 +34,7 @@ _MANIFEST = b'\n{"sha256": "%s"}\n'  # at the end of a file, of all bytes before
 
 def folder(run: str | os.PathLike) -> Path:
     """The checkpoints' directory."""
-    return Path(run) / "checkpoints"
+    return Path(local_path(run)) / "checkpoints"
 
 
 def in_order(run: str | os.PathLike) -> list[Path]:
@@ -43,10 +45,10 @@ def in_order(run: str | os.PathLike) -> list[Path]:
 
 def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Path:
     """`checkpoint` if given, else the run's best, else its last."""
-    found = checkpoint or next(filter(Path.is_file, [Path(run) / BEST, *in_order(run)[::-1]]), None)
+    found = checkpoint or next(filter(Path.is_file, [Path(local_path(run)) / BEST, *in_order(run)[::-1]]), None)
     if found is None:
         raise FileNotFoundError(f"run {run}: expected a checkpoint, found none in {folder(run)}")
-    return Path(found)
+    return Path(local_path(found))
 
 
 def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
@@ -87,6 +89,7 @@ def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
 
     `ConfigurationError` for another file, for one in which any byte has changed, and for entries of another kind.
     """
+    path = local_path(path)
     has_manifest = _has_manifest(path)
     content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train", _remedy(path))
     found = content.get("format") if isinstance(content, dict) else None
@@ -204,7 +207,7 @@ def _remedy(path: str | os.PathLike) -> str:
 
 def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str = "") -> Any:
     """What `torch.save` wrote, on the CPU. Errors call the file `name` and say that `expected` was expected."""
-    if not os.path.isfile(path):
+    if not os.path.isfile(path := local_path(path)):
         raise FileNotFoundError(f"{name}: expected a file, found none at {path}")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -223,12 +226,12 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def copy_vocabulary(source: str, run: Path) -> None:
-    """Copy a vocabulary, unpacked, into a run, which then does not depend on the original."""
+    """Copy a vocabulary, unpacked and without a byte order mark, into a run, which then needs no original."""
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
         open_source = gzip.open if source.endswith(".gz") else open
         with open_source(source, "rb") as words:
-            write_bytes(target, words.read())
+            write_bytes(target, words.read().removeprefix(codecs.BOM_UTF8))
 
 
 def read_vocabulary(vocab_file: str | os.PathLike, size: int) -> Vocabulary:
@@ -248,6 +251,7 @@ def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None 
     `files` of the run are compared with the checkpoint's digests. NaN and infinities are refused unless
     `allow_nonfinite`.
     """
+    run = local_path(run)
     path = choose(run, checkpoint)
     content = read(path)
     check_files(run, path, content, files)
@@ -265,6 +269,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
                         vocab_file: str | os.PathLike | None = None,
                         allow_nonfinite: bool = False) -> tuple[LanguageModel, Vocabulary]:
     """The model of a run's directory, or of exported files with their softmax, and its vocabulary."""
+    model = check_path("model", model)
     if folder(model).is_dir():
         files = (OPTIONS_FILE,) if vocab_file else RUN_FILES
         config, weights = weights_of_run(model, checkpoint, files, allow_nonfinite)
@@ -272,7 +277,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
     else:
         files = find_model(model)
         options, weights = read_model(replace(files, vocab_file=None), allow_nonfinite)
-        softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
+        softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "
                                     f"nothing at {softmax_file}")

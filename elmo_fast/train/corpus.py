@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elmo_fast import stops
-from elmo_fast.choices import shown
+from elmo_fast.choices import local_path, shown
 from elmo_fast.model.atomic_file import check_target, locked, write_bytes
 from elmo_fast.model.system import cores
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
@@ -55,8 +55,11 @@ def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
         raise ValueError(f"{name}: expected paths of text, got {shown(patterns)}")
     if not listed:
         raise FileNotFoundError(f"{name}: expected at least one file of text, got none")
-    for pattern in listed:
+    for pattern in map(local_path, listed):
         paths = [pattern] if os.path.isfile(pattern) else filter(os.path.isfile, glob.glob(pattern, recursive=True))
+        if os.path.isdir(pattern):
+            raise IsADirectoryError(f"{name}: expected files or globs, got the directory {pattern}; "
+                                    f"{pattern.rstrip('/')}/* are its files")
         if not (matches := set(paths)):
             raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
         found |= matches
@@ -160,8 +163,10 @@ def _on_chunk(function: Callable, chunk: tuple[str, int, int]) -> tuple[str, obj
 
 
 def _decode(text: bytes, path: str, start: int) -> str:
+    """The text at `start` of a file, whose byte order mark is no part of its first word."""
     try:
-        return text.decode("utf-8")
+        decoded = text.decode("utf-8")
+        return decoded if start else decoded.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         with open(path, "rb") as file:
             line = file.read(start + error.start).count(b"\n") + 1

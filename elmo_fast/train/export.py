@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elmo_fast.choices import check_path
 from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError, Options
@@ -32,6 +33,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
     With `softmax`, its W and b go into a file of their own. A model of one direction is refused, and one with NaN or
     infinities unless `allow_nonfinite`.
     """
+    run = check_path("run", run)
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
         config, weights = runs.weights_of_run(run, checkpoint, allow_nonfinite=allow_nonfinite)
         if not config.bidirectional:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from elmo_fast.choices import check_path, local_path
 from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
@@ -122,12 +123,12 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     """
     with atomic_directory(output) as folder:
         prefix = find_checkpoint(source)
-        options_file = options_file or prefix.parent / OPTIONS_FILE
+        options_file = local_path(options_file or prefix.parent / OPTIONS_FILE)
         if not os.path.isfile(options_file):
             raise FileNotFoundError(f"options_file: expected bilm-tf's {OPTIONS_FILE}, found none at {options_file}")
         options = read_json(options_file)
         config = bilm_tf_config(options, f"options_file {options_file}")
-        vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
+        vocab_file = local_path(vocab_file or prefix.parent / VOCABULARY_FILE)
         if not os.path.isfile(vocab_file):
             raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
                                     f"keeps apart from its checkpoints, found none at {vocab_file}")
@@ -221,9 +222,9 @@ def _summary(names: Iterable[str]) -> str:
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
     """Prefix of a checkpoint given by its directory (the last checkpoint there), its prefix or any of its files."""
-    if os.path.isdir(path):
+    if os.path.isdir(path := check_path("checkpoint", path)):
         return _last(Path(path))
-    prefix = Path(_EXTENSION.sub("", os.fspath(path)))
+    prefix = Path(_EXTENSION.sub("", path))
     if not _exists(prefix):
         raise FileNotFoundError(f"checkpoint: expected a directory of bilm-tf's, or a checkpoint's path such as "
                                 f"{Path('DIRECTORY', 'model.ckpt-1250')}, found nothing at {path}")
@@ -259,7 +260,7 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
     The Python in `ELMO_FAST_TENSORFLOW_PYTHON`, else this Python, reads the checkpoint. `ImportError` names the extra
     if it has no TensorFlow; `ConfigurationError` for a damaged file.
     """
-    python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+    python = local_path(os.environ.get(PYTHON_VARIABLE) or sys.executable)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps files that are mapped
         try:
             done = interruptible(subprocess.run)([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,

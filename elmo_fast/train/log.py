@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from elmo_fast.choices import extra
+from elmo_fast.choices import extra, local_path
 from elmo_fast.model.atomic_file import atomic_path
 
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
@@ -18,7 +18,7 @@ class TrainLog:
     """
 
     def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
-        self._path = Path(run) / LOG_FILE
+        self._path = Path(local_path(run)) / LOG_FILE
         lines = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
         with atomic_path(self._path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -46,7 +46,7 @@ class TrainLog:
 
 def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
     """The lines of a run's log without a truncated last line."""
-    path = Path(run) / LOG_FILE
+    path = Path(local_path(run)) / LOG_FILE
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
@@ -67,7 +67,7 @@ def plot_losses(run: str | os.PathLike) -> str | None:
         axes.plot([step for step, _ in points], [value for _, value in points], label=name, marker=marker)
     axes.set(xlabel="step", ylabel="perplexity", yscale="log")
     axes.legend()
-    with atomic_path(Path(run) / PLOT_FILE) as partial:
+    with atomic_path(Path(local_path(run)) / PLOT_FILE) as partial:
         figure.savefig(partial, format="png", dpi=120)
     pyplot.close(figure)
     return None

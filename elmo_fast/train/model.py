@@ -88,7 +88,7 @@ class LanguageModel(nn.Module):
         `tokens` are ids of unique tokens, `rows` int [D, S] their numbers at S = steps * rows positions, step after
         step. `drop` is applied to every layer's input.
         """
-        vectors = self.token_source(tokens, self.backend)  # [U, P]
+        vectors = self.token_source.encode_rows(tokens, self.backend)  # [U, P]
         schedule, rows = self._schedule(rows, steps)
         if drop is not None:
             vectors, rows = torch.cat([vectors[rows[0]], vectors[rows[1]]], dim=1), None  # [S, 2 P]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
+from elmo_fast.choices import check_path, local_path
 from elmo_fast.model.atomic_file import locked, remove_partials
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
@@ -42,7 +43,9 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
     """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
     if device in (None, "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    available, folder = available_device(device), Path(run_directory)
+    available, folder = available_device(device), Path(check_path("run", run_directory))
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"run: expected a directory, got the file {folder}")
     if available.type == "cuda":
         torch.cuda.set_device(available)
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -94,7 +97,9 @@ def _take_data(given: dict[str, Any], data: dict[str, Any], replicas: Replicas) 
 
 
 def _absolute(value: list[str] | str | None) -> list[str] | str | None:
-    return [os.path.abspath(path) for path in value] if isinstance(value, list) else value and os.path.abspath(value)
+    if isinstance(value, list):
+        return [os.path.abspath(local_path(path)) for path in value]
+    return value and os.path.abspath(local_path(value))
 
 
 def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:

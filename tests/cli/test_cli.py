@@ -84,7 +84,7 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
 
 @pytest.mark.parametrize("changes, message", [
     ({0: "no.txt"}, "[Errno 2] No such file or directory: 'no.txt'"),
-    ({0: "."}, "[Errno 21] Is a directory: '.'"),
+    ({0: "."}, "input: expected a file or a glob, got the directory .; ./* are its files"),
     ({0: "blank.txt"}, "input file: expected a sentence on every line, got blank lines at indexes 1"),
     ({0: "-"}, "input file: expected text on stdin, which is closed"),
     ({1: "."}, "output file: expected a file's path, got the directory ."),

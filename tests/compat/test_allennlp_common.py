@@ -82,6 +82,12 @@ def test_errors_are_raised_and_wrong_usage_exits_with_2(command, capsys, tmp_pat
     assert run.main() is None and "elmo" in capsys.readouterr().out
 
 
+def test_the_program_reports_an_error_in_one_line(command, monkeypatch):
+    monkeypatch.delitem(sys.modules, run.__name__)
+    with pytest.raises(SystemExit, match="^allennlp: error: input_file: expected a file, found nothing at nowhere.txt"):
+        command("--all", text="nowhere.txt", call=lambda: runpy.run_module(run.__name__, run_name="__main__"))
+
+
 def test_subcommands_of_the_caller(monkeypatch):
     class Mine:
         def add_subparser(self, name, parser):

@@ -215,7 +215,7 @@ def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
     monkeypatch.setattr(stream.SlotStream, "_collect", lambda self, chunk: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         dump_bilm_embeddings(*inputs, target, progress=False)
-    monkeypatch.setattr(CharacterEncoder, "forward", lambda *_: 1 / 0)
+    monkeypatch.setattr(CharacterEncoder, "encode_rows", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         dump_token_embeddings(inputs[0], *inputs[2:], target, progress=False)
     assert target.read_text() == "old" and names(tmp_path) == before

@@ -137,7 +137,7 @@ def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
 @pytest.mark.parametrize("inputs, options, error, message", [
     ("none.txt", {}, FileNotFoundError, "No such file or directory: 'none.txt'"),
     ("*.none", {}, FileNotFoundError, "input: expected files, found none at *.none"),
-    (["a.txt", "."], {}, IsADirectoryError, "Is a directory: '.'"),
+    (["a.txt", "."], {}, IsADirectoryError, "a glob, got the directory .; ./* are its files"),
     ([], {}, ConfigurationError, "input: expected at least one file, got none"),
     (["-", "-"], {}, ConfigurationError, "input: expected stdin (-) once, got it twice"),
     (3, {}, ConfigurationError, "input: expected paths, got 3"),

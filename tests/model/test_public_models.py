@@ -63,7 +63,7 @@ def test_a_size_other_than_the_servers_is_refused(public, cache, name, path):
 
 
 def test_a_number_that_the_repository_lacks(public, cache):
-    with pytest.raises(OSError, match=r"/20/9.zip: the download failed [(]FileNotFoundError[)]; nothing was stored"):
+    with pytest.raises(FileNotFoundError, match=r"/20/9.zip: the download failed .*404, .*; nothing was stored"):
         elmo_fast.load("nlpl:9")
     assert left(cache) == []
 
@@ -88,7 +88,7 @@ def test_the_whole_message_offline(monkeypatch, capsys, model, name, urls):
         with pytest.raises(OSError, match="Network is unreachable") as caught:
             elmo_fast.load(name)
         assert str(caught.value) == expected
-        assert run(capsys, "info", name) == (2 if of_two else 1, "", f"elmo-fast: error: {expected}\n")
+        assert run(capsys, "info", name) == (1, "", f"elmo-fast: error: {expected}\n")
         cache_path(url).parent.mkdir(parents=True, exist_ok=True)
         cache_path(url).write_bytes(source.read_bytes())
     if of_two:

@@ -44,8 +44,8 @@ def assert_same_layers(tabled, plain, batch, expected=None, backend="native"):
 
 def count_encoded(model):
     """The numbers of tokens in calls of the char encoder."""
-    calls, encode = [], model.token_source.forward
-    model.token_source.forward = lambda ids, backend: calls.append(len(ids)) or encode(ids, backend)
+    calls, encode = [], model.token_source.encode_rows
+    model.token_source.encode_rows = lambda ids, backend: calls.append(len(ids)) or encode(ids, backend)
     return calls
 
 

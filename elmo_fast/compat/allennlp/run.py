@@ -1,6 +1,11 @@
 """`python -m allennlp.run elmo ...`."""
 
+import sys
+
 from elmo_fast.compat.allennlp.commands import main
 
 if __name__ == "__main__":
-    main(prog="allennlp")
+    try:
+        main(prog="allennlp")
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        sys.exit(f"allennlp: error: {' '.join(str(error).split()) or type(error).__name__}")

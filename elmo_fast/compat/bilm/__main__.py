@@ -1,20 +1,29 @@
 """bilm-tf's scripts: `python -m elmo_fast.compat.bilm train_elmo ...` for `python bin/train_elmo.py ...`."""
 
-import argparse
 import logging
+import sys
 
+from elmo_fast.cli import Parser, run_command
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
 from elmo_fast.compat.bilm.training import dump_weights, load_options_latest_checkpoint, load_vocab, test, train
 from elmo_fast.model.options import read_json
 from elmo_fast.train.config import published_size
+from elmo_fast.train.import_tf import bilm_tf_config
 
 logger = logging.getLogger(__name__)
 _CHANGES = ("n_train_tokens", "n_epochs", "batch_size")
 
 
-def main() -> None:
-    """Run `train_elmo`, `restart`, `run_test` or `dump_weights` with the flags of bilm-tf's script of that name."""
-    parser = argparse.ArgumentParser(prog="python -m elmo_fast.compat.bilm", description="bilm-tf's scripts.")
+class _Parser(Parser):
+    program = "bilm"
+
+
+def main() -> int:
+    """Run `train_elmo`, `restart`, `run_test` or `dump_weights` with the flags of bilm-tf's script of that name.
+
+    The status is that of `elmo_fast.cli.run_command`.
+    """
+    parser = _Parser(prog="python -m elmo_fast.compat.bilm", description="bilm-tf's scripts.")
     commands = parser.add_subparsers(required=True, metavar="SCRIPT")
     for run, flags in ((train_elmo, ("vocab_file", "train_prefix")), (restart, ("vocab_file", "train_prefix")),
                        (run_test, ("vocab_file", "test_prefix")), (dump_weights_, ("outfile",))):
@@ -31,7 +40,8 @@ def main() -> None:
             command.add_argument("--batch_size", type=int, default=256)
         command.set_defaults(run=run)
     given = vars(parser.parse_args())
-    given.pop("run")(**given)
+    run = given.pop("run")
+    return run_command(lambda: run(**given), _Parser.program)
 
 
 def train_elmo(save_dir, vocab_file, train_prefix, options_file, **given) -> None:
@@ -68,9 +78,12 @@ def _train(options, save_dir, vocab_file, train_prefix, last, n_gpus, **changes)
 
 
 def _data(options, vocab_file, pattern, **how) -> LMDataset | BidirectionalLMDataset:
-    vocab = load_vocab(vocab_file, options["char_cnn"]["max_characters_per_token"] if "char_cnn" in options else None)
-    return (BidirectionalLMDataset if options.get("bidirectional", True) else LMDataset)(pattern, vocab, **how)
+    # Without the key two directions, as `train`; the vocabulary's size comes later.
+    config = bilm_tf_config({"n_tokens_vocab": 1, "bidirectional": True, **options}, "options")
+    char_cnn = config.model.char_cnn
+    vocab = load_vocab(vocab_file, char_cnn and char_cnn.max_characters_per_token)
+    return (BidirectionalLMDataset if config.bidirectional else LMDataset)(pattern, vocab, **how)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.choices import check_count
+from elmo_fast.choices import check_count, check_path
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import Batcher, TokenBatcher
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
@@ -38,9 +38,13 @@ class LMDataset:
     def __init__(self, filepattern: str | os.PathLike, vocab: Vocabulary, reverse: bool = False, test: bool = False,
                  shuffle_on_load: bool = False):
         self.vocab = vocab
-        self._all_shards = glob.glob(os.fspath(filepattern))
+        pattern = check_path("filepattern", filepattern)
+        self._all_shards = list(filter(os.path.isfile, glob.glob(pattern)))
+        if os.path.isdir(pattern):
+            raise IsADirectoryError(f"filepattern: expected a glob, got the directory {pattern}; "
+                                    f"{pattern.rstrip('/')}/* are its files")
         if not any(map(os.path.getsize, self._all_shards)):
-            raise FileNotFoundError(f"filepattern: expected files of text, found none at {filepattern}")
+            raise FileNotFoundError(f"filepattern: expected files of text, found none at {pattern}")
         self._reverse, self._test, self._shuffle_on_load = reverse, test, shuffle_on_load
         self._shards: list[str] = []
         self._sentences: Iterator[Sentence] = iter(())
@@ -60,7 +64,10 @@ class LMDataset:
             self._shards = list(self._all_shards)
             random.shuffle(self._shards)
         name = (self._all_shards if self._test else self._shards).pop()
-        lines = Path(name).read_text(encoding="utf-8").split("\n")
+        try:
+            lines = Path(name).read_text(encoding="utf-8-sig").split("\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"filepattern: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
         sentences = [line.split() for line in (lines if lines[-1] else lines[:-1])]
         if self._reverse:
             sentences = [sentence[::-1] for sentence in sentences]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from elmo_fast.choices import MOST_SENTENCES, check_count
+from elmo_fast.choices import MOST_SENTENCES, check_count, check_file
 from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.embed.layouts.allennlp import hdf5_file
 from elmo_fast.embed.readers import read_lines, scan
@@ -184,7 +184,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
     check_target(outfile, "output file")
     _, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, state=state, precision=precision,
                                     backend=backend, allow_nonfinite=allow_nonfinite)
-    with open(dataset_file, encoding="utf-8") as file, hdf5_file(outfile) as writer:
+    with open(check_file("dataset_file", dataset_file), encoding="utf-8") as file, hdf5_file(outfile) as writer:
         count = scan(file, allow_blank=True)
         sentences = (line.tokens for line in read_lines(file, allow_blank=True))
         stream = SlotStream(bilm, batch_size, runs_empty=True).run(sentences)

@@ -5,6 +5,7 @@ A directory that `train` writes is a run: `elmo-fast perplexity`, `export` and `
 
 import itertools
 import logging
+import math
 import numbers
 import os
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import check_count, shown
+from elmo_fast.choices import check_count, check_path, shown
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError, read_json
@@ -67,14 +68,16 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
         raise ConfigurationError(f"options: optimizer: expected adagrad, which is bilm-tf's, got "
                                  f"{shown(options['optimizer'])}; elmo-fast train has others")
     tokens = options.get("n_train_tokens", _N_TRAIN_TOKENS)
-    if isinstance(tokens, bool) or not isinstance(tokens, numbers.Real):
+    if isinstance(tokens, bool) or not isinstance(tokens, numbers.Real) or not 0 <= tokens < math.inf:
         raise ConfigurationError(f"options: n_train_tokens: expected a number, got {shown(tokens)}")
     if "bidirectional" not in options:
         options = {**options, "bidirectional": isinstance(data, BidirectionalLMDataset)}
         logger.warning("options: no key bidirectional: a %s model is trained, as the data is",
                        "two-direction" if options["bidirectional"] else "forward")
     config = bilm_tf_config({**options, "accumulate": n_gpus}, "options")
-    training, folder = config.training, Path(tf_save_dir)
+    training, folder = config.training, Path(check_path("tf_save_dir", tf_save_dir))
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"tf_save_dir: expected a directory, got the file {folder}")
     epoch = int(tokens / (training.batch_size * training.unroll_steps * n_gpus))
     batches = int(training.n_epochs * epoch)
     if batches < 1:
@@ -119,6 +122,7 @@ def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict
 
     TensorFlow's checkpoints are read by `elmo-fast import-tf`, which writes such a directory.
     """
+    tf_save_dir = check_path("tf_save_dir", tf_save_dir)
     found = checkpoint.in_order(tf_save_dir)
     if not found:
         raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "

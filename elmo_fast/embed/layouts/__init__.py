@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from elmo_fast.choices import LAYOUTS, check_choice
+from elmo_fast.choices import LAYOUTS, check_choice, check_path
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import arrays, shards
 from elmo_fast.embed.layouts.item import Item
@@ -52,14 +52,15 @@ def check_output(layout: str, target: str | os.PathLike, form: Form, name: str =
         raise ConfigurationError(f"{name}: expected .h5 or .npz for arrays of different lengths, got .npy, which is "
                                  "for a single vector a text (pooled; --protein)")
     _module(layout)
+    target = check_path(name, target)
     if not is_directory(layout, target):
         check_target(target, name)
         if layout == "npy":
             check_target(arrays.names_of(target), name)
-    elif os.path.lexists(os.fspath(target).rstrip(f"/{os.sep}")):
-        raise ConfigurationError(f"{name}: expected a new directory, found {os.fspath(target)} there already")
+    elif os.path.lexists(target.rstrip(f"/{os.sep}")):
+        raise ConfigurationError(f"{name}: expected a new directory, found {target} there already")
     else:
-        check_target(os.fspath(target).rstrip(f"/{os.sep}"), name)
+        check_target(target.rstrip(f"/{os.sep}"), name)
 
 
 def segment(layout: str, path: Path, target: str | os.PathLike, form: Form,

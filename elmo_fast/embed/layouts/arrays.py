@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from elmo_fast import stops
+from elmo_fast.choices import local_path
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.allennlp import Hdf5Writer
 from elmo_fast.embed.layouts.embeddings import Embeddings
@@ -23,6 +24,7 @@ _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
+    path = local_path(path)
     suffix, final, names = Path(path).suffix, Path(os.path.realpath(path)), Path(os.path.realpath(names_of(path)))
     with (locked(names) if suffix == ".npy" else contextlib.nullcontext()) as names_part, locked(final) as part:
         with WRITERS[suffix](part, path, names_part) as write:
@@ -209,7 +211,7 @@ class NpySource(Embeddings):
         with self._reading():
             self._rows = np.load(path, mmap_mode="r")
             names = names_of(path)
-            found = json.loads(names.read_text(encoding="utf-8")) if names.exists() else range(len(self._rows))
+            found = json.loads(names.read_text(encoding="utf-8-sig")) if names.exists() else range(len(self._rows))
             if len(found) != len(self._rows):
                 raise ValueError(f"{len(self._rows)} vectors with {len(found)} names in {names.name}")
         self.keys = list(map(str, found))

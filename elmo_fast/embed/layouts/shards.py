@@ -122,7 +122,7 @@ def _manifest(folder: Path) -> dict:
         raise ConfigurationError(f"embeddings {folder}: expected a directory of shards with {MANIFEST}, found none: "
                                  "not one of embeddings, or incomplete")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         is_good = content["checksum"] == _sum(content) and content["complete"] is True
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"embeddings {path}: expected a manifest, found damage ({error})") from error

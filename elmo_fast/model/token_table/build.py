@@ -94,7 +94,7 @@ def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Ite
         for begin in range(first, len(words), _WORDS_A_BLOCK):
             ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)
             with torch.no_grad(), numerics(precision, device):
-                pieces = [encoder(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]
+                pieces = [encoder.encode_rows(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]
             yield torch.cat(pieces).float().cpu().numpy()
             stops.check()
             bar.update(len(ids))

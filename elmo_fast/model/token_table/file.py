@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import STORAGES, check_path, shown
+from elmo_fast.choices import STORAGES, check_path, local_path, shown
 from elmo_fast.model.atomic_file import HDF5_ERRORS, check_target, locked, new_hdf5, replace
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
@@ -115,7 +115,7 @@ def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tu
     With `resume` it writes `PATH.part`, which stays when the body fails or is killed: the next run goes on from there.
     """
     check_target(path, "token table")
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(local_path(path)))
     with (locked(target) as new,
           contextlib.closing(TableWriter(words, shape, storage, fingerprint, precision, resume)) as writer):
         part = target.with_name(f"{target.name}.part") if resume else new

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elmo_fast.choices import check_choice
-from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
+from elmo_fast.model.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
 from elmo_fast.model.encoder import TokenSource
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
@@ -55,6 +55,10 @@ class WordCache(nn.Module):
             self.weight[:1] = 0
         self.register_buffer("boundaries", boundaries.clone(), persistent=False)
         self.largest = len(words) - 1
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Vectors of words by number, int [B, T] -> [B, T, P]."""
+        return self.weight[numbers]
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers beside those of words: -2 and -1."""
@@ -188,7 +192,7 @@ class TokenEncoder:
         words, ids = on_host(words, ids)
         if ids is not None:
             checked_mask(ids, self.source)
-        _check_numbers(words, ids)
+        check_numbers(words, ids)
         if self.cache is None:
             self.table.check(self.precision)
         bounded, mask = add_boundaries(words.long(), words > 0, *known.boundary_ids())
@@ -282,7 +286,7 @@ class TokenEncoder:
         return TokenEmbeddings(vectors, rows)
 
     def _encode(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.source(to_device(ids, self.device), self.backend)
+        return self.source.encode_rows(to_device(ids, self.device), self.backend)
 
     def _compare_sample(self, table: TokenTable) -> None:
         rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).round().astype(np.int64))
@@ -309,19 +313,8 @@ def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableL
         raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
 
 
-def checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup, name: str = "ids") -> torch.Tensor:
-    """Where ids [B, T, ...] hold tokens, bool [B, T]; `ValueError` for ids with gaps, on the CPU also out of range."""
-    if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > source.largest):
-        raise ValueError(f"ids: expected {'character' if source.row_shape else 'word'} ids from 0 to {source.largest}, "
-                         f"got {int(ids.min())} to {int(ids.max())}")
-    mask = (ids > 0).flatten(2).any(2) if source.row_shape else ids > 0
-    if (mask[:, 1:] & ~mask[:, :-1]).any():
-        raise ValueError(f"{name}: expected every sentence's tokens before its padding, "
-                         "got a position without a token in front of one with a token")
-    return mask
-
-
-def _check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
+def check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
+    """Raise `ValueError` unless `words` are numbers of words [B, T], one for each token of `ids`, and end in 0s."""
     if words.dim() != 2 or words.is_floating_point() or (words < 0).any():
         raise ValueError(f"word_inputs: expected word numbers of shape [batch, tokens], none negative, "
                          f"got {words.dtype} of shape {tuple(words.shape)}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.choices import UNKNOWN, check_choice, shown
+from elmo_fast.choices import UNKNOWN, check_choice, local_path, shown
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import Blocks
 from elmo_fast.model.token_table.file import read_table, words_of, write_table
@@ -81,7 +81,7 @@ class TokenTable:
                                          f"of {os.fspath(path)}, got {len(given)} words")
             words = given
         table = cls(vectors, words, fingerprint, unknown=unknown, grow=grow, precision=precision)
-        table._path, table._blocks = os.path.abspath(path) if device is None else None, blocks
+        table._path, table._blocks = os.path.abspath(local_path(path)) if device is None else None, blocks
         return table
 
     def save(self, path: str | os.PathLike) -> None:

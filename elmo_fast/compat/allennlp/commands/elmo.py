@@ -2,7 +2,7 @@
 
 import argparse
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_file
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
 from elmo_fast.embed import embedder
@@ -53,7 +53,7 @@ class Elmo:
 
 def elmo_command(args: argparse.Namespace) -> None:
     """Embed `args.input_file` with the parsed arguments of `Elmo.add_subparser`."""
-    with open(args.input_file, encoding="utf-8") as file:
+    with open(check_file("input_file", args.input_file), encoding="utf-8") as file:
         made = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device,
                             allow_nonfinite=getattr(args, "allow_nonfinite", False))  # not in a namespace of AllenNLP's
         made.embed_file(file, args.output_file, args.output_format, args.batch_size, args.forget_sentences,

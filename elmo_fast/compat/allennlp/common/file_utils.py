@@ -2,7 +2,8 @@
 
 import os
 
-from elmo_fast.model.sources import fetch
+from elmo_fast.choices import check_path
+from elmo_fast.model.downloads import fetch
 
 __all__ = ["cached_path"]
 
@@ -12,7 +13,7 @@ def cached_path(url_or_filename: str | os.PathLike) -> str:
 
     `FileNotFoundError` for a path without a file. AllenNLP's `cache_dir` is that variable.
     """
-    path = fetch(os.path.expanduser(url_or_filename))
+    path = fetch(check_path("url_or_filename", url_or_filename))
     if not path.exists():
         raise FileNotFoundError(f"url_or_filename: expected a file or URL, found nothing at {path}")
     return str(path)

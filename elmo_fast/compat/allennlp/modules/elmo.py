@@ -14,16 +14,14 @@ from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
 from elmo_fast.model import elmo
-from elmo_fast.model.batch_layout import add_boundaries, unique_rows
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
-from elmo_fast.model.token_table.lookup import checked_mask
 from elmo_fast.model.weights import read_model
 from elmo_fast.ops.backend import check_backend
-from elmo_fast.ops.precision import check_precision, numerics
+from elmo_fast.ops.precision import check_precision
 from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import batch_to_ids
 
@@ -58,27 +56,6 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         """Values of one token, P."""
         return self.output_dim
 
-    @outside_graphs
-    def forward(self, inputs: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
-        """Vectors of sentences given as character ids int [B, T, C], or of single tokens, [N, C] -> [N, P], for a biLM.
-
-        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2], with `<S>` and `</S>`.
-        """
-        if not isinstance(inputs, torch.Tensor):
-            raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(inputs).__name__}")
-        if inputs.dim() == 2:
-            return super().forward(inputs, backend or self.backend)
-        if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
-            raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
-                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        bounded, mask = add_boundaries(inputs, checked_mask(inputs, self, "inputs"), *self.boundary_ids())
-        rows, index = unique_rows(bounded[mask])
-        with numerics(self.precision, inputs.device):
-            vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
-        padded = vectors.new_zeros(*mask.shape, self.output_dim)
-        padded[mask] = vectors
-        return {"mask": mask.long(), "token_embedding": padded}
-
 
 def _boundary_vector(k: int) -> property:
     """Cached vector of `<S>` (0) or `</S>` (1), [P], or None."""
@@ -99,6 +76,7 @@ class _ElmoBiLm(BiLm):
     `allow_nonfinite` that of `BiLm.from_model`.
     """
 
+    words_come_second = True
     _bos_embedding, _eos_embedding = _boundary_vector(0), _boundary_vector(1)
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,

@@ -12,15 +12,14 @@ from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import (
     check_lstm,
     random_cell,
 )
-from elmo_fast.model.batch_layout import in_text_order
+from elmo_fast.model.downloads import fetch
+from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import LstmOptions, Options
-from elmo_fast.model.sources import fetch
 from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
-from elmo_fast.ops import reference
 from elmo_fast.ops.backend import check_backend
-from elmo_fast.ops.precision import check_precision, numerics
-from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.precision import check_precision
+from elmo_fast.ops.reference import State, half
 from elmo_fast.outside_graphs import outside_graphs
 
 
@@ -55,7 +54,7 @@ class ElmoLstm(LstmStack):
 
     @property
     def forward_layers(self) -> list[LstmCellWithProjection]:
-        """The forward direction of every layer; its parameters are those of the stack."""
+        """The forward direction of every layer; its parameters are those of the stack. With hooks they are called."""
         return self._cells(0)
 
     @property
@@ -64,7 +63,16 @@ class ElmoLstm(LstmStack):
         return self._cells(1)
 
     def _cells(self, direction: int) -> list[LstmCellWithProjection]:
-        return [LstmCellWithProjection.of_stack(self, layer, direction) for layer in range(self.num_layers)]
+        kept = self.__dict__.setdefault("_kept_cells", {})  # not among the modules: the parameters are the stack's
+        for layer in range(self.num_layers):
+            cell = LstmCellWithProjection.of_stack(self, layer, direction)
+            kept.setdefault((layer, direction), cell).take(cell)
+        return [kept[layer, direction] for layer in range(self.num_layers)]
+
+    @property
+    def unregistered_parts(self) -> list[LstmCellWithProjection]:
+        """The cells that were asked for."""
+        return list(self.__dict__.get("_kept_cells", {}).values())
 
     def load_weights(self, weight_file: str | os.PathLike) -> None:
         """Read the weights of the LSTM layers from a model's HDF5 file, a path or URL."""
@@ -76,50 +84,46 @@ class ElmoLstm(LstmStack):
             parameter.requires_grad_(self.requires_grad)
 
     @outside_graphs
-    def forward(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor, initial_state: State | None = None,
+                carried: bool | None = None) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 
         Zero where the mask is zero. The carried state of a row whose mask is all zero does not change.
         """
-        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
-            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
-                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        if mask.shape != inputs.shape[:2]:
-            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
-        present = mask > 0
-        if (present[:, 1:] & ~present[:, :-1]).any():
-            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
-        carried = self.stateful
-        with numerics(self.precision, inputs.device):
-            if self.training and self.recurrent_dropout_probability:
-                with self.exclusive(carried):
-                    return self._run_dropping(inputs, present, carried)
-            schedule = make_schedule(present.sum(1).cpu().numpy())
-            order = torch.from_numpy(schedule.tokens)  # [2, N]
+        cells, carried = self.unregistered_parts, self._is_carried(initial_state, carried)
+        if (self.training and self.recurrent_dropout_probability) or (cells and is_hooked(*cells)):
             with self.exclusive(carried):
-                state = self.begin(schedule.slots.size, inputs, carried)
-                layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
-                if carried:
-                    self.store_state(final)
-        order = order.to(inputs.device).long()
-        padded = inputs.new_zeros(len(layers), *mask.shape, 2 * self.hidden_size)
-        padded[:, present] = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
-        return padded
+                return self._run_cells(inputs, self._present(inputs, mask), initial_state, carried)
+        return super().forward(inputs, mask, initial_state, carried)
 
-    def _run_dropping(self, inputs: torch.Tensor, present: torch.Tensor, carried: bool) -> torch.Tensor:
-        """As `forward`, with recurrent dropout: every direction of every layer has its own mask."""
-        initial, _ = self.begin(len(inputs), inputs, carried)
+    def _run_cells(self, inputs: torch.Tensor, present: torch.Tensor, initial_state: State | None,
+                   carried: bool) -> torch.Tensor:
+        """As `forward`, by calls of `forward_layers` and `backward_layers`, as AllenNLP makes them: the longest first.
+
+        In training every direction of every layer has its own dropout mask.
+        """
+        lengths, order = present.sum(1).sort(descending=True, stable=True)
+        order = order[lengths > 0]
+        batch_lengths = lengths[lengths > 0].cpu()
+        padded = inputs.new_zeros(self.num_layers, *present.shape, 2 * self.hidden_size)
+        if not len(batch_lengths):
+            return padded
+        is_first = initial_state is None and not (carried and self._states is not None)
+        initial, _ = self.begin(len(inputs), inputs, carried, initial_state)
         outputs, finals = [], []
-        x = [inputs, inputs]
+        x = [inputs[order, : batch_lengths[0]]] * 2
         for layer, cells in enumerate(zip(self.forward_layers, self.backward_layers)):
-            runs = [cell.run(x[d], present, [reference.half(values[layer], d) for values in initial])
-                    for d, cell in enumerate(cells)]
+            starts = [None if is_first else tuple(half(values[layer], d)[None, order] for values in initial)
+                      for d in DIRECTIONS]
+            runs = [cell(x[d], batch_lengths, starts[d]) for d, cell in enumerate(cells)]
             x = [out + before if layer else out for (out, _), before in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
-            finals.append([torch.cat(pair, dim=1) for pair in zip(*(final for _, final in runs))])
+            finals.append([torch.cat(pair, dim=2)[0] for pair in zip(*(final for _, final in runs))])
         if carried:
-            self.store_state(tuple(torch.stack(values) for values in zip(*finals)))
-        return torch.stack(outputs) * present[..., None]
+            self.store_state(tuple(value.index_copy(1, order, torch.stack(new))
+                                   for value, new in zip(initial, zip(*finals))))
+        padded[:, order, : batch_lengths[0]] = torch.stack(outputs)
+        return padded.view_as(padded)
 
 
 def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]:

@@ -52,6 +52,12 @@ class LstmCellWithProjection(AllenNlpStateDict):
         cell.memory_cell_clip_value, cell.state_projection_clip_value = options.cell_clip, options.proj_clip
         return cell.train(stack.training)
 
+    def take(self, cell: "LstmCellWithProjection") -> None:
+        """Be as another cell, but with the hooks of this one."""
+        for name, value in vars(cell).items():
+            if "hook" not in name:
+                self.__dict__[name] = value
+
     @outside_graphs
     def forward(self, inputs: torch.Tensor, batch_lengths: Sequence[int],
                 initial_state: State | None = None) -> tuple[torch.Tensor, State]:

@@ -10,7 +10,7 @@ from typing import IO
 
 import torch
 
-from elmo_fast.choices import check_count
+from elmo_fast.choices import check_count, check_file, check_path
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.embed.embedder import torch_device
 from elmo_fast.model.atomic_file import atomic_path
@@ -33,11 +33,12 @@ def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config
     a GPU. Both files are written atomically, after all words are encoded. NaN and infinities in the weights are
     refused unless `allow_nonfinite`. From AllenNLP's tool of that name.
     """
+    vocab_path = check_file("vocab_path", vocab_path)
     words = _read_vocabulary(vocab_path, use_custom_oov_token)
     check_count("batch_size", batch_size, error=ConfigurationError)
     bilm = BiLm.from_files(elmo_config_path, elmo_weights_path, allow_nonfinite=allow_nonfinite)
     bilm = bilm.to(torch_device(device, "device"))
-    folder = Path(output_dir)
+    folder = Path(check_path("output_dir", output_dir))
     vocabulary = folder / Path(vocab_path).name
     if vocabulary.exists() and vocabulary.samefile(vocab_path):
         raise ConfigurationError(f"output_dir: expected another folder than that of vocab_path, whose file would be "
@@ -80,7 +81,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _read_vocabulary(path: str | os.PathLike, use_custom_oov_token: bool) -> list[str]:
     """The words of a file, `<S>` and `</S>` after the first."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             first, *words = file.read().strip().split("\n")
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"vocab_path {os.fspath(path)}: expected UTF-8 text, "

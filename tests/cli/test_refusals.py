@@ -1,0 +1,64 @@
+"""Wrong calls that users make: the one line on stderr says what to write instead."""
+
+import numpy as np
+import pytest
+
+from tests.support.files import names, run, write_model
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A model, a run without checkpoints, a directory of texts, and a FASTA file."""
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "texts" / f"{name}.txt").write_text("a b\n")
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\na\n")
+    (tmp_path / "p.fasta").write_text(">P|1\nMKV\n>Q|2\nMK\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "options.json").write_bytes((tmp_path / "model" / "options.json").read_bytes())
+    return tmp_path
+
+
+_QUOTED = "a glob is to be quoted ('*.txt'), else the shell gives its files one by one"
+
+
+@pytest.mark.parametrize("command, message", [
+    ("train r --train texts --vocab vocab.txt --size small", "/texts/* are its files"),
+    ("vocab texts/ v", "inputs: expected files or globs, got the directory texts/; texts/* are its files"),
+    ("embed texts o.h5 --top --model model", "input: expected a file or a glob, got the directory texts; texts/* are "
+     "its files"),
+    ("embed texts/a.txt texts/b.txt o.h5 --top", f"unrecognized arguments: o.h5; {_QUOTED}"),
+    ("score texts/a.txt texts/b.txt", f"unrecognized arguments: texts/b.txt; {_QUOTED}"),
+    ("doctor who", "unrecognized arguments: who (see"),
+    ("info model/weights.hdf5", "which is an HDF5 file: weights are given as --weight-file beside --options-file"),
+    ("train r --train texts/a.txt --vocab vocab.txt --from-model model/weights.hdf5", "train: --from-weights beside "
+     "--from-options"),
+    ("info model/options.json", "which is a JSON file: options are given as --options-file beside --weight-file"),
+    ("info --options-file model/weights.hdf5 --weight-file model/options.json", "expected JSON, got HDF5: options_file "
+     "is the first of the two, weight_file the second"),
+    ("info run", "expected one file *.hdf5 or *.h5, found none; of a training run, elmo-fast export makes a model"),
+    ("embed texts/a.txt o.h5 --top --model run", "of a training run, elmo-fast export makes a model"),
+    ("embed texts/a.txt o.h5 --top --targets texts", "--targets: expected a file, got the directory texts"),
+    ("cache texts o.h5", "vocabulary: expected a file, got the directory texts"),
+    ("cache none o.h5", "vocabulary: expected a file, found nothing at none"),
+    ("train vocab.txt --train texts/a.txt --vocab vocab.txt", "run: expected a directory, got the file vocab.txt"),
+    ("seqvec -i p.fasta -o o.npy --model model --protein maybe", "argument --protein: expected True or False, got "
+     "'maybe'"),
+])
+def test_a_refusal_says_what_to_write(capsys, folder, command, message):
+    before = names(folder)
+    status, output, error = run(capsys, *command.split())
+    assert (status, output, error.count("\n")) == (2, "", 1)
+    assert error.startswith("elmo-fast: error: ") and message in error and names(folder) == before
+
+
+@pytest.mark.parametrize("flags, shape", [
+    (["--protein", "True"], 1), (["--protein", "true", "--split_char", "|"], 1), (["--protein"], 1),
+    (["--protein", "False"], 2), (["--cpu", "True"], 2), ([], 2)])
+def test_seqvecs_flags_as_its_readme_writes_them(capsys, folder, flags, shape):
+    assert run(capsys, "seqvec", "-i", "p.fasta", "-o", "o.npz", "--model", "model", "--id", "0", "--silent",
+               *flags)[0] == 0
+    with np.load("o.npz") as found:
+        assert sorted(found) == ["P", "Q"] and {values.ndim for values in found.values()} == {shape}

@@ -1,0 +1,117 @@
+"""Downloads go through the proxy of the environment, and say why they failed."""
+
+import contextlib
+import http.server
+import socket
+import threading
+
+import pytest
+
+from elmo_fast import ConfigurationError
+from elmo_fast.model.sources import fetch, find_model
+from tests.support.files import run
+from tests.support.sources import left
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@contextlib.contextmanager
+def proxy(monkeypatch, status=200):
+    """A proxy that answers every request with `{}` and a status; yields the URLs it was asked for."""
+    seen = []
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}" if self.command == "GET" else b"")
+
+        def do_CONNECT(self):
+            seen.append(self.path)
+            self.send_error(403, "no tunnel")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield seen, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
+def test_a_download_goes_through_the_proxy(monkeypatch, name):
+    with proxy(monkeypatch) as (seen, url):
+        monkeypatch.setenv(name, url)
+        assert fetch("http://models.invalid/options.json").read_bytes() == b"{}"
+    assert set(seen) == {"http://models.invalid/options.json"}
+
+
+def test_https_goes_through_its_proxy_and_says_what_that_refuses(monkeypatch, cache):
+    with proxy(monkeypatch) as (seen, url):
+        monkeypatch.setenv("https_proxy", url)
+        with pytest.raises(OSError, match="the download failed .*403, message='no tunnel'.*; nothing was stored"):
+            fetch("https://models.invalid/options.json")
+    assert set(seen) == {"models.invalid:443"} and left(cache) == []
+
+
+def test_no_proxy_is_heeded(monkeypatch, model, serve):
+    web = serve(model)
+    with proxy(monkeypatch) as (seen, url):
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+        assert fetch(f"{web}/options.json").read_bytes() == (model / "options.json").read_bytes()
+    assert seen == []
+
+
+def test_a_chained_url_goes_through_the_proxy(monkeypatch):
+    with proxy(monkeypatch) as (seen, url):
+        monkeypatch.setenv("http_proxy", url)
+        with pytest.raises(OSError, match="the download failed"):
+            fetch("zip://options.json::http://models.invalid/m.zip")
+    assert set(seen) == {"http://models.invalid/m.zip"}
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.parametrize("url, cause", [
+    ("http://127.0.0.1:PORT/w", "Cannot connect to host 127.0.0.1:PORT .*Connect call failed"),
+    ("http://models.invalid/w", "Cannot connect to host models.invalid:80"),
+    ("https://127.0.0.1:PORT/w", "Cannot connect to host 127.0.0.1:PORT")])
+def test_a_failed_connection_names_its_cause(monkeypatch, capsys, cache, url, cause):
+    with proxy(monkeypatch):
+        pass
+    port = str(free_port())
+    url, cause = url.replace("PORT", port), cause.replace("PORT", port)
+    with pytest.raises(OSError, match=f"^{url}: the download failed .*{cause}") as caught:
+        fetch(url)
+    assert not isinstance(caught.value, FileNotFoundError) and caught.value.__cause__ is not None
+    status, _, error = run(capsys, "info", "--options-file", url, "--weight-file", url)
+    assert status == 1 and cause.partition(" .*")[0] in error and left(cache) == []
+
+
+@pytest.mark.parametrize("status, kind", [(404, FileNotFoundError), (403, OSError), (500, OSError)])
+def test_a_refusal_of_the_server_has_its_status(monkeypatch, status, kind):
+    with proxy(monkeypatch, status) as (_, url):
+        monkeypatch.setenv("http_proxy", url)
+        with pytest.raises(kind, match=f"the download failed .*{status}") as caught:
+            fetch("http://models.invalid/w")
+    assert isinstance(caught.value, FileNotFoundError) == (status == 404)
+
+
+def test_a_named_model_keeps_the_kind_of_its_error(monkeypatch):
+    with proxy(monkeypatch) as (_, url):
+        monkeypatch.setenv("https_proxy", url)
+        with pytest.raises(OSError, match="^model 'seqvec': https://rostlab.* 403") as caught:
+            find_model("seqvec")
+    assert not isinstance(caught.value, (FileNotFoundError, ConfigurationError))
