@@ -2,13 +2,16 @@
 
 import abc
 import contextlib
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
+from elmo_fast.choices import LAYERS, POOLS, SEQVEC_LAYERS, STORAGES
 from elmo_fast.model.options import ConfigurationError
 
 
@@ -35,7 +38,7 @@ class Embeddings(Sequence):
     _expected: str  # to read from it, and what was found in its place
     # Errors of NumPy, zipfile and pyarrow for damaged files.
     _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
-                                            zipfile.BadZipFile)
+                                            TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
 
     @property
     def layers(self) -> str | list[float] | None:
@@ -144,9 +147,20 @@ class Embeddings(Sequence):
             return np.array(rows[0])
         return np.array(rows.swapaxes(0, 1), order="C") if rows.ndim == 3 else np.array(rows)
 
-    def _check_version(self, found: int, known: int) -> None:
-        if found > known:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found}; a "
+    def _describe(self, about: Any) -> None:
+        """Take the form and the fingerprint out of what a file says about itself, checked."""
+        form, fingerprint = (about.get(name) for name in ("form", "fingerprint")) if isinstance(about, dict) else (0, 0)
+        fits = (isinstance(form, dict) and form.get("dtype") in STORAGES and form.get("pool", 0) in (None, *POOLS)
+                and _are_layers(form.get("layers")) and isinstance(form.get("targets"), bool)
+                and isinstance(fingerprint, (dict, type(None))))
+        if not fits:
+            raise ConfigurationError(f"embeddings {self._name}: expected layers, pool, dtype and fingerprint that "
+                                     f"elmo-fast writes, found {about!r:.160}")
+        self.form, self.fingerprint = form, fingerprint
+
+    def _check_version(self, found: Any, known: int) -> None:
+        if not isinstance(found, int) or found > known:
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found!r:.80}; a "
                                      "newer elmo-fast may read it")
 
     @cached_property
@@ -172,4 +186,9 @@ class Embeddings(Sequence):
         except (ConfigurationError, FileNotFoundError):
             raise
         except self._damage as error:
-            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} ({error})") from error
+            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} ({error!s:.300})") from error
+
+
+def _are_layers(value: Any) -> bool:
+    return value in (*LAYERS, *SEQVEC_LAYERS) if isinstance(value, str) else isinstance(value, list) and all(
+        isinstance(factor, (int, float)) for factor in value)
