@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import glob
 import io
 import itertools
@@ -16,7 +17,7 @@ from elmo_fast import stops
 from elmo_fast.choices import FORMATS, check_choice, shown
 from elmo_fast.embed import records
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.text.compressed import STDIN, find_zstd, open_text, split_suffix
+from elmo_fast.text.compressed import MOST_LINE, STDIN, check_line, find_zstd, open_text, split_suffix
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
 _SUFFIXES = {".conllu": "conllu", ".fasta": "fasta", ".fa": "fasta", ".faa": "fasta", ".jsonl": "jsonl",
@@ -211,10 +212,11 @@ def _count_lines(file: IO[str], allow_blank: bool, name: str = "") -> int:
 def _decoded(file: IO[str], name: str = "") -> Iterator[str]:
     try:
         read = stops.interruptible(file.readline) if _waits(file) else file.readline
-        for number, line in enumerate(iter(read, "")):
+        for number, line in enumerate(iter(functools.partial(read, MOST_LINE), "")):
             if not isinstance(line, str):
                 raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
                                          f"opened for {type(line).__name__}")
+            check_line(line, "input file", name)
             # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word, and no line.
             if text := line if number else line.removeprefix("\ufeff"):
                 yield text

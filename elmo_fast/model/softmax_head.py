@@ -34,9 +34,11 @@ def read_softmax(path: str | os.PathLike, projection_dim: int, allow_nonfinite: 
     where = f"softmax {os.fspath(path)}"
     with open_hdf5(path, "softmax") as file:
         w, b = (dataset_of(file, name, where) for name in SOFTMAX)
-        if {w.dtype.kind, b.dtype.kind} != {"f"} or w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
-            raise ConfigurationError(f"{where}: expected W [words, {projection_dim}] and b [words] of floating-point "
-                                     f"numbers, got {w.shape} of {w.dtype!s:.80} and {b.shape} of {b.dtype!s:.80}")
+        if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
+            raise ConfigurationError(f"{where}: expected W [words, {projection_dim}] and b [words], got {w.shape} and "
+                                     f"{b.shape}")
+        if {w.dtype.kind, b.dtype.kind} != {"f"}:
+            raise ConfigurationError(f"{where}: expected floating-point numbers, got {w.dtype!s:.80} and {b.dtype!s:.80}")
         with np.errstate(over="ignore"):
             w, b = (values[...].astype(np.float32, copy=False) for values in (w, b))
     for name, values in zip(SOFTMAX, (w, b)):

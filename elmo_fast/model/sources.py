@@ -190,7 +190,7 @@ def _remote_model_files(url: str) -> list[str]:
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]
     found = [name for name in names if _is_model_file(name)]
     if entries and not found:
-        raise ConfigurationError(f"model {url}: expected options.json and *.hdf5, found {', '.join(sorted(names)[:8])}")
+        raise ConfigurationError(f"model {url}: expected options.json and *.hdf5, found {', '.join(sorted(names)[:8])[:300]}")
     return found
 
 
@@ -213,7 +213,7 @@ def _only(directory: Path, wanted: str, found: list[str]) -> Path:
     candidates = exact if len(exact) == 1 else found
     if len(candidates) != 1:
         raise ConfigurationError(f"model {directory}: expected one file {wanted}, "
-                                 f"found {', '.join(candidates) or 'none'}")
+                                 f"found {', '.join(candidates)[:300] or 'none'}")
     return directory / candidates[0]
 
 
@@ -246,10 +246,10 @@ def _unpack_members(archive: Path, part: Path) -> None:
             of_model = name in _MANYLANGS_NAMES or name.endswith(".json") if many else _is_model_file(name)
             if of_model and wanted.setdefault(name, info) is not info:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "
-                                         f"found both {wanted[name].filename} and {info.filename}")
+                                         f"found both {wanted[name].filename:.120} and {info.filename:.120}")
         if not many and {".hdf5", ".json"} - {Path(name).suffix for name in wanted}:
             raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
-                                     f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
+                                     f"found {', '.join(sorted(file.namelist())[:8])[:300] or 'nothing'}")
         check_unpacked(f"model {archive}", sum(info.file_size for info in wanted.values()), archive.stat().st_size)
         for name, info in wanted.items():
             with file.open(info) as source, Disk(part / name, part) as copy:  # `source` has no more than `file_size`

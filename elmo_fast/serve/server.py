@@ -21,6 +21,7 @@ with extra("serve"):
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _QUIET_SECONDS = 0.5  # of refusals before the end: who connects just then is answered, not reset
+_MOST_KEY = 1 << 12  # bytes
 _PIECE = 1 << 12  # bytes of a connection that are parsed at a time
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -43,8 +44,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def read_api_key(path: str | os.PathLike) -> str:
     """The only line of a file."""
-    key = Path(path).read_text(encoding="utf-8").strip()
-    if not key or any(letter.isspace() for letter in key):
+    key = Path(path).read_bytes()[:_MOST_KEY + 1].decode(errors="replace").strip()
+    if not key or "\ufffd" in key or len(key) > _MOST_KEY or any(letter.isspace() for letter in key):
         raise ValueError(f"--api-key-file: expected one line with a key in {os.fspath(path)}, without spaces")
     return key
 

@@ -125,7 +125,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. `ConfigurationError` if the model or the batches have other sizes.
+        """Continue from `state`. `ConfigurationError` if the model, the batches or the text have other sizes.
 
         A state without streams is that of a run that has read no text: LSTM states are zero, the text begins anew.
         """
@@ -144,6 +144,8 @@ class Trainer:
             if position is not None and tuple(position.shape) != places:
                 raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
                                          f"{tuple(position.shape)}")
+            if position is not None:
+                self._check_position(position)
             self._states[k] = _to_device((h, c), self.replicas.device)
             self._positions[k] = position
         if "losses" in state and streams is not None:  # earlier versions have none
@@ -151,6 +153,14 @@ class Trainer:
             own = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
             self.losses = list(own.to(replicas.device))
         self.step_number, self._batches = state["step"], None
+
+    def _check_position(self, position: torch.Tensor) -> None:
+        """Raise `ConfigurationError` for an epoch, group, sentence or input that the text cannot have."""
+        sentences = sum(shard.sentences for shard in self.shards)
+        most = torch.tensor([torch.iinfo(torch.int32).max, len(self.shards), sentences, torch.iinfo(torch.int64).max])
+        if (position < torch.tensor([0, 0, 0, -1])).any() or (position > most).any():
+            raise ConfigurationError(f"checkpoint: expected positions in a text of {sentences:,} sentences in "
+                                     f"{len(self.shards)} files, got others: the checkpoint is damaged")
 
 
 def _to_device(value, device: torch.device):

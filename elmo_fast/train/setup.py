@@ -15,7 +15,7 @@ from elmo_fast.model.atomic_file import locked, remove_partials
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import check_is_hdf5, read_weights
+from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.vocabulary import Vocabulary
@@ -23,6 +23,7 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
 from elmo_fast.train.config import RunConfig, TrainConfig, published_size
 from elmo_fast.train.corpus import Shard, read_shards
+from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
@@ -168,11 +169,14 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     """`start` is the checkpoint to continue from, without it the run's last."""
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
-    data, found = read_json(folder / RUN_FILE), start or next(reversed(checkpoint.in_order(folder)), None)
+    read_log(folder)  # before any work; it is used when all of that is done
+    data, found = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     data.pop("options", None)
     state = checkpoint.read(found, "optimizer", "streams", "shards", "evaluations") if found else None
     if state is not None:
         checkpoint.check_files(folder, found, state)
+        for name, values in state["weights"].items():
+            check_finite(f"checkpoint {found}: weights: {name}", values.numpy())
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.take_from({**data, **given})
     given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
@@ -195,7 +199,10 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     weights = initial_weights(config, config.training.seed)
     trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if state is not None:
-        trainer.restore(state)
+        try:
+            trainer.restore(state)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}, in {found}") from error
     if given and replicas.is_first:
         checkpoint.write_options(folder, config.to_dict())
     if is_first and replicas.is_first:
