@@ -148,6 +148,8 @@ def _is_stream(value: Any) -> bool:
             and (value["position"] is None or is_plain(value["position"], torch.int64)))
 
 
+# A path, size, lines and tokens; earlier versions wrote no hash of the text.
+_SHARDS = [str, int, int, int], [str, int, int, int, str]
 # Streams and shards are None in a run that has read no text yet.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int and value >= 0,
@@ -158,7 +160,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "losses": lambda value: (_is_list(value, lambda own: is_plain(own, torch.float32) and own.dim() == 1)
                              and len(set(map(len, value))) == 1),
     "shards": lambda value: value is None or _is_list(
-        value, lambda shard: isinstance(shard, list) and len(shard) > 3 and isinstance(shard[0], str)),
+        value, lambda shard: isinstance(shard, list) and [type(part) for part in shard] in _SHARDS),
     "evaluations": lambda value: _is_list(
         value, lambda found: isinstance(found, dict) and isinstance(found.get("perplexity"), float)),
     "files": lambda value: isinstance(value, dict) and value.keys() == set(RUN_FILES),

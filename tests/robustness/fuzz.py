@@ -23,7 +23,7 @@ import elmo_fast
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table
 from elmo_fast.train import checkpoint
-from tests.robustness import text_cases
+from tests.robustness import file_cases, text_cases
 from tests.robustness.arguments import calls, hostile
 from tests.robustness.children import call
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
@@ -181,7 +181,7 @@ def of_arguments(world: World, folder: Path, rng: random.Random) -> Case:
 KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "partial table": of_partial_table,
          "checkpoint": of_checkpoint, "archive": of_archive, "fasta": text_cases.of_fasta, "text": text_cases.of_text,
          "compressed": text_cases.of_compressed, "jsonl": text_cases.of_jsonl, "conllu": text_cases.of_conllu,
-         "flags": of_flags, "arguments": of_arguments}
+         "flags": of_flags, "arguments": of_arguments, **file_cases.KINDS}
 if find_spec("pyarrow"):
     KINDS["parquet"] = text_cases.of_parquet
 
@@ -190,8 +190,8 @@ def judge(world: World, kind: str, seed: int) -> tuple[str, str | None]:
     """How a case ended, and why that is a defect; None where it is none."""
     with tempfile.TemporaryDirectory(dir=world.folder) as name:
         case = KINDS[kind](world, Path(name).resolve(), random.Random(f"{kind} {seed}"))
-        outcome = call(case.run)
-    fault = outcome.fault()
+        outcome = call(case.run, case.seconds)
+    fault = outcome.fault(case.file)
     if fault is None and outcome.kind == "returned" and case.right is not None and outcome.detail not in case.right:
         fault = "another result than that of the undamaged file"
     return outcome.kind, fault and f"{kind} {seed} ({case.what}): {fault}"
