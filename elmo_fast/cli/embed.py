@@ -182,7 +182,8 @@ def _words(path: str) -> frozenset[str]:
     try:
         return frozenset(Path(path).read_text(encoding="utf-8").split())
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--targets: expected UTF-8 text, got undecodable bytes in {path} ({error})") from error
+        raise ConfigurationError(f"--targets: expected UTF-8 text, got undecodable bytes in {path} ({error})"
+                                 ) from error
 
 
 def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":

@@ -194,7 +194,8 @@ class ContextIndex:
             places = dataset_of(file, "places", where, "i", None, 2)[...]
             lines = dataset_of(file, "lines", where, "i" if texts else "fi", len(texts))[...]  # once f8 without texts
             lengths = np.array([len(text) for text in texts], np.int64)
-            if (places < 0).any() or (places[:, 0] >= len(texts)).any() or (places[:, 1] >= lengths[places[:, 0]]).any():
+            text, position = places.T
+            if (places < 0).any() or (text >= len(texts)).any() or (position >= lengths[text]).any():
                 raise ConfigurationError(f"{where}: places: expected occurrences in the texts, found some outside: "
                                          "the file is damaged")
             return cls(texts, places, _stored(path, dataset_of(file, "vectors", where, "f", len(places), None), where),
@@ -306,6 +307,7 @@ def _stored_rows(embeddings: Embeddings,
         if len(rows):
             vectors = np.asarray(embeddings[number], np.float32)
             vectors = vectors.mean(axis=0) if vectors.ndim == 3 else vectors
+            embeddings.check_vectors(number, vectors, range(len(tokens)) if stored is None else stored)
             yield number, tokens, positions if stored is None else np.asarray(stored)[rows], vectors[rows]
         stops.check()
 

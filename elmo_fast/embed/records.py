@@ -37,8 +37,8 @@ def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]
                 raise ConfigurationError(f"CoNLL-U: expected 10 columns separated by tabs, got {len(columns)} at line "
                                          f"{number} of {name}")
             if len(tokens) >= _MOST_WORDS:
-                raise ConfigurationError(f"CoNLL-U: expected sentences of at most {_MOST_WORDS:,} words, got a longer one at "
-                                         f"line {number} of {name}")
+                raise ConfigurationError(f"CoNLL-U: expected sentences of at most {_MOST_WORDS:,} words, got a longer "
+                                         f"one at line {number} of {name}")
             if columns[0].isdecimal() and columns[1].strip():
                 tokens.append(columns[1])
             elif not _SKIPPED_ID.fullmatch(columns[0]):

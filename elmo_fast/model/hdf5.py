@@ -73,7 +73,8 @@ def _check_inside(file: "h5py.File", where: str) -> None:
     _check_heaps(file.filename, sorted(extents))
     for attribute in file.attrs:
         if file.attrs.get_id(attribute).get_type().get_class() == h5py.h5t.VLEN:  # HDF5 crashes over damaged ones
-            raise ConfigurationError(f"{where}: attribute {_shown(attribute)}: expected numbers or strings, found sequences")
+            raise ConfigurationError(f"{where}: attribute {_shown(attribute)}: expected numbers or strings, found "
+                                     "sequences")
 
 
 def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]:
@@ -90,8 +91,8 @@ def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]
         return depth > _MOST_DEPTH or left < 0 or None
 
     if file.id.links.visit(visit, info=True):
-        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {_MOST_DEPTH} groups in each other, "
-                                 "and fewer paths in a file of this size, found more")
+        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {_MOST_DEPTH} groups in each "
+                                 "other, and fewer paths in a file of this size, found more")
     return links
 
 

@@ -135,8 +135,8 @@ def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[Many
         "char_cnn": {**embedder, "embedding": {"dim": embedder.get("char_dim")}}}, source)
     word_dim = embedder.get("word_dim") or 0
     if type(word_dim) is not int or not 0 <= word_dim <= MOST_CELLS:
-        raise ConfigurationError(f"{source}: token_embedder: word_dim: expected an integer from 0 to {MOST_CELLS:,}, got "
-                                 f"{word_dim!r:.80}")
+        raise ConfigurationError(f"{source}: token_embedder: word_dim: expected an integer from 0 to {MOST_CELLS:,}, "
+                                 f"got {word_dim!r:.80}")
     if not options.lstm.is_projected:
         raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
     characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
@@ -153,8 +153,8 @@ def read_config(directory: Path) -> tuple[dict[str, Any], str]:
     config = read_json(directory / "config.json", "model")
     named = config.get("config_path")
     if not isinstance(named, str) or len(named) > _MOST_NAME or "\0" in named:
-        raise ConfigurationError(f"model {directory}: config.json: expected the key config_path, the name of a file of at "
-                                 f"most {_MOST_NAME} characters, got {shown(named)} among {sorted(config)!s:.160}")
+        raise ConfigurationError(f"model {directory}: config.json: expected the key config_path, the name of a file of "
+                                 f"at most {_MOST_NAME} characters, got {shown(named)} among {sorted(config)!s:.160}")
     base = named.replace("\\", "/").rpartition("/")[2]
     for path in (directory / named, directory / base):
         if path.is_file():
@@ -172,8 +172,8 @@ def _lexicon(path: Path, needed: Sequence[str]) -> dict[str, int]:
     for row, line in enumerate(_lines(path), start=1):
         token, tab, number = line.strip().rpartition("\t")
         if not (number.isascii() and number.isdecimal() and len(number) < 19):
-            raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, found {line!r:.80} in "
-                                     f"line {row}")
+            raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, found {line!r:.80} "
+                                     f"in line {row}")
         numbers[token.partition("\t")[0] if tab else "\u3000"] = int(number)
     if missing := [token for token in needed if token not in numbers]:
         raise ConfigurationError(f"{path}: expected {', '.join(needed)}, found no {', '.join(missing)}")
@@ -184,8 +184,8 @@ def _lines(path: Path) -> list[str]:
     try:
         return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, in UTF-8, found other bytes "
-                                 f"({error})") from error
+        raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, in UTF-8, found other "
+                                 f"bytes ({error})") from error
 
 
 def _model_id(number: int, padding: int) -> int:

@@ -38,7 +38,8 @@ def read_softmax(path: str | os.PathLike, projection_dim: int, allow_nonfinite: 
             raise ConfigurationError(f"{where}: expected W [words, {projection_dim}] and b [words], got {w.shape} and "
                                      f"{b.shape}")
         if {w.dtype.kind, b.dtype.kind} != {"f"}:
-            raise ConfigurationError(f"{where}: expected floating-point numbers, got {w.dtype!s:.80} and {b.dtype!s:.80}")
+            raise ConfigurationError(f"{where}: expected floating-point numbers, got {w.dtype!s:.80} and "
+                                     f"{b.dtype!s:.80}")
         with np.errstate(over="ignore"):
             w, b = (values[...].astype(np.float32, copy=False) for values in (w, b))
     for name, values in zip(SOFTMAX, (w, b)):

@@ -190,7 +190,8 @@ def _remote_model_files(url: str) -> list[str]:
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]
     found = [name for name in names if _is_model_file(name)]
     if entries and not found:
-        raise ConfigurationError(f"model {url}: expected options.json and *.hdf5, found {', '.join(sorted(names)[:8])[:300]}")
+        raise ConfigurationError(f"model {url}: expected options.json and *.hdf5, found "
+                                 f"{', '.join(sorted(names)[:8])[:300]}")
     return found
 
 

@@ -46,8 +46,8 @@ def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
             pieces.append("".join(line.split()))
             length += len(pieces[-1])
             if length > MOST_LINE or len(pieces) > MOST_LINE >> 4:
-                raise ValueError(f"FASTA file: expected sequences of at most {MOST_LINE:,} letters, got a longer one under "
-                                 f"{header!r:.60} in {name}")
+                raise ValueError(f"FASTA file: expected sequences of at most {MOST_LINE:,} letters, got a longer one "
+                                 f"under {header!r:.60} in {name}")
         elif line.strip():
             raise ValueError(f"FASTA file: expected a header that begins with '>', got {line.strip()!r:.40} "
                              f"at line {number} of {name}")

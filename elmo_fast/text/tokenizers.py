@@ -62,7 +62,7 @@ def _simple(text: str) -> list[str]:
 
 @functools.cache
 def _with_marks() -> re.Pattern[str]:
-    """`re` has a table for characters up to U+FFFF, and walks a list for those beyond: only they are looked up in it."""
+    """`re` has a table for characters up to U+FFFF, and walks a list for those beyond: no others are sought there."""
     low, high = ("".join(map(re.escape, map(chr, filter(_is_mark, codes)))) for codes in (
         range(0x10000), (*range(0x10000, 0x20000), *range(0xE0100, 0xE01F0))))
     marks = rf"(?:[{low}]|(?=[\U00010000-\U0010ffff])[{high}])"

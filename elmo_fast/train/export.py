@@ -81,8 +81,8 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(parts)}
     for name, value in own.items():
         if not is_plain(value):
-            raise ConfigurationError(f"--from-module {path}: {name:.80}: expected floating-point numbers in memory, found "
-                                     f"{described(value)}")
+            raise ConfigurationError(f"--from-module {path}: {name:.80}: expected floating-point numbers in memory, "
+                                     f"found {described(value)}")
     held = [dataset for name, dataset in _OPTIONAL.items() if name in own]
     shapes = expected_shapes(options, held)
     bilm = BiLm(options, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})

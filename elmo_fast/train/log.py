@@ -56,8 +56,8 @@ def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
             where = f"log {path}, line {number}"
             line = parse_json(text, where)
             if not _is_line(line):
-                raise ConfigurationError(f"{where}: expected an object with a step, a kind and, of losses, a perplexity, "
-                                         f"found {line!r:.80}; move the file away to resume without it")
+                raise ConfigurationError(f"{where}: expected an object with a step, a kind and, of losses, a perplexity"
+                                         f", found {line!r:.80}; move the file away to resume without it")
             found.append(line)
     return found
 

@@ -193,7 +193,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if is_first:
         given["n_train_tokens"] = sum(shard.tokens for shard in shards)
     elif state is not None:
-        _check_shards(state["shards"] or [], shards)
+        _check_shards(state["shards"] or [], shards, f"checkpoint {found}")
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
     weights = initial_weights(config, config.training.seed)
@@ -213,11 +213,11 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     return Run(folder, trainer, vocabulary, heldout, run_config, state["evaluations"] if state else [])
 
 
-def _check_shards(before: list[list], now: list[Shard]) -> None:
+def _check_shards(before: list[list], now: list[Shard], source: str) -> None:
     """Of files that a run began with before their text was hashed, the sizes and counts are compared."""
     expected = [[os.path.basename(path), *rest] for path, *rest in before]
     found = [[os.path.basename(path), *rest] for path, *rest in now]
     changed = [old[0] for old, new in zip(expected, found) if old != new[: len(old)]]
     if changed or len(found) != len(expected):
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
-                                 f"a difference in {(changed or ['their number'])[0]}")
+                                 f"a difference in {(changed or ['their number'])[0]:.80} ({source})")

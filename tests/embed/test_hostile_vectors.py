@@ -44,13 +44,18 @@ def index(tmp_path):
 
 @pytest.mark.parametrize("name, value, message", [
     ("places", np.zeros((5, 3), "i8"), r"places: expected .* of shape \[any, 2\]"),
-    ("places", np.zeros(10, "i8"), "places: expected"), ("places", np.zeros((5, 2)), "places: expected signed integers"),
-    ("places", None, "dataset places, found a group"), ("places", np.zeros((4, 2), "i8"), r"vectors: .* shape \[4, any\]"),
-    ("vectors", np.zeros((5, 2, 2), "f4"), "vectors: expected"), ("vectors", np.zeros((5, 4), "i4"), "vectors: expected"),
+    ("places", np.zeros(10, "i8"), "places: expected"),
+    ("places", np.zeros((5, 2)), "places: expected signed integers"),
+    ("places", None, "dataset places, found a group"),
+    ("places", np.zeros((4, 2), "i8"), r"vectors: .* shape \[4, any\]"),
+    ("vectors", np.zeros((5, 2, 2), "f4"), "vectors: expected"),
+    ("vectors", np.zeros((5, 4), "i4"), "vectors: expected"),
     ("vectors", None, "dataset vectors, found a group"), ("vectors", np.zeros((5, 4)), "vectors: expected float32"),
     ("lines", np.zeros(2, "i8"), r"lines: .* shape \[3\]"), ("lines", np.zeros(3), "lines: expected signed integers"),
-    ("token_bytes", np.zeros(3, "f4"), "token_bytes: expected unsigned"), ("token_ends", np.zeros((2, 2)), "token_ends"),
-    ("token_ends", np.array([1, 0, 3, 4, 5]), "token_ends: expected strings"), ("text_ends", None, "text_ends, found a"),
+    ("token_bytes", np.zeros(3, "f4"), "token_bytes: expected unsigned"),
+    ("token_ends", np.zeros((2, 2)), "token_ends"),
+    ("token_ends", np.array([1, 0, 3, 4, 5]), "token_ends: expected strings"),
+    ("text_ends", None, "text_ends, found a"),
     ("text_ends", np.array([2, 1, 5]), "text_ends: expected offsets that rise to 5"),
 ])
 def test_an_index_of_other_shapes_and_types_is_refused(index, name, value, message):
@@ -94,11 +99,14 @@ def open_all(path):
 
 @pytest.mark.parametrize("name, change, message", [
     ("vectors", lambda values: values[:-1], "offsets: expected offsets that rise"),
-    ("vectors", lambda values: values[:, :, 0], "vectors: expected 3 axes"), ("vectors", lambda _: None, "found a group"),
+    ("vectors", lambda values: values[:, :, 0], "vectors: expected 3 axes"),
+    ("vectors", lambda _: None, "found a group"),
     ("vectors", lambda values: values.astype("f8"), "vectors: expected"),
     ("offsets", lambda values: values[::-1], "offsets: expected offsets that rise"),
-    ("offsets", lambda values: values + 1, "offsets: expected"), ("offsets", lambda values: values * 1.0, "offsets: expected"),
-    ("offsets", lambda values: values[[0, -1]], "as many texts"), ("token_offsets", lambda values: values[:-1], "token_off"),
+    ("offsets", lambda values: values + 1, "offsets: expected"),
+    ("offsets", lambda values: values * 1.0, "offsets: expected"),
+    ("offsets", lambda values: values[[0, -1]], "as many texts"),
+    ("token_offsets", lambda values: values[:-1], "token_off"),
     ("keys", lambda values: values[:-1], "key_ends: expected"), ("key_ends", lambda _: None, "key_ends, found a group"),
     ("texts", lambda values: values.astype("f4"), "texts: expected unsigned"),
     ("text_ends", lambda values: -values, "text_ends: expected"),
@@ -116,7 +124,8 @@ def test_packed_vectors_that_are_sealed_again_are_read(packed):
     expected = open_all(packed)
     cut_seal(packed)
     reseal(packed, seal.PACKED, _Exactly())
-    assert all(np.array_equal(own[0], other[0]) and own[1:] == other[1:] for own, other in zip(open_all(packed), expected))
+    for own, other in zip(open_all(packed), expected, strict=True):
+        assert np.array_equal(own[0], other[0]) and own[1:] == other[1:]
 
 
 @pytest.mark.parametrize("about", ["[]", "3", '{"form": {}}', "[" * 50_000, '{"form": 1, "form": 2}', 5,
@@ -183,3 +192,18 @@ def test_the_progress_of_a_run_is_checked(tmp_path, change):
     (folder / _PROGRESS).write_bytes(b"%b\n%b" % (content, _seal(content)))
     with pytest.raises(ConfigurationError, match="partial result .*progress.json: expected"):
         PartialResult(tmp_path / "out.h5", {}, tmp_path).find()
+
+
+def test_strings_and_positions_of_packed_vectors_are_checked(tmp_path):
+    form = Form(targets=frozenset({"wörd1", "wörd2"}))
+    for name, message in (("texts", "texts: expected strings in UTF-8"), ("positions", "positions: expected those of")):
+        path = tmp_path / f"{name}.h5"
+        write("packed", path, form, make_items(form, count=6), fingerprint={"model": "a"})
+        cut_seal(path)
+        with h5py.File(path, "r+") as file:
+            values = file[name][...]
+            replaced(file, name, values + 90 if name == "positions" else np.full_like(values, 255))
+        reseal(path, seal.PACKED, _Exactly())
+        with pytest.raises(ConfigurationError, match=f"{name}.h5: {message}"):
+            open_all(path)
+            elmo_fast.open_embeddings(path).occurrences("wörd1")

@@ -100,8 +100,10 @@ def test_datasets_and_attributes_are_compared_with_what_is_needed(tmp_path):
         assert (hdf5.attribute_of(file, "n", "w", int), hdf5.attribute_of(file, "no", "w", str, "d")) == (3, "d")
         for call, message in (
                 (lambda: hdf5.dataset_of(file, "a", "w", "f", 2, 3), "^w: a: expected floating-point numbers of shape"),
-                (lambda: hdf5.dataset_of(file, "a", "w", "i", 3, 3), r"of shape \[3, 3\], found int64 of shape \(2, 3\)"),
-                (lambda: hdf5.dataset_of(file, "b", "w", "i", 3), r"^w: expected the dataset b, found \[a, ends, text\]"),
+                (lambda: hdf5.dataset_of(file, "a", "w", "i", 3, 3),
+                 r"of shape \[3, 3\], found int64 of shape \(2, 3\)"),
+                (lambda: hdf5.dataset_of(file, "b", "w", "i", 3),
+                 r"^w: expected the dataset b, found \[a, ends, text\]"),
                 (lambda: hdf5.attribute_of(file, "s", "w", int), "^w: attribute s: expected int, found 'x'"),
                 (lambda: hdf5.strings_of(file, "text", "ends", "w"), "^w: text, ends: expected strings in UTF-8")):
             with pytest.raises(ConfigurationError, match=message):

@@ -19,13 +19,13 @@ WAITS = 6
 REFUSALS = (ValueError, OSError, ImportError)
 MOST_LETTERS = 1500  # of a refusal
 # Words of errors that blame the code and not the input.
-OF_PYTHON = ("object has no attribute", "object is not", "bytes-like", "unhashable", "NoneType", "out of bounds", "unpack ",
-             "unexpected keyword", "index out of range", "unsupported operand", "not supported between")
+OF_PYTHON = ("object has no attribute", "object is not", "bytes-like", "unhashable", "NoneType", "out of bounds",
+             "unpack ", "unexpected keyword", "index out of range", "unsupported operand", "not supported between")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`kind` is returned, warned, refused, raised, killed or timeout; `detail` is a value, a message, a traceback, a signal."""
+    """`kind` is returned, warned, refused, raised, killed or timeout; `detail` a value, message, traceback, signal."""
 
     kind: str
     detail: Any

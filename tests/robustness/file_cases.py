@@ -40,7 +40,8 @@ from tests.support.vectors import make_items, write
 
 _FORMS = (Form(), Form("top"), Form("average", "mean"), Form("all", "max", "float16"),
           Form(targets=frozenset({"wörd1", "wörd4"})))
-_OUTPUTS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy")]
+_OUTPUTS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"),
+            ("npy", "out.npy")]
 if find_spec("pyarrow"):
     _OUTPUTS += [("parquet", "out.parquet"), ("arrow", "out.arrow"), ("parquet", "shards")]
 
@@ -121,8 +122,9 @@ def _damage_vectors(target: Path, layout: str, rng: random.Random) -> str:
 
 
 def _damage_arrays(target: Path, rng: random.Random) -> str:
-    values = rng.choice((np.zeros(3, "i4"), np.zeros((2, 2), "c8"), np.array(3.0, "f4"), np.zeros((0, 3), "f4"), np.array(["a"]),
-                         np.zeros((40, 2, 2), ">f8"), np.zeros(40, "M8[s]"), np.zeros((1 << 24,), "f4")))
+    values = rng.choice((np.zeros(3, "i4"), np.zeros((2, 2), "c8"), np.array(3.0, "f4"), np.zeros((0, 3), "f4"),
+                         np.array(["a"]), np.zeros((40, 2, 2), ">f8"), np.zeros(40, "M8[s]"),
+                         np.zeros((1 << 24,), "f4")))
     if target.suffix == ".npy":
         np.save(target, values)
     else:
@@ -145,6 +147,10 @@ def _read_all(target: Path) -> int:
             if found.layout in ("packed", "parquet", "arrow"):
                 assert all(isinstance(token, str) for token in [found.text(number), *found.tokens(number)])
         assert len(found) == len(found.keys) and found.dtype.kind == "f"
+        if found.layout in ("packed", "parquet", "arrow") and not found.pool:
+            rows, places = found.occurrences("wörd1")
+            assert len(rows) == len(places)
+            total += len(ContextIndex.from_embeddings(found))
         return total
 
 
@@ -178,7 +184,7 @@ def of_vocabulary(world: World, folder: Path, rng: random.Random) -> Case:
     content = rng.choice((content, world.vocabulary.read_bytes() + content))
     opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix, open)
     with opener(path, "wb") as file:
-        for _ in range(rng.choice((1, 1, 1, 40))):
+        for _ in range(rng.choice((1, 1, 1, 40)) if b"\n" not in unit else 1):
             file.write(content[: 4 << 20])
     what = f"{path.name} {unit!r} {len(content)}" + (f" {damage_bytes(path, rng)}" if rng.random() < 0.4 else "")
     if path.name.startswith("vocab"):
@@ -188,8 +194,8 @@ def of_vocabulary(world: World, folder: Path, rng: random.Random) -> Case:
 
 def of_manylangs(world: World, folder: Path, rng: random.Random) -> Case:
     model = shutil.copytree(_manylangs(world), folder / "model")
-    path = model / rng.choice(("encoder.pkl", "token_embedder.pkl", "token_embedder.pkl", "config.json", "sizes.json", "char.dic",
-                               "word.dic"))
+    path = model / rng.choice(("encoder.pkl", "token_embedder.pkl", "token_embedder.pkl", "config.json", "sizes.json",
+                               "char.dic", "word.dic"))
     if path.suffix == ".pkl":
         what = damage_pickle(path, rng)
     elif path.suffix == ".json" and rng.random() < 0.8:
@@ -198,8 +204,9 @@ def of_manylangs(world: World, folder: Path, rng: random.Random) -> Case:
         what = "json"
     elif path.suffix == ".dic" and rng.random() < 0.7:
         lines = path.read_text(encoding="utf-8").split("\n")
-        lines[rng.randrange(len(lines))] = rng.choice(("a", "a\tb", "a\t-1", f"a\t{10**30}", "\t", "\t\t", "x" * 9000 + "\t1", "a\t٣",
-                                                       "a\t1.5", "<oov>\t2", "\u3000\t1"))
+        lines[rng.randrange(len(lines))] = rng.choice((
+            "a", "a\tb", "a\t-1", f"a\t{10**30}", "\t", "\t\t", "x" * 9000 + "\t1", "a\t٣", "a\t1.5", "<oov>\t2",
+            "\u3000\t1"))
         path.write_text("\n".join(lines), encoding="utf-8")
         what = "line"
     else:
@@ -288,6 +295,7 @@ def of_request(world: World, folder: Path, rng: random.Random) -> Case:
 
 
 KINDS = {"structure": of_structure, "sealed table": of_sealed_table, "vectors": of_vectors, "index": of_index,
-         "vocabulary": of_vocabulary, "manylangs": of_manylangs, "log": of_log, "sealed checkpoint": of_sealed_checkpoint}
+         "vocabulary": of_vocabulary, "manylangs": of_manylangs, "log": of_log,
+         "sealed checkpoint": of_sealed_checkpoint}
 if find_spec("fastapi"):
     KINDS["request"] = of_request

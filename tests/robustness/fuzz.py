@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -201,13 +202,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run seeded cases of damaged input.")
     parser.add_argument("--cases", type=int, default=500, metavar="N", help="cases of all kinds (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after so many, whatever is left")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; repeatable")
     arguments = parser.parse_args()
     kinds = arguments.kind or list(KINDS)
     endings: collections.Counter = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder).resolve())
+        end = time.monotonic() + 60 * arguments.minutes
         for number in range(arguments.cases):
+            if time.monotonic() > end:
+                break
             kind = kinds[number % len(kinds)]
             ending, fault = judge(world, kind, arguments.seed + number // len(kinds))
             endings[kind, "defect" if fault else ending] += 1

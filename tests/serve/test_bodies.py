@@ -24,7 +24,8 @@ from elmo_fast.text.tokenizers import find_tokenizer  # noqa: E402
 MANY = 20_000
 LISTS = {
     "texts": '{"texts": [%s]}', "texts of tokens": '{"texts": [[%s]]}', "layers": '{"texts": ["a"], "layers": [%s]}',
-    "input": '{"model": "tiny", "input": [%s]}', "tokens": '{"position": 0, "tokens": [%s]}', "first": '{"first": [%s]}',
+    "input": '{"model": "tiny", "input": [%s]}', "tokens": '{"position": 0, "tokens": [%s]}',
+    "first": '{"first": [%s]}',
 }
 MODELS = {"input": schemas.EmbeddingsRequest, "tokens": NearestRequest, "first": CompareRequest}
 ROUTES = {"input": "/v1/embeddings", "tokens": "/v1/nearest", "first": "/v1/compare"}
@@ -37,8 +38,8 @@ def read(text, values=1000, lists=100):
 def value_of(rng, depth=0):
     kind = rng.randrange(8 if depth < 4 else 6)
     if kind < 6:
-        return (rng.choice(["", "a", 'é"\\\n', "\ud800", "\U0001f600"]), rng.randrange(-9, 99), rng.random(), None, True,
-                1e300)[kind]
+        return (rng.choice(["", "a", 'é"\\\n', "\ud800", "\U0001f600"]), rng.randrange(-9, 99), rng.random(), None,
+                True, 1e300)[kind]
     inner = [value_of(rng, depth + 1) for _ in range(rng.randrange(4))]
     return inner if kind == 6 else {f"k{number}": value for number, value in enumerate(inner)}
 
@@ -122,7 +123,8 @@ def test_refusals_are_short_whatever_the_client_sent(start, fields, text):
 @pytest.mark.long
 def test_an_answer_of_many_tokens_and_few_values(start):
     texts = [[f"word{number % 40}" for number in range(5000)], ["é\ud800"]]
-    answer = httpx.post(f"{start().url}/v1/embed", content=json.dumps({"texts": texts, "layers": "top", "pool": "mean"}),
+    body = json.dumps({"texts": texts, "layers": "top", "pool": "mean"})
+    answer = httpx.post(f"{start().url}/v1/embed", content=body,
                         headers={"Content-Type": "application/json"}, timeout=SECONDS)
     assert answer.headers["transfer-encoding"] == "chunked" and answer.json()["tokens"] == texts
 

@@ -31,7 +31,8 @@ def run(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line, message", [
-    (b"x", "expected JSON"), (b"\xff", "expected JSON"), (b"[" * 50_000, "expected JSON"), (b"[]", "expected an object"),
+    (b"x", "expected JSON"), (b"\xff", "expected JSON"), (b"[" * 50_000, "expected JSON"),
+    (b"[]", "expected an object"),
     (b'{"kind": "train"}', "expected an object"), (b'{"step": "1", "kind": "train"}', "expected an object"),
     (b'{"step": 1, "kind": "train", "perplexity": "a"}', "expected an object"),
     (b'{"step": -1, "kind": "note"}', "expected an object"), (b'{"step": 1, "kind": 2}', "expected an object"),

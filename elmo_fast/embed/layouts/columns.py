@@ -178,8 +178,8 @@ class ColumnsSource(Embeddings):
         self._describe(about)
         self._shape = about.get("shape")
         if not _is_shape(self._shape, len(lengths) and sum(lengths), self.form["layers"] == "all"):
-            raise ConfigurationError(f"embeddings {self._name}: metadata elmo_fast: shape: expected that of a row, found "
-                                     f"{self._shape!r:.80}")
+            raise ConfigurationError(f"embeddings {self._name}: metadata elmo_fast: shape: expected that of a row, "
+                                     f"found {self._shape!r:.80}")
         self._check_columns()
         self._starts = np.cumsum([0, *lengths])
         self._kept: dict[int, tuple[dict, np.ndarray, np.ndarray]] = {}

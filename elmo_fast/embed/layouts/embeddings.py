@@ -103,14 +103,29 @@ class Embeddings(Sequence):
         for number in range(len(self)):
             tokens, stored = self.tokens(number), self._positions(number)
             positions = list(range(len(tokens)) if stored is None else stored.tolist())
+            self.check_positions(number, tokens, positions)
             rows = [row for row, position in enumerate(positions) if tokens[position] == word]
             if rows:
-                found.append(np.moveaxis(self._vectors(number), -2, 0)[rows])
+                vectors = np.moveaxis(self._vectors(number), -2, 0)
+                self.check_vectors(number, vectors, positions)
+                found.append(vectors[rows])
                 places += [(number, positions[row]) for row in rows]
         if found:
             return np.concatenate(found), places
         shape = np.moveaxis(self[0], -2, 0).shape[1:] if len(self) else ()
         return np.empty((0, *shape), self.dtype), places
+
+    def check_positions(self, number: int, tokens: Sequence[str], positions: Sequence[int]) -> None:
+        """Raise `ConfigurationError` unless these are positions of a text's tokens."""
+        if len(positions) and not (0 <= min(positions) and max(positions) < len(tokens)):
+            raise ConfigurationError(f"embeddings {self._name}: positions: expected those of the {len(tokens)} tokens of "
+                                     f"text {number}, found others: the file is damaged")
+
+    def check_vectors(self, number: int, vectors: np.ndarray, positions: Sequence[int]) -> None:
+        """Raise `ConfigurationError` unless there is a row of vectors for each position of a text."""
+        if len(vectors) != len(positions):
+            raise ConfigurationError(f"embeddings {self._name}: expected vectors of {len(positions)} tokens of text "
+                                     f"{number}, found {len(vectors)}")
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -160,8 +175,8 @@ class Embeddings(Sequence):
 
     def _check_version(self, found: Any, known: int) -> None:
         if not isinstance(found, int) or found > known:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found!r:.80}; a "
-                                     "newer elmo-fast may read it")
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found!r:.80}; "
+                                     "a newer elmo-fast may read it")
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

@@ -255,7 +255,8 @@ class PackedSource(Embeddings):
             with open(name, "rb") as content:
                 self._map = mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ)
             mapped = np.frombuffer(self._map, np.uint8)
-            self.arrays = {each: _mapped(mapped, dataset) for each, dataset in _datasets(file, self.form, where).items()}
+            datasets = _datasets(file, self.form, where)
+            self.arrays = {each: _mapped(mapped, dataset) for each, dataset in datasets.items()}
         self.rows = self.arrays["vectors"]
         self._check_offsets()
         seal, progress = sealed
@@ -273,13 +274,13 @@ class PackedSource(Embeddings):
             first = int(ends[0]) if len(ends) else 0
             rises = first >= 0 and (int(ends[-1]) if len(ends) else 0) == length and not (ends[1:] < ends[:-1]).any()
             if not rises or name.endswith("offsets") and first:
-                raise ConfigurationError(f"embeddings {self._name}: {name}: expected offsets that rise to {length}, found "
-                                         "others: the file is damaged")
+                raise ConfigurationError(f"embeddings {self._name}: {name}: expected offsets that rise to {length}, "
+                                         "found others: the file is damaged")
         texts = {len(self.arrays[name]) for name in ("key_ends", "text_ends")}
         texts |= {len(self.arrays[name]) - 1 for name in ("offsets", "token_offsets")}
         if len(texts) > 1:
-            raise ConfigurationError(f"embeddings {self._name}: expected keys, texts, tokens and vectors of as many texts, "
-                                     f"found those of {sorted(texts)}")
+            raise ConfigurationError(f"embeddings {self._name}: expected keys, texts, tokens and vectors of as many "
+                                     f"texts, found those of {sorted(texts)}")
 
     @cached_property
     def keys(self) -> list[str]:
@@ -309,7 +310,11 @@ class PackedSource(Embeddings):
     def _strings(self, name: str, begin: int, end: int) -> list[str]:
         content, ends = self.arrays[name], self.arrays[_STRINGS[name]]
         first, last = (int(ends[at - 1]) if at else 0 for at in (begin, end))
-        return split(content[first:last], ends[begin:end] - first)
+        try:
+            return split(content[first:last], ends[begin:end] - first)
+        except ValueError as error:
+            raise ConfigurationError(f"embeddings {self._name}: {name}: expected strings in UTF-8, found others: the file "
+                                     f"is damaged ({error!s:.100})") from error
 
     def forget(self) -> None:
         """Give back the memory of what was read; the file is still mapped."""

@@ -127,8 +127,8 @@ def _manifest(folder: Path) -> dict:
         raise ConfigurationError(f"{where}: expected the checksum it was written with, found damage")
     shards = content.get("shards")
     if content.get("layout") not in SUFFIXES or not isinstance(shards, list) or not all(map(_is_shard, shards)):
-        raise ConfigurationError(f"{where}: expected a layout and shards, with their file, texts, bytes and crc32, found "
-                                 f"{shards!r:.160}")
+        raise ConfigurationError(f"{where}: expected a layout and shards, with their file, texts, bytes and crc32, "
+                                 f"found {shards!r:.160}")
     return content
 
 
@@ -136,4 +136,5 @@ def _is_shard(value: Any) -> bool:
     """An entry of the list: a file in the directory itself, and three counts."""
     return (isinstance(value, dict) and isinstance(value.get("file"), str)
             and value["file"] not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value["file"])
-            and all(type(value.get(name)) is int and 0 <= value[name] < 1 << 62 for name in ("texts", "bytes", "crc32")))
+            and all(type(value.get(name)) is int and 0 <= value[name] < 1 << 62
+                    for name in ("texts", "bytes", "crc32")))

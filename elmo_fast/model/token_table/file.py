@@ -233,9 +233,10 @@ class TableWriter:
                 where, attributes = f"partial token table {part}", file.attrs
                 embedding = dataset_of(file, "embedding", where, "f", None, None)
                 words = strings_of(file, "vocabulary", "vocabulary_ends", where)
+                described = words, str(attributes["fingerprint"]), str(attributes["precision"])
                 is_own = ((embedding.shape, embedding.dtype) == (self._shape, self._dtype)
                           and (self._seal.first, self._seal.rows) == (embedding.id.get_offset(), self._shape[0])
-                          and (words, str(attributes["fingerprint"]), str(attributes["precision"])) == self._description)
+                          and described == self._description)
         except HDF5_ERRORS:
             is_own = False
         if not is_own or not 0 <= self._progress[0] <= self._shape[0]:
