@@ -220,6 +220,11 @@ class Order:
             capacity -= shards[number].sentences
         return groups
 
+    def lengths(self, epoch: int, shards: Sequence[Shard]) -> list[int]:
+        """This stream's sentences in every group of an epoch."""
+        counts = (sum(shards[number].sentences for number in group) for group in self.groups(epoch, shards))
+        return [len(range(self.stream, count, self.streams)) for count in counts]
+
     def sentences(self, epoch: int, group: int, count: int) -> np.ndarray:
         """Numbers of this stream's sentences of a group that has `count`, in the order of an epoch."""
         order = np.arange(count) if self.seed is None else self._generator(epoch, group + 1).permutation(count)

@@ -75,13 +75,16 @@ class Trainer:
         self._batches = None  # garbage collection would take their queues first, and then wait five seconds for each
 
     def _load(self, number: int, position: torch.Tensor | None) -> Iterator[Batch]:
-        orders = [Order(self.config.seed, reverse, number, self.streams)
-                  for reverse in (False, True)[: self.model.directions]]
-        stream = BatchStream(self.shards, self._numbering, orders, self.config.batch_size,
+        stream = BatchStream(self.shards, self._numbering, self._orders(number), self.config.batch_size,
                              self.config.unroll_steps, self.step_number, position)
         return iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=self._workers,
                                                 pin_memory=self.replicas.device.type == "cuda",
                                                 prefetch_factor=4 if self._workers else None))
+
+    def _orders(self, number: int) -> list[Order]:
+        """The order of a stream's sentences in each direction."""
+        return [Order(self.config.seed, reverse, number, self.streams)
+                for reverse in (False, True)[: self.model.directions]]
 
     def _backward(self, k: int, batch: Batch):
         numbers = [11, self.config.seed, self._numbers[k], self.step_number]
@@ -145,7 +148,7 @@ class Trainer:
                 raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
                                          f"{tuple(position.shape)}")
             if position is not None:
-                self._check_position(position)
+                self._check_position(position, self._orders(number))
             self._states[k] = _to_device((h, c), self.replicas.device)
             self._positions[k] = position
         if "losses" in state and streams is not None:  # earlier versions have none
@@ -154,13 +157,15 @@ class Trainer:
             self.losses = list(own.to(replicas.device))
         self.step_number, self._batches = state["step"], None
 
-    def _check_position(self, position: torch.Tensor) -> None:
-        """Raise `ConfigurationError` for an epoch, group, sentence or input that the text cannot have."""
-        sentences = sum(shard.sentences for shard in self.shards)
-        most = torch.tensor([torch.iinfo(torch.int32).max, len(self.shards), sentences, torch.iinfo(torch.int64).max])
-        if (position < torch.tensor([0, 0, 0, -1])).any() or (position > most).any():
-            raise ConfigurationError(f"checkpoint: expected positions in a text of {sentences:,} sentences in "
-                                     f"{len(self.shards)} files, got others: the checkpoint is damaged")
+    def _check_position(self, position: torch.Tensor, orders: Sequence[Order]) -> None:
+        """Raise `ConfigurationError` for a place that the text has not: int64 [D, 1 + rows, 4], as `Rows.position`."""
+        for order, places in zip(orders, position.tolist()):
+            known = {epoch: order.lengths(epoch, self.shards) for epoch in {place[0] for place in places} if epoch >= 0}
+            for epoch, group, sentence, done in places:
+                lengths = known.get(epoch, [])
+                if not (0 <= group < len(lengths) and 0 <= sentence <= lengths[group] and done >= -1):
+                    raise ConfigurationError(f"checkpoint: expected positions in the text, got epoch {epoch}, group "
+                                             f"{group} of files, sentence {sentence} and {done} inputs")
 
 
 def _to_device(value, device: torch.device):

@@ -201,7 +201,8 @@ class Embeddings(Sequence):
         except (ConfigurationError, FileNotFoundError):
             raise
         except self._damage as error:
-            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} ({error!s:.300})") from error
+            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} "
+                                     f"({' '.join(str(error).split()):.300})") from error
 
 
 def _are_layers(value: Any) -> bool:
