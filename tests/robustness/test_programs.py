@@ -7,7 +7,7 @@ from tests.robustness.fuzz import KINDS
 from tests.support.files import python
 
 CASES = 50  # of a kind: 700 in all with pyarrow
-CASES_OF_FILES = 180  # of all kinds of `file_cases` together
+CASES_OF_FILES = 120  # of all kinds of `file_cases` together
 pytestmark = pytest.mark.long
 
 
