@@ -181,13 +181,20 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
             write_corpus(texts, embedder.runner(batch_size, target.form), target, resume=resume, progress=progress)
 
 
+def _words(path: str) -> frozenset[str]:
+    try:
+        return frozenset(Path(path).read_text(encoding="utf-8-sig").split())
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--targets: expected UTF-8 text, got undecodable bytes in {path} ({error})"
+                                 ) from error
+
+
 def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":
     from elmo_fast.embed import layouts
     from elmo_fast.embed.corpus import Target
     from elmo_fast.embed.form import Form
 
-    file = targets and choices.check_file("--targets", targets)
-    words = targets and frozenset(Path(file).read_text(encoding="utf-8-sig").split())
+    words = targets and _words(choices.check_file("--targets", targets))
     form, layout = Form(layers, pool, dtype, words), layouts.layout_of(output_file, layout)
     layouts.check_output(layout, output_file, form, "output file")
     options = {"forget_sentences": forget_sentences, "use_sentence_keys": use_sentence_keys}

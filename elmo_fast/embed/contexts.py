@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, STORAGES, check_choice, check_count, local_path
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, LAYERS, STORAGES, check_choice, check_count, local_path
 from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.embed.opened import Embeddings
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
-from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.hdf5 import attribute_of, dataset_of, open_hdf5, strings_of
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import check_iterable
 from elmo_fast.text.fasta import FastaRecord
-from elmo_fast.text.strings import joined, spans, split
+from elmo_fast.text.strings import joined, spans
 
 FORMAT = "elmo-fast context index"
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
@@ -99,7 +99,7 @@ class ContextIndex:
         self.texts = texts
         self.places = places
         self.vectors = vectors
-        self.lines = np.arange(len(texts)) if lines is None else np.asarray(lines)
+        self.lines = np.arange(len(texts)) if lines is None else np.asarray(lines, np.int64)
         self.layers = layers
         self.state = state
         self.model = model
@@ -185,20 +185,24 @@ class ContextIndex:
 
         `ConfigurationError` for another file, or a damaged one.
         """
+        where = f"index {os.fspath(path)}"
         with open_hdf5(path, "index") as file:
-            if file.attrs.get("format") != FORMAT or file.attrs.get("version") != 1:
-                raise ConfigurationError(f"index {os.fspath(path)}: expected a file that ContextIndex.save wrote "
-                                         "(format version 1), got another HDF5 file")
-            tokens = split(file["token_bytes"][...], file["token_ends"][...])
-            texts = [tokens[start:end] for start, end in spans(file["text_ends"][...], len(tokens))]
-            places, lines, layers = file["places"][...], file["lines"][...], file.attrs["layers"]
+            if attribute_of(file, "format", where, str) != FORMAT or attribute_of(file, "version", where, int) != 1:
+                raise ConfigurationError(f"{where}: expected a file that ContextIndex.save wrote (format version 1), "
+                                         "got another HDF5 file")
+            texts = _stored_texts(file, where)
+            places = dataset_of(file, "places", where, "i", None, 2)[...]
+            lines = dataset_of(file, "lines", where, "i" if texts else "fi", len(texts))[...]  # once f8 without texts
             lengths = np.array([len(text) for text in texts], np.int64)
-            outside = (places < 0).any() or (places[:, 0] >= len(texts)).any() if len(places) else False
-            if outside or len(lines) != len(texts) or (places[:, 1] >= lengths[places[:, 0]]).any():
-                raise ValueError("occurrences outside the texts")
-            return cls(texts, places, _stored(path, file["vectors"]), lines=lines, state=str(file.attrs["state"]),
-                       layers=layers if isinstance(layers, str) else tuple(layers.tolist()),
-                       model=str(file.attrs["model"]) or None)
+            text, position = places.T
+            if (places < 0).any() or (text >= len(texts)).any() or (position >= lengths[text]).any():
+                raise ConfigurationError(f"{where}: places: expected occurrences in the texts, found some outside: "
+                                         "the file is damaged")
+            return cls(texts, places, _stored(path, dataset_of(file, "vectors", where, "f", len(places), None), where),
+                       lines=lines, layers=_stored_layers(file, where),
+                       model=attribute_of(file, "model", where, str) or None,
+                       state=check_choice(f"{where}: state", attribute_of(file, "state", where, str), FREE_STATES,
+                                          ConfigurationError))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -303,6 +307,7 @@ def _stored_rows(embeddings: Embeddings,
         if len(rows):
             vectors = np.asarray(embeddings[number], np.float32)
             vectors = vectors.mean(axis=0) if vectors.ndim == 3 else vectors
+            embeddings.check_vectors(number, vectors, range(len(tokens)) if stored is None else stored)
             yield number, tokens, positions if stored is None else np.asarray(stored)[rows], vectors[rows]
         stops.check()
 
@@ -311,10 +316,24 @@ def _slices(count: int) -> Iterator[slice]:
     return (slice(start, min(count, start + _ROWS_AT_ONCE)) for start in range(0, count, _ROWS_AT_ONCE))
 
 
-def _stored(path: str | os.PathLike, dataset: h5py.Dataset) -> np.ndarray:
+def _stored(path: str | os.PathLike, dataset: h5py.Dataset, where: str) -> np.ndarray:
     """The rows of a contiguous dataset, mapped from the file: [n, dim], read-only."""
-    if dataset.dtype not in STORAGES or dataset.ndim != 2:
-        raise ValueError(f"vectors: expected two axes of {' or '.join(STORAGES)}, got {dataset.ndim} of "
-                         f"{dataset.dtype}")
+    if dataset.dtype not in STORAGES:
+        raise ConfigurationError(f"{where}: vectors: expected {' or '.join(STORAGES)}, found {dataset.dtype}")
     offset = dataset.id.get_offset()
     return dataset[...] if offset is None else np.memmap(local_path(path), dataset.dtype, "r", offset, dataset.shape)
+
+
+def _stored_texts(file: h5py.File, where: str) -> list[list[str]]:
+    tokens, ends = strings_of(file, "token_bytes", "token_ends", where), dataset_of(file, "text_ends", where, "i", None)
+    try:
+        return [tokens[start:end] for start, end in spans(ends[...], len(tokens))]
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: text_{error}: the file is damaged") from error
+
+
+def _stored_layers(file: h5py.File, where: str) -> Layers:
+    found = file.attrs.get("layers")
+    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind == "f" and np.isfinite(found).all():
+        return tuple(found.tolist())
+    return check_choice(f"{where}: layers", found, LAYERS[1:], ConfigurationError)

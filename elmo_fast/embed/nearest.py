@@ -10,7 +10,7 @@ from elmo_fast.choices import check_path
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import FORMAT, ContextIndex, principal_plane
 from elmo_fast.embed.opened import open_embeddings
-from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.hdf5 import attribute_of, open_hdf5
 from elmo_fast.model.options import ConfigurationError
 
 _SIDE = 56  # characters shown on either side of the word
@@ -75,7 +75,7 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
         return None
     if start.startswith(_HDF5):
         with open_hdf5(path, "index") as file:
-            is_index = file.attrs.get("format") == FORMAT
+            is_index = attribute_of(file, "format", f"index {os.fspath(path)}", str) == FORMAT
         if is_index:
             return ContextIndex.load(path)
     try:

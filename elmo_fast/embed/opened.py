@@ -9,7 +9,7 @@ from elmo_fast.embed.layouts.arrays import NpySource, NpzSource
 from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.embed.layouts.packed import PackedSource
 from elmo_fast.embed.layouts.shards import ShardsSource
-from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.hdf5 import attribute_of, open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import PACKED, TABLE, read_seal
 
@@ -50,7 +50,7 @@ def _hdf5(path: Path) -> Embeddings:
         return PackedSource(path)
     read_seal(path, TABLE)
     with open_hdf5(path, "embeddings") as file:
-        if file.attrs.get("format") == "elmo-fast packed":
+        if attribute_of(file, "format", f"embeddings {path}", str) == "elmo-fast packed":
             return PackedSource(path)
         if "embedding" in file:
             raise ConfigurationError(f"embeddings {path}: expected vectors of texts, found a table of token vectors "

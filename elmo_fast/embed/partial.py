@@ -20,7 +20,7 @@ import torch
 
 from elmo_fast.embed.layouts.shards import checksum
 from elmo_fast.model.atomic_file import replace
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import ConfigurationError, parse_json
 from elmo_fast.model.system import to_disk
 from elmo_fast.ops.reference import State
 
@@ -149,10 +149,15 @@ class PartialResult:
         if rest != _seal(content):
             raise ConfigurationError(f"partial result: expected the bytes that were written to {path}, found damage; "
                                      f"remove {self.folder} to begin anew")
-        values = json.loads(content)
-        self.settings, self.head = values["settings"], values["head"] and tuple(values["head"])
-        self.commits = [Commit(commit["texts"], commit["digest"], tuple(Stored(**stored) for stored in commit["files"]))
-                        for commit in values["commits"]]
+        values = parse_json(content, f"partial result {path}")
+        try:
+            self.settings, self.head = values["settings"], values["head"] and tuple(values["head"])
+            self.commits = [Commit(int(commit["texts"]), str(commit["digest"]),
+                                   tuple(_checked(**stored) for stored in commit["files"]))
+                            for commit in values["commits"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"partial result {path}: expected settings, head and commits, found others "
+                                     f"({error!r:.80}); remove {self.folder} to begin anew") from error
 
     def _damage(self, stored: Stored) -> str | None:
         path = self.folder / stored.name
@@ -174,6 +179,13 @@ def _stem(number: int) -> str:
 def _stored(path: Path) -> Stored:
     to_disk(path)
     return Stored(path.name, path.stat().st_size, checksum(path))
+
+
+def _checked(name: str, size: int, checksum: int) -> Stored:
+    """A file of a commit, which is in the directory itself."""
+    if os.path.basename(name) != name or not name.startswith(tuple("0123456789")):
+        raise ValueError(f"a file in the directory, not {name!r:.60}")
+    return Stored(name, int(size), int(checksum))
 
 
 def _link(path: Path, link: Path) -> None:

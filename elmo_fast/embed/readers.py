@@ -1,6 +1,7 @@
 """Texts of input files as one stream: `open_texts`; and the lines of an open file: `read_lines`."""
 
 import contextlib
+import functools
 import glob
 import io
 import itertools
@@ -15,7 +16,7 @@ from elmo_fast import stops
 from elmo_fast.choices import FORMATS, check_choice, local_path, shown
 from elmo_fast.embed import records
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.text.compressed import STDIN, find_zstd, open_text, split_suffix
+from elmo_fast.text.compressed import MOST_LINE, STDIN, check_line, find_zstd, open_text, split_suffix
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
 _SUFFIXES = {".conllu": "conllu", ".fasta": "fasta", ".fa": "fasta", ".faa": "fasta", ".jsonl": "jsonl",
@@ -211,10 +212,11 @@ def _decoded(file: IO[str], name: str = "") -> Iterator[str]:
     may_have_mark = getattr(file, "encoding", None) != "utf-8-sig"  # else the decoder has removed it
     try:
         read = stops.interruptible(file.readline) if _waits(file) else file.readline
-        for number, line in enumerate(iter(read, "")):
+        for number, line in enumerate(iter(functools.partial(read, MOST_LINE), "")):
             if not isinstance(line, str):
                 raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
                                          f"opened for {type(line).__name__}")
+            check_line(line, "input file", name)
             # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word, and no line.
             if text := line.removeprefix("\ufeff") if number == 0 and may_have_mark else line:
                 yield text

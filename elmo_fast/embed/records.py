@@ -2,20 +2,20 @@
 
 import contextlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from elmo_fast.choices import extra
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import ConfigurationError, parse_json
 from elmo_fast.text.compressed import split_suffix
 from elmo_fast.text.fasta import parse_fasta
 
 Record = tuple[str | None, str, Sequence[str] | None]  # key and tokens, None where the input gives none, and text
 
 ID = "id"  # the key or column that names a text
+_MOST_WORDS = 1 << 24  # of a sentence, which is read whole
 _BATCH = 1024  # rows of a Parquet file at a time
 _BUFFER = 1 << 20  # bytes of a column read at a time
 _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
@@ -36,6 +36,9 @@ def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]
             if len(columns) != 10:
                 raise ConfigurationError(f"CoNLL-U: expected 10 columns separated by tabs, got {len(columns)} at line "
                                          f"{number} of {name}")
+            if len(tokens) >= _MOST_WORDS:
+                raise ConfigurationError(f"CoNLL-U: expected sentences of at most {_MOST_WORDS:,} words, got a longer "
+                                         f"one at line {number} of {name}")
             if columns[0].isdecimal() and columns[1].strip():
                 tokens.append(columns[1])
             elif not _SKIPPED_ID.fullmatch(columns[0]):
@@ -55,11 +58,7 @@ def read_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Rec
         if line.isspace():
             continue
         where = f"at line {number} of {name}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"JSON lines: expected an object on every line, got {line.strip()!r:.40} {where} "
-                                     f"({error})") from error
+        record = parse_json(line, f"JSON lines: expected an object on every line, got {line.strip()[:40]!r} {where}")
         if not isinstance(record, dict):
             raise ConfigurationError(f"JSON lines: expected an object on every line, got {line.strip()!r:.40} {where}")
         if field not in record:

@@ -4,17 +4,24 @@ import contextlib
 import mmap
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from elmo_fast.choices import check_path
+import numpy as np
+
+from elmo_fast.choices import check_path, shown
 from elmo_fast.model.atomic_file import HDF5_ERRORS, limit_cache
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.text.strings import split
 
 if TYPE_CHECKING:
     import h5py  # imported where it is used: the help of the command needs none
 
 MOST_UNPACKED = 8 << 30  # bytes; more are accepted where the file itself has a tenth of them
 MOST_EXPANSION = 10
+_MOST_DEPTH = 256  # of groups in each other: a sentence used as a key has a group for every slash
+# Groups that the paths of all objects lead through; more are accepted where the file has 64 bytes for each of them.
+_MOST_STEPS = 1 << 16
+_KINDS = {"f": "floating-point numbers", "i": "signed integers", "u": "unsigned integers"}  # of NumPy
 
 
 @contextlib.contextmanager
@@ -49,11 +56,9 @@ def _check_inside(file: "h5py.File", where: str) -> None:
     """Refuse soft and external links, external storage and virtual datasets: they can read any file of the user's."""
     import h5py
 
-    links: list[tuple[bytes, int]] = []
-    file.id.links.visit(lambda link, info: links.append((link, info.type)), info=True)  # follows hard links alone
     stored, extents = os.path.getsize(file.filename), []
-    for link, kind in links:
-        shown = f"{where}: {link.decode(errors='replace')}"
+    for link, kind in _links(file, where, max(_MOST_STEPS, stored >> 6)):
+        shown = f"{where}: {_shown(link)}"
         if kind != h5py.h5l.TYPE_HARD:
             raise ConfigurationError(f"{shown}: expected a dataset in the file itself, found a link to another place")
         item = h5py.h5o.open(file.id, link)
@@ -68,7 +73,97 @@ def _check_inside(file: "h5py.File", where: str) -> None:
     _check_heaps(file.filename, sorted(extents))
     for attribute in file.attrs:
         if file.attrs.get_id(attribute).get_type().get_class() == h5py.h5t.VLEN:  # HDF5 crashes over damaged ones
-            raise ConfigurationError(f"{where}: attribute {attribute}: expected numbers or strings, found sequences")
+            raise ConfigurationError(f"{where}: attribute {_shown(attribute)}: expected numbers or strings, found "
+                                     "sequences")
+
+
+def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]:
+    """Path and type of every link, hard links followed; `ConfigurationError` where they lead too deep or too far."""
+    links: list[tuple[bytes, int]] = []
+    left = steps
+
+    def visit(link: bytes, info) -> bool | None:
+        """True ends the walk: an exception inside HDF5's own recursion is another by the time it comes out."""
+        nonlocal left
+        depth = 1 + link.count(b"/")
+        left -= depth
+        links.append((link, info.type))
+        return depth > _MOST_DEPTH or left < 0 or None
+
+    if file.id.links.visit(visit, info=True):
+        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {_MOST_DEPTH} groups in each "
+                                 "other, and fewer paths in a file of this size, found more")
+    return links
+
+
+def _shown(name: bytes | str) -> str:
+    """A name for a message."""
+    text = name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
+    return f"{text[:80]}..." if len(text) > 80 else text
+
+
+def _names(group: "h5py.Group") -> str:
+    """The first names in a group, for a message."""
+    names = [_shown(name) for name, _ in zip(group, range(8))]
+    return ", ".join(names) + ("" if len(group) <= len(names) else f" and {len(group) - len(names):,} more")
+
+
+def datasets_of(file: "h5py.File", where: str) -> dict[str, "h5py.Dataset"]:
+    """All datasets by path; `ConfigurationError` for a name that is not UTF-8."""
+    import h5py
+
+    found: dict[str, h5py.Dataset] = {}
+    for link, _ in _links(file, where, max(_MOST_STEPS, os.path.getsize(file.filename) >> 6)):
+        try:
+            name = link.decode()
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{where}: {_shown(link)}: expected names in UTF-8, found other bytes") from None
+        item = file[link]
+        if isinstance(item, h5py.Dataset):
+            found[name] = item
+    return found
+
+
+def dataset_of(file: "h5py.File", name: str, where: str, kinds: str = "", *shape: int | None) -> "h5py.Dataset":
+    """A dataset whose type is of one of NumPy's `kinds` and whose axes have these sizes, None for any size; without
+    `kinds` of any type and shape.
+
+    `ConfigurationError` that names `where` and the dataset for anything else.
+    """
+    import h5py
+
+    item = file.get(name)
+    if not isinstance(item, h5py.Dataset):
+        raise ConfigurationError(f"{where}: expected the dataset {name}, found "
+                                 f"{f'[{_names(file)}]' if item is None else 'a group'}: another file, or damaged")
+    own = item.shape
+    fits = own is not None and (not kinds or (item.dtype.kind in kinds and len(own) == len(shape) and all(
+        size in (None, found) for size, found in zip(shape, own))))
+    if not fits:
+        axes = ", ".join("any" if size is None else str(size) for size in shape)
+        wanted = f"{' or '.join(map(_KINDS.__getitem__, kinds))} of shape [{axes}]" if kinds else "values"
+        raise ConfigurationError(f"{where}: {name}: expected {wanted}, found {item.dtype!s:.80} of shape {own}")
+    return item
+
+
+def strings_of(file: "h5py.File", name: str, ends: str, where: str) -> list[str]:
+    """Strings that `text.strings.joined` stored in two datasets."""
+    content, limits = (dataset_of(file, *each, None)[...] for each in ((name, where, "u"), (ends, where, "i")))
+    try:
+        return split(content, limits)
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: {name}, {ends}: expected strings in UTF-8 end to end and where they end, "
+                                 f"found others: the file is damaged ({error!s:.100})") from error
+
+
+def attribute_of(file: "h5py.File", name: str, where: str, kind: type, default: Any = None) -> Any:
+    """An attribute of the file that is a string or an integer, or the default where it is absent."""
+    found = file.attrs.get(name)
+    if isinstance(found, np.integer):
+        found = int(found)
+    if found is not None and type(found) is not kind:
+        raise ConfigurationError(f"{where}: attribute {name}: expected {kind.__name__}, found {shown(found)}")
+    return default if found is None else found
 
 
 def _check_heaps(path: str, extents: list[tuple[int, int]]) -> None:

@@ -4,7 +4,6 @@ A directory has `config.json`, which names a second JSON file with the sizes, th
 and PyTorch's `token_embedder.pkl` and `encoder.pkl`. The original is github.com/HIT-SCIR/ELMoForManyLangs.
 """
 
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,10 @@ from elmo_fast.choices import shown
 from elmo_fast.model import state_dict
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder, padded_ids
-from elmo_fast.model.options import CharCnnOptions, ConfigurationError, LstmOptions, Options, read_json
+from elmo_fast.model.options import MOST_CELLS, CharCnnOptions, ConfigurationError, LstmOptions, Options, read_json
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.state_dict import Conversion
+from elmo_fast.model.tensors import described, is_plain, load_tensors
 from elmo_fast.model.weights import DIRECTIONS, LEXICON_GROUPS, LSTM_DATASETS, NO_HDF5, check_finite, lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
@@ -33,6 +33,7 @@ _OOV, _PAD = "<oov>", "<pad>"
 _BEGIN_WORD, _END_WORD = "<eow>", "<bow>"  # in this order around a word, as the original's code takes them
 # What the original's package has for models whose directory lacks the JSON file that config.json names.
 _DEFAULT_CONFIGS = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
+_MOST_NAME = 255  # characters, of a file
 _DEFAULT: dict[str, Any] = {
     "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
     "token_embedder": {
@@ -136,12 +137,16 @@ def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[Many
         "lstm": {**encoder, "use_skip_connections": True, "cell_clip": encoder.get("cell_clip") or None,
                  "proj_clip": encoder.get("proj_clip") or None},
         "char_cnn": {**embedder, "embedding": {"dim": embedder.get("char_dim")}}}, source)
+    word_dim = embedder.get("word_dim") or 0
+    if type(word_dim) is not int or not 0 <= word_dim <= MOST_CELLS:
+        raise ConfigurationError(f"{source}: token_embedder: word_dim: expected an integer from 0 to {MOST_CELLS:,}, "
+                                 f"got {word_dim!r:.80}")
     if not options.lstm.is_projected:
         raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
     characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
-    words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if embedder.get("word_dim") else None
+    words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if word_dim else None
     tensors = _Tensors(directory / "token_embedder.pkl", allow_nonfinite)
-    weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, embedder.get("word_dim"))
+    weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, word_dim)
     weights |= _lstm_weights(_Tensors(directory / "encoder.pkl", allow_nonfinite), options.lstm)
     numbered = {token: _model_id(number, characters[_PAD]) for token, number in characters.items()}
     return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
@@ -149,14 +154,15 @@ def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[Many
 
 def read_config(directory: Path) -> tuple[dict[str, Any], str]:
     """The JSON object with the sizes, found as the original finds it, and where it was."""
-    config = read_json(directory / "config.json")
+    config = read_json(directory / "config.json", "model")
     named = config.get("config_path")
-    if not isinstance(named, str):
-        raise ConfigurationError(f"model {directory}: config.json: expected the key config_path, got {sorted(config)}")
+    if not isinstance(named, str) or len(named) > _MOST_NAME or "\0" in named:
+        raise ConfigurationError(f"model {directory}: config.json: expected the key config_path, the name of a file of "
+                                 f"at most {_MOST_NAME} characters, got {shown(named)} among {sorted(config)!s:.160}")
     base = named.replace("\\", "/").rpartition("/")[2]
     for path in (directory / named, directory / base):
         if path.is_file():
-            return read_json(path), str(path)
+            return read_json(path, "model"), str(path)
     if base in _DEFAULT_CONFIGS:
         return _DEFAULT, base
     raise FileNotFoundError(f"model {directory}: expected the file {base} that config.json names, found none")
@@ -164,14 +170,26 @@ def read_config(directory: Path) -> tuple[dict[str, Any], str]:
 
 def _lexicon(path: Path, needed: Sequence[str]) -> dict[str, int]:
     """Numbers of tokens, a line each; a line with a number alone is that of the ideographic space."""
-    try:
-        lines = [line.strip().split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
-        numbers = {line[0] if len(line) > 1 else "\u3000": int(line[-1]) for line in lines}
-    except (ValueError, OSError) as error:
-        raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line ({error})") from error
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, found no file")
+    numbers: dict[str, int] = {}
+    for row, line in enumerate(_lines(path), start=1):
+        token, tab, number = line.strip().rpartition("\t")
+        if not (number.isascii() and number.isdecimal() and len(number) < 19):
+            raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, found {line!r:.80} "
+                                     f"in line {row}")
+        numbers[token.partition("\t")[0] if tab else "\u3000"] = int(number)
     if missing := [token for token in needed if token not in numbers]:
         raise ConfigurationError(f"{path}: expected {', '.join(needed)}, found no {', '.join(missing)}")
     return numbers
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, in UTF-8, found other "
+                                 f"bytes ({error})") from error
 
 
 def _model_id(number: int, padding: int) -> int:
@@ -187,14 +205,16 @@ class _Tensors:
 
     def __init__(self, path: Path, allow_nonfinite: bool):
         self._path, self._allow_nonfinite = path, allow_nonfinite
-        try:
-            self._content = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise ConfigurationError(f"{path}: expected tensors written by torch.save ({error!s:.200})") from error
+        if not path.is_file():
+            raise ConfigurationError(f"{path}: expected tensors written by torch.save, found no file")
+        self._content = load_tensors(path, "model", "tensors written by torch.save")
 
     def take(self, name: str, *shape: int | None) -> torch.Tensor:
         """A float32 tensor of that shape, in which None is any size."""
         found = self._content.get(name) if isinstance(self._content, Mapping) else None
+        if isinstance(found, torch.Tensor) and not is_plain(found):
+            raise ConfigurationError(f"{self._path}: {name}: expected floating-point numbers in memory, found "
+                                     f"{described(found)}")
         if not isinstance(found, torch.Tensor) or found.dim() != len(shape) or any(
                 size not in (None, own) for size, own in zip(shape, found.shape)):
             given = tuple(found.shape) if isinstance(found, torch.Tensor) else "none"
@@ -243,6 +263,6 @@ def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]
 
 
 def _check_rows(name: str, lexicon: Mapping[str, int], rows: int) -> None:
-    if min(lexicon.values()) < 0 or max(lexicon.values()) >= rows:
+    if max(lexicon.values()) >= rows:
         raise ConfigurationError(f"{name}: expected numbers from 0 to {rows - 1}, the rows of its embedding in "
                                  f"token_embedder.pkl, got up to {max(lexicon.values())}")

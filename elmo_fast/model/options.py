@@ -16,6 +16,7 @@ N_CHARACTERS = (261, 262)
 ACTIVATIONS = ("relu", "tanh")
 # Far beyond every model; without bounds a wrong number costs hours and all memory before anything else is checked.
 MOST_LAYERS, MOST_CELLS, MOST_WORDS = 1000, 1 << 20, (1 << 31) - 1
+MOST_JSON = 64 << 20  # bytes of a file
 
 
 class _ConfigurationErrorBase(ValueError):
@@ -104,7 +105,7 @@ class Options:
         words = top.count("n_tokens_vocab", default=None, most=MOST_WORDS)
         if char_cnn is None and words is None:
             raise ConfigurationError(f"{source}: expected the section char_cnn, or n_tokens_vocab for a model that "
-                                     f"reads word ids; found neither among {sorted(options)}")
+                                     f"reads word ids; found neither among {_keys(options)}")
         return cls(lstm, char_cnn, words, dict(options))
 
     @classmethod
@@ -126,17 +127,38 @@ class Options:
         return content
 
 
-def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """The object in a JSON file; `ConfigurationError` for anything else."""
-    name = check_file("options_file", path, ConfigurationError)
-    try:
-        with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
-            content = json.load(file)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
+def read_json(path: str | os.PathLike, name: str = "options_file") -> dict[str, Any]:
+    """The object in a JSON file; `ConfigurationError`, which calls the file `name`, for anything else."""
+    path = check_file(name, path, ConfigurationError)
+    where = f"{name} {path}"
+    with open(path, "rb") as file:
+        content = file.read(MOST_JSON + 1)
+    if len(content) > MOST_JSON:
+        raise ConfigurationError(f"{where}: expected at most {MOST_JSON >> 20} MB, got more")
+    content = parse_json(content, where)
     if not isinstance(content, dict):
-        raise ConfigurationError(f"options_file {name}: expected a JSON object, got {content!r:.80}")
+        raise ConfigurationError(f"{where}: expected a JSON object, got {content!r:.80}")
     return content
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The value of a JSON text in UTF-8, with or without a byte order mark, as Windows editors put it in front.
+
+    `ConfigurationError`, which begins with `where`, for anything else, and for a key that an object has twice.
+    """
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        return json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where}: expected JSON, got something else ({error!s:.160})") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"the key {twice!r:.80} twice in an object")
+    return found
 
 
 _REQUIRED = object()
@@ -153,7 +175,7 @@ class _Section:
     def value(self, key: str, expected: str, fits: Callable[[Any], bool], default: Any = _REQUIRED) -> Any:
         found = self.content.get(key, default)
         if found is _REQUIRED:
-            raise ConfigurationError(f"{self.name}: the key {key} is missing; found {sorted(self.content)}")
+            raise ConfigurationError(f"{self.name}: the key {key} is missing; found {_keys(self.content)}")
         if not fits(found):
             raise self.error(key, expected, found)
         return found
@@ -191,6 +213,11 @@ class _Section:
 
     def error(self, key: str, expected: str, found: Any) -> ConfigurationError:
         return ConfigurationError(f"{self.name}: {key}: expected {expected}, got {found!r:.80}")
+
+
+def _keys(content: Mapping[str, Any]) -> str:
+    """The keys of an object, for a message."""
+    return f"{sorted(content)!s:.300}"
 
 
 def _is_integer(value: Any, least: int) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from elmo_fast.choices import DIRECTIONS, check_choice, check_count, shown
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.hdf5 import dataset_of, open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.weights import check_finite
 from elmo_fast.ops.linear import linear
@@ -31,13 +31,19 @@ def read_softmax(path: str | os.PathLike, projection_dim: int, allow_nonfinite: 
 
     `ConfigurationError` for other shapes, and for NaN and infinities unless `allow_nonfinite`.
     """
+    where = f"softmax {os.fspath(path)}"
     with open_hdf5(path, "softmax") as file:
-        w, b = (np.asarray(file[name], dtype=np.float32) for name in SOFTMAX)
-    if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
-        raise ConfigurationError(f"softmax {path}: expected W [words, {projection_dim}] and b [words], got "
-                                 f"{w.shape} and {b.shape}")
+        w, b = (dataset_of(file, name, where) for name in SOFTMAX)
+        if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
+            raise ConfigurationError(f"{where}: expected W [words, {projection_dim}] and b [words], got {w.shape} and "
+                                     f"{b.shape}")
+        if {w.dtype.kind, b.dtype.kind} != {"f"}:
+            raise ConfigurationError(f"{where}: expected floating-point numbers, got {w.dtype!s:.80} and "
+                                     f"{b.dtype!s:.80}")
+        with np.errstate(over="ignore"):
+            w, b = (values[...].astype(np.float32, copy=False) for values in (w, b))
     for name, values in zip(SOFTMAX, (w, b)):
-        check_finite(f"softmax {path}: {name}", values, allow_nonfinite)
+        check_finite(f"{where}: {name}", values, allow_nonfinite)
     return dict(zip(SOFTMAX, (w, b)))
 
 

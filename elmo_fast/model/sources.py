@@ -181,7 +181,7 @@ def _remote_model_files(url: str) -> list[str]:
     found = [name for name in names if _is_model_file(name)]
     if entries and not found:
         raise ConfigurationError(f"model {url}: expected {_OPTIONS} and {_WEIGHTS}, found "
-                                 f"{', '.join(sorted(names)[:8])}")
+                                 f"{', '.join(sorted(names)[:8])[:300]}")
     return found
 
 
@@ -204,7 +204,8 @@ def _only(directory: Path, wanted: str, found: list[str]) -> Path:
     candidates = exact if len(exact) == 1 else found
     if len(candidates) != 1:
         raise ConfigurationError(f"model {directory}: expected one file {wanted}, "
-                                 f"found {', '.join(candidates) or 'none'}{'' if candidates else _remedy(directory)}")
+                                 f"found {', '.join(candidates)[:300] or 'none'}"
+                                 f"{'' if candidates else _remedy(directory)}")
     return directory / candidates[0]
 
 
@@ -252,10 +253,10 @@ def _unpack_members(archive: Path, part: Path) -> None:
             of_model = name in _MANYLANGS_NAMES or name.endswith(".json") if many else _is_model_file(name)
             if of_model and wanted.setdefault(name, member) is not member:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "
-                                         f"found both {wanted[name].path} and {member.path}")
+                                         f"found both {wanted[name].path:.120} and {member.path:.120}")
         if not many and not (any(map(_is_options, wanted)) and any(map(_is_weights, wanted))):
             raise ConfigurationError(f"model {archive}: expected {_OPTIONS} and {_WEIGHTS} inside, "
-                                     f"found {_listed([member.path for member in members])}")
+                                     f"found {_listed([member.path for member in members])[:300]}")
         check_unpacked(f"model {archive}", sum(member.size for member in wanted.values()), archive.stat().st_size)
         for name, member in wanted.items():
             with member.open() as source, Disk(part / name, part) as copy:  # `source` has no more than `size`

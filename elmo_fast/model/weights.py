@@ -13,7 +13,7 @@ import numpy as np
 
 from elmo_fast import stops
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
-from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.hdf5 import datasets_of, open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.system import memory_size
@@ -98,13 +98,13 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
     for NaN and infinities unless `allow_nonfinite`.
     """
     with open_hdf5(path, "weight_file") as file:
-        found = _datasets(file)
+        found = _datasets(file, path)
         weights = _take(found, expected_shapes(options, found), path, allow_nonfinite)
         # Datasets of the network that the options do not mention mean a file of another model.
         surplus = sorted(name for name in found if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
         if surplus:
             raise ConfigurationError(f"weight_file {os.fspath(path)}: expected the weights of the options "
-                                     f"({options.lstm.n_layers} LSTM layers), found {surplus[0]} and "
+                                     f"({options.lstm.n_layers} LSTM layers), found {surplus[0]:.80} and "
                                      f"{len(surplus) - 1} more beside them")
         return weights
 
@@ -112,12 +112,11 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
 def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Some weights of a file, float32, by dataset name, whatever else it holds. Errors are those of `read_weights`."""
     with open_hdf5(path, "weight_file") as file:
-        return _take(_datasets(file), shapes, path)
+        return _take(_datasets(file, path), shapes, path)
 
 
-def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
-    found: dict[str, h5py.Dataset] = {}
-    file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
+def _datasets(file: h5py.File, path: str | os.PathLike) -> dict[str, h5py.Dataset]:
+    found = datasets_of(file, f"weight_file {os.fspath(path)}")
     for direction, dataset in itertools.product(DIRECTIONS, LSTM_DATASETS):
         short = f"RNN_{direction}/RNN/LSTMCell/{dataset}"
         if short in found:
@@ -136,7 +135,7 @@ def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
             raise ConfigurationError(f"{where}: expected shape {shape}, "
                                      f"found {'none' if dataset is None else dataset.shape}")
         if dataset.dtype.kind != "f":
-            raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype}")
+            raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype!s:.80}")
         with np.errstate(over="ignore"):
             values = dataset[...].astype(np.float32, copy=False)
         check_finite(where, values, allow_nonfinite)

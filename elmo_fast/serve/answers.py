@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ _PIECE = 1 << 18  # bytes, about
 _VALUES = 1 << 13  # of an array, turned into text at a time
 
 
-def json_body(head: dict[str, Any], name: str, items: Iterable[Any]) -> Iterator[bytes]:
-    """An object: the fields of `head`, and `name` with a list of arrays or of plain values."""
-    return _gathered(_json_parts(head, name, items))
+def json_body(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:
+    """An object: the fields of `head`, and those of `lists`, of arrays or of plain values."""
+    return _gathered(_json_parts(head, lists))
 
 
 def npz_body(arrays: Iterable[np.ndarray]) -> Iterator[bytes]:
@@ -38,13 +38,16 @@ def base64_of(vector: np.ndarray) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-def _json_parts(head: dict[str, Any], name: str, items: Iterable[Any]) -> Iterator[str]:
-    yield json.dumps(head)[:-1] + (", " if head else "") + json.dumps(name) + ": ["
-    for number, item in enumerate(items):
-        if number:
-            yield ", "
-        yield from _nested(item) if isinstance(item, np.ndarray) else [json.dumps(item)]
-    yield "]}"
+def _json_parts(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
+    yield json.dumps(head)[:-1]
+    for name, items in lists.items():
+        yield f", {json.dumps(name)}: ["
+        for number, item in enumerate(items):
+            if number:
+                yield ", "
+            yield from _nested(item) if isinstance(item, np.ndarray) else [json.dumps(item)]
+        yield "]"
+    yield "}"
 
 
 def _nested(array: np.ndarray) -> Iterator[str]:

@@ -2,29 +2,32 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from elmo_fast.choices import extra
+from elmo_fast.choices import extra, shown
 from elmo_fast.embed.form import Form
 from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
 
 with extra("serve"):
-    from fastapi import APIRouter, FastAPI, Request, Response
+    from fastapi import APIRouter, Depends, FastAPI, Request, Response
     from fastapi.responses import JSONResponse, StreamingResponse
 
     from elmo_fast.serve import answers, schemas
+    from elmo_fast.serve.bodies import BodyReader, described
     from elmo_fast.serve.errors import CLIENT_GONE, ErrorAnswer, Refusal, install, refusal_of
     from elmo_fast.serve.guard import Guard
     from elmo_fast.serve.metrics import Metrics
     from elmo_fast.serve.page import router as page_routes
 
-_AT_ONCE, _MIXED_AT_ONCE = 1 << 13, 1 << 16  # values written as text, or mixed and pooled, without another thread
+# Values and bytes of tokens that are written as text, and values mixed and pooled, without another thread.
+_AT_ONCE, _MIXED_AT_ONCE = 1 << 13, 1 << 16
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for status in (
     400, 401, 408, 413, 415, 422, 429, 500, 503, 504)}
@@ -56,8 +59,10 @@ class Service:
         if len(texts) > self.limits.max_texts:
             raise Refusal(413, f"{name}: expected at most {self.limits.max_texts:,} texts, got {len(texts):,}",
                           "too_many_texts", name)
-        split = [self.split(text) if isinstance(text, str) else text for text in texts]
-        for number, tokens in enumerate(split):
+        split: list[Sequence[str]] = []
+        for number, text in enumerate(texts):
+            tokens = self._split(text) if isinstance(text, str) else text
+            split.append(tokens)
             if len(tokens) > self.limits.max_tokens:
                 raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_tokens:,} tokens, got "
                               f"{len(tokens):,}", "too_many_tokens", name)
@@ -68,6 +73,12 @@ class Service:
                 raise Refusal(422, f"{name}[{number}]: expected at least one token to pool, got none",
                               "no_tokens", name)
         return split
+
+    def _split(self, text: str) -> Sequence[str]:
+        """Megabytes of words, which `str.split` would make at once, leave other threads their turns."""
+        if self.split is str.split and len(text) > _AT_ONCE:
+            return [found.group() for found in re.finditer(r"\S+", text)]
+        return self.split(text)
 
     async def vectors(self, request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
         """Vectors of tokenized texts, whose memory counts until the answer is sent."""
@@ -139,49 +150,69 @@ def _status_routes(service: Service) -> APIRouter:
 
 
 def _embed_routes(service: Service) -> APIRouter:
-    router = APIRouter(prefix="/v1", responses=_ERRORS)
+    router, reader = APIRouter(prefix="/v1", responses=_ERRORS), BodyReader()
+    of_embed = reader.of(schemas.EmbedRequest, partial(_embed_work, service))
+    of_embeddings = reader.of(schemas.EmbeddingsRequest, partial(_embeddings_work, service))
 
-    @router.post("/embed", responses={
+    @router.post("/embed", **described(schemas.EmbedRequest), responses={
         200: {"model": schemas.EmbedAnswer, "content": {_BINARY: {"schema": {"type": "string", "format": "binary"}}}},
         406: {"model": ErrorAnswer}})
-    async def embed(body: schemas.EmbedRequest, request: Request):
+    async def embed(work: Annotated[_Work, Depends(of_embed)], request: Request):
         """Vectors of texts. With `Accept: application/octet-stream` an `.npz` file of arrays "0", "1", ..."""
         kind = _accepted(request.headers.get("accept", "*/*"))
-        form = service.form(layers=body.layers, pool=body.pool, dtype=body.dtype)
-        texts = service.tokens(body.texts, "texts", form.pool is not None)
+        form, texts, _ = work
         vectors = await service.vectors(request, texts)
         arrays = await _in_thread(vectors, partial(_kept, form, texts, vectors))
         if kind == _BINARY:
-            return await _answer(answers.npz_body(_taken(arrays)), arrays, _BINARY)
-        head = {"model": service.name, "tokens": [list(tokens) for tokens in texts]}
-        return await _answer(answers.json_body(head, "vectors", _taken(arrays)), arrays, _JSON)
+            return _answer(answers.npz_body(_taken(arrays)), arrays, _BINARY)
+        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": _taken(arrays)})
+        return _answer(pieces, arrays, _JSON, len(await request.body()))
 
-    @router.post("/embeddings", responses={200: {"model": schemas.EmbeddingsAnswer}, 404: {"model": ErrorAnswer}})
-    async def embeddings(body: schemas.EmbeddingsRequest, request: Request):
+    @router.post("/embeddings", **described(schemas.EmbeddingsRequest),
+                 responses={200: {"model": schemas.EmbeddingsAnswer}, 404: {"model": ErrorAnswer}})
+    async def embeddings(work: Annotated[_Work, Depends(of_embeddings)], request: Request):
         """Pooled vectors of texts, in OpenAI's shape."""
-        _check_model(service, body)
-        form = service.form(layers=body.layers, pool=body.pool)
-        texts = service.tokens([body.input] if isinstance(body.input, str) else body.input, "input", True)
-        if not texts:
-            raise Refusal(422, "input: expected at least one text, got none", "no_texts", "input")
+        form, texts, encoding = work
         vectors = await service.vectors(request, texts)
         arrays = await _in_thread(vectors, partial(_kept, form, texts, vectors))
-        encode = answers.base64_of if body.encoding_format == "base64" else np.ndarray.tolist
+        encode = answers.base64_of if encoding == "base64" else np.ndarray.tolist
         data = ({"object": "embedding", "index": number, "embedding": encode(array)}
                 for number, array in enumerate(arrays))
         count = sum(map(len, texts))
         head = {"object": "list", "model": service.name, "usage": {"prompt_tokens": count, "total_tokens": count}}
-        return await _answer(answers.json_body(head, "data", data), arrays, _JSON)
+        return _answer(answers.json_body(head, {"data": data}), arrays, _JSON)
 
     return router
 
 
+class _Work(NamedTuple):
+    """A checked request: what is kept of the vectors, the tokenized texts, and how vectors are written."""
+
+    form: Form
+    texts: list[Sequence[str]]
+    encoding: str = "float"
+
+
+def _embed_work(service: Service, body: schemas.EmbedRequest) -> _Work:
+    form = service.form(layers=body.layers, pool=body.pool, dtype=body.dtype)
+    return _Work(form, service.tokens(body.texts, "texts", form.pool is not None))
+
+
+def _embeddings_work(service: Service, body: schemas.EmbeddingsRequest) -> _Work:
+    _check_model(service, body)
+    form = service.form(layers=body.layers, pool=body.pool)
+    texts = service.tokens([body.input] if isinstance(body.input, str) else body.input, "input", True)
+    if not texts:
+        raise Refusal(422, "input: expected at least one text, got none", "no_texts", "input")
+    return _Work(form, texts, body.encoding_format)
+
+
 def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
     if body.model != service.name:
-        raise Refusal(404, f"model: expected {service.name!r}, got {body.model!r:.80}", "model_not_found", "model")
+        raise Refusal(404, f"model: expected {service.name!r}, got {body.model[:80]!r}", "model_not_found", "model")
     own = service.bilm.get_output_dim()
     if body.dimensions not in (None, own):
-        raise Refusal(422, f"dimensions: expected {own}, which the model has, or none, got {body.dimensions}",
+        raise Refusal(422, f"dimensions: expected {own}, which the model has, or none, got {shown(body.dimensions)}",
                       "invalid_value", "dimensions")
 
 
@@ -223,8 +254,9 @@ async def _in_thread(arrays: Sequence[np.ndarray], function: Callable[[], Any]) 
     return await asyncio.to_thread(function)
 
 
-async def _answer(pieces: Iterator[bytes], arrays: Sequence[np.ndarray], kind: str) -> Response:
-    if sum(array.size for array in arrays) <= _AT_ONCE:
+def _answer(pieces: Iterator[bytes], arrays: Sequence[np.ndarray], kind: str, size: int = 0) -> Response:
+    """`size` is that of the tokens in the answer, in bytes, at most."""
+    if size + sum(array.size for array in arrays) <= _AT_ONCE:
         return Response(b"".join(pieces), media_type=kind)
     return StreamingResponse(pieces, media_type=kind)
 

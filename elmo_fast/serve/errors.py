@@ -14,6 +14,7 @@ from elmo_fast.serve.batching import Draining, QueueFull, TooLarge
 
 CLIENT_GONE = 499  # as in nginx: for the metrics, for nobody reads the answer
 _MOST_REASONS = 3  # of a body that is wrong in many places
+_MOST_LETTERS = 80  # of a field's name that the client made up
 
 
 class ErrorDetail(BaseModel):
@@ -87,13 +88,14 @@ def _of_body(error: RequestValidationError) -> Refusal:
         return Refusal(422, f"the body: expected a JSON object; {reasons[0]['msg']}", "invalid_body")
     lines = list(dict.fromkeys(f"{_place(reason['loc'])}: {reason['msg']}" for reason in reasons))
     more = f"; and {len(lines) - _MOST_REASONS} more" if len(lines) > _MOST_REASONS else ""
-    return Refusal(422, "; ".join(lines[:_MOST_REASONS]) + more, "invalid_value", str(reasons[0]["loc"][1]))
+    return Refusal(422, "; ".join(lines[:_MOST_REASONS]) + more, "invalid_value", _place(reasons[0]["loc"][:2]))
 
 
 def _place(location: Sequence[str | int]) -> str:
     """("body", "texts", 3, "list[str]", 0) -> texts[3][0]: without the names of types that pydantic adds."""
     _, name, *rest = location
-    return str(name) + "".join(f"[{part}]" for part in rest if isinstance(part, int))
+    shown = str(name)[:_MOST_LETTERS].encode(errors="backslashreplace").decode()
+    return shown + "".join(f"[{part}]" for part in rest if isinstance(part, int))
 
 
 def _phrase(status: int) -> str:

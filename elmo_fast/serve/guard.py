@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
+from elmo_fast.serve.bodies import LIMITS
 from elmo_fast.serve.errors import CLIENT_GONE, Refusal
 from elmo_fast.serve.limits import Limits
 from elmo_fast.serve.metrics import Metrics
@@ -24,7 +25,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware. The app gets a whole body at once, and in its scope `elmo_fast.exit`, closed at the end."""
+    """ASGI middleware. The app gets a whole body at once, and in its scope the limits and `elmo_fast.exit`, closed at
+    the end.
+    """
 
     def __init__(self, app, *, limits: Limits, metrics: Metrics, api_key: str | None, routes: frozenset[str]):
         self._app, self._limits, self._metrics = app, limits, metrics
@@ -46,7 +49,7 @@ class Guard:
         self._metrics.in_progress += 1
         try:
             with contextlib.ExitStack() as stack:
-                scope["elmo_fast.exit"] = stack
+                scope["elmo_fast.exit"], scope[LIMITS] = stack, self._limits
                 await self._run(scope, receive, send_noting)
         finally:
             self._metrics.in_progress -= 1

@@ -16,10 +16,11 @@ from elmo_fast.embed.pages import COSINE_STYLE
 from elmo_fast.model.options import ConfigurationError
 
 with extra("serve"):
-    from fastapi import APIRouter, HTTPException
+    from fastapi import APIRouter, Depends, HTTPException
     from fastapi.responses import HTMLResponse
     from pydantic import BaseModel, Field
 
+    from elmo_fast.serve.bodies import BodyReader, described
     from elmo_fast.serve.schemas import StrictModel
 
 MOST_TOKENS = 60  # of a sentence on the page
@@ -54,7 +55,7 @@ class CompareAnswer(BaseModel):
 class NearestRequest(StrictModel):
     """A tokenized sentence and the position of the word in it, from 0."""
 
-    tokens: Annotated[list[_Token], Field(min_length=1, max_length=MOST_TOKENS)]
+    tokens: Annotated[list[_Token], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)]
     position: Annotated[int, Field(ge=0)]
     top: Annotated[int, Field(ge=1, le=100)] = 10
     any_word: Annotated[bool, Field(description="Search all tokens, not the word's occurrences alone.")] = False
@@ -89,7 +90,7 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
         raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
     if index is not None:
         index.occurrences("")  # finds the words before the first request
-    routes = APIRouter()
+    routes, reader = APIRouter(), BodyReader()
     page, style, script = (_PAGE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".html", ".css", ".js"))
     page = page.replace("<style>", f"<style>{COSINE_STYLE}{style}").replace("<script>", f"<script>{script}")
     policy = {"Content-Security-Policy": _POLICY.format(_digest(script))}
@@ -105,13 +106,13 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
         """What the page needs to begin: the model's layers, the limit of tokens, and the index."""
         return about
 
-    @routes.post("/v1/compare")
-    def compare_sentences(body: CompareRequest) -> CompareAnswer:
+    @routes.post("/v1/compare", **described(CompareRequest))
+    def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> CompareAnswer:
         """Dot products of two sentences, from which the cosines of every mixture of layers follow."""
         return _compare(elmo, body.first.split(), body.second.split())
 
-    @routes.post("/v1/nearest")
-    def find_nearest(body: NearestRequest) -> NearestAnswer:
+    @routes.post("/v1/nearest", **described(NearestRequest))
+    def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> NearestAnswer:
         """The contexts of the indexed corpus whose vectors are nearest to a word in a sentence."""
         if index is None:
             raise HTTPException(404, "the server was started without an index of a corpus (--index)")

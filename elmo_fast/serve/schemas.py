@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
+# Lists are refused at their first fault: an error for every element would take minutes for a body of some megabytes.
+Tokens = Annotated[list[str], Field(fail_fast=True)]
+Factors = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(fail_fast=True)]
 Pool = Literal["mean", "max", "first_last"]
 
 
@@ -17,9 +19,10 @@ class StrictModel(BaseModel):
 class EmbedRequest(StrictModel):
     """Texts and what is wanted of their vectors."""
 
-    texts: Annotated[list[str | list[str]], Field(
-        min_length=1, description="Strings, which are split, or lists of tokens, which are taken as they are.")]
-    layers: Annotated[Literal["all", "top", "average"] | list[Number], Field(
+    texts: Annotated[list[str | Tokens], Field(
+        min_length=1, fail_fast=True,
+        description="Strings, which are split, or lists of tokens, which are taken as they are.")]
+    layers: Annotated[Literal["all", "top", "average"] | Factors, Field(
         description="All layers, the top one, their average, or a factor for every layer.")] = "all"
     pool: Annotated[Pool | None, Field(description="One vector a text in place of one a token.")] = None
     dtype: Literal["float32", "float16"] = "float32"
@@ -39,12 +42,12 @@ class EmbedAnswer(BaseModel):
 class EmbeddingsRequest(StrictModel):
     """A request in OpenAI's shape; `layers` and `pool` are additions."""
 
-    input: Annotated[str | list[str], Field(description="A text, or a list of texts.")]
+    input: Annotated[str | Tokens, Field(description="A text, or a list of texts.")]
     model: Annotated[str, Field(description="The name that /v1/models shows.")]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Field(description="Refused, unless it is the model's own.")] = None
     user: Annotated[str | None, Field(description="Not used.")] = None
-    layers: Literal["top", "average"] | list[Number] = "average"
+    layers: Literal["top", "average"] | Factors = "average"
     pool: Pool = "mean"
 
 

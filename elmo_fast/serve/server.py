@@ -1,6 +1,8 @@
 """The process: uvicorn with time limits for slow clients, and an end that waits for running requests."""
 
 import asyncio
+import codecs
+import gc
 import logging
 import os
 import signal
@@ -20,6 +22,8 @@ with extra("serve"):
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _QUIET_SECONDS = 0.5  # of refusals before the end: who connects just then is answered, not reset
+_MOST_KEY = 1 << 12  # bytes
+_PIECE = 1 << 12  # bytes of a connection that are parsed at a time
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _logger = logging.getLogger(__name__)
@@ -41,8 +45,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 def read_api_key(path: str | os.PathLike) -> str:
     """The only line of a file."""
-    key = Path(check_file("--api-key-file", path)).read_text(encoding="utf-8-sig").strip()
-    if not key or any(letter.isspace() for letter in key):
+    key = Path(check_file("--api-key-file", path)).read_bytes()[:_MOST_KEY + 1].removeprefix(codecs.BOM_UTF8)
+    key = key.decode(errors="replace").strip()
+    if not key or "\ufffd" in key or len(key) > _MOST_KEY or any(letter.isspace() for letter in key):
         raise ValueError(f"--api-key-file: expected one line with a key in {os.fspath(path)}, without spaces")
     return key
 
@@ -53,6 +58,8 @@ def serve(service: Service, found: socket.socket) -> None:
     if host not in _LOOPBACK and service.api_key is None:
         _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
     SharedElmo(service.batching).embed([[]])  # loads kernels, and fails here where the engine does
+    gc.collect()
+    gc.freeze()  # a look for cycles among all that is loaded by now would hold up every request for 0.1 s
     if stops.is_requested():
         raise KeyboardInterrupt("interrupted before the server was ready")
     address = f"[{host}]" if ":" in host else host
@@ -105,16 +112,36 @@ class Server(uvicorn.Server):
 
 def _protocol(limits: Limits) -> type[H11Protocol]:
     class Protocol(H11Protocol):
-        """Ends a connection whose client takes too long for the headers of a request or for reading an answer."""
+        """Ends a connection whose client takes too long for the headers of a request or for reading an answer.
+
+        What arrives is parsed piece by piece, other connections in between: it may be thousands of chunks of a byte.
+        """
 
         _headers: asyncio.TimerHandle | None = None
         _writing: asyncio.TimerHandle | None = None
+        _parsing: asyncio.Handle | None = None
 
         def connection_made(self, transport) -> None:
             super().connection_made(transport)
+            self._unparsed = bytearray()
             self._headers = self.loop.call_later(limits.header_seconds, transport.abort)
 
         def data_received(self, data: bytes) -> None:
+            self._unparsed += data
+            if self._parsing is None:
+                self._parse()
+
+        def _parse(self) -> None:
+            piece, self._parsing = bytes(self._unparsed[:_PIECE]), None
+            del self._unparsed[:_PIECE]
+            self._take(piece)
+            if self._unparsed:
+                self.transport.pause_reading()
+                self._parsing = self.loop.call_soon(self._parse)
+            elif not self.flow.read_paused:
+                self.transport.resume_reading()
+
+        def _take(self, data: bytes) -> None:
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
                 self._headers = _cancelled(self._headers)
@@ -132,10 +159,11 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._headers, self._writing = _cancelled(self._headers), _cancelled(self._writing)
+            self._parsing = _cancelled(self._parsing)
 
     return Protocol
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+def _cancelled(timer: asyncio.Handle | None) -> None:
     if timer is not None:
         timer.cancel()

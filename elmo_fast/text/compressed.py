@@ -17,12 +17,55 @@ from elmo_fast.choices import extra
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}  # suffix -> its name
 STDIN = "-"
+MOST_UNPACKED, MOST_EXPANSION = 32 << 20, 20  # bytes of a list of words, or times those of its file
+MOST_LINE = 1 << 28  # characters of a line, which is read whole
 
 
 def split_suffix(name: str) -> tuple[str, str]:
     """A path without the suffix of a compression, and that suffix or the empty string, in lower case."""
     stem, suffix = os.path.splitext(name)
     return (stem, suffix.lower()) if suffix.lower() in COMPRESSIONS else (name, "")
+
+
+class _Bounded(io.RawIOBase):
+    """The bytes of a file, of which no more than `most` come out; `ValueError` beyond, after `message`."""
+
+    def __init__(self, file: Any, most: int, message: str):
+        self._file, self._left, self._message = file, most, message
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        piece = self._file.read(len(buffer))
+        self._left -= len(piece)
+        if self._left < 0:
+            raise ValueError(self._message)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_bounded(name: str, what: str) -> BinaryIO:
+    """The bytes of a file that is read whole, decompressed where its name ends in `.gz`.
+
+    `ValueError` where it unpacks to a size that no list of words has.
+    """
+    if not name.endswith(".gz"):
+        return open(name, "rb")
+    most = max(MOST_UNPACKED, MOST_EXPANSION * os.path.getsize(name))
+    return io.BufferedReader(_Bounded(gzip.open(name), most, f"{what} {name}: expected at most {most:,} bytes when "
+                                      f"unpacked, {MOST_EXPANSION} times those of the file, found more"), 1 << 17)
+
+
+def check_line(line: str, what: str, name: str) -> str:
+    """A line read by `readline(MOST_LINE)`; `ValueError` where it goes on: compressed, it may do so for ever."""
+    if len(line) >= MOST_LINE and not line.endswith("\n"):
+        raise ValueError(f"{what}: expected lines of at most {MOST_LINE:,} characters, got a longer one in {name}")
+    return line
 
 
 @contextlib.contextmanager

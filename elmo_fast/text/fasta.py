@@ -1,11 +1,12 @@
 """FASTA files: sequences under header lines that begin with `>`."""
 
+import functools
 import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from elmo_fast.choices import check_file
-from elmo_fast.text.compressed import open_text
+from elmo_fast.text.compressed import MOST_LINE, check_line, open_text
 
 
 class FastaRecord(NamedTuple):
@@ -24,7 +25,8 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
     name = check_file("FASTA file", path)
     try:
         with open_text(name, "FASTA file") as file:
-            yield from parse_fasta(file, name)
+            lines = iter(functools.partial(file.readline, MOST_LINE), "")
+            yield from parse_fasta((check_line(line, "FASTA file", name) for line in lines), name)
     except UnicodeDecodeError as error:
         raise ValueError(f"FASTA file: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
 
@@ -33,13 +35,18 @@ def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
     """Records of the lines of a file, whose name is for errors, which are those of `read_fasta`."""
     header: str | None = None
     pieces: list[str] = []
+    length = 0
     for number, line in enumerate(lines, start=1):
         if line.startswith(">"):
             if header is not None:
                 yield _record(header, pieces, name)
-            header, pieces = line[1:].strip(), []
+            header, pieces, length = line[1:].strip(), [], 0
         elif header is not None:
             pieces.append("".join(line.split()))
+            length += len(pieces[-1])
+            if length > MOST_LINE or len(pieces) > MOST_LINE >> 4:
+                raise ValueError(f"FASTA file: expected sequences of at most {MOST_LINE:,} letters, got a longer one "
+                                 f"under {header!r:.60} in {name}")
         elif line.strip():
             raise ValueError(f"FASTA file: expected a header that begins with '>', got {line.strip()!r:.40} "
                              f"at line {number} of {name}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from elmo_fast.choices import TOKENIZERS, shown
 
 Tokenizer = Callable[[str], Sequence[str]]
+_AT_ONCE = 1 << 16  # letters; of a longer text the tokens are found one by one, so that other threads get their turns
 
 
 def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
@@ -47,7 +48,7 @@ def _checked(function: Tokenizer) -> Tokenizer:
     return tokenize
 
 
-_of_ascii = re.compile(r"\w+|[^\w\s]").findall
+_of_ascii = re.compile(r"\w+|[^\w\s]")
 
 
 def _simple(text: str) -> list[str]:
@@ -55,13 +56,17 @@ def _simple(text: str) -> list[str]:
 
     Marks and joiners, which are none of Python's `\w`, stay with the character before them.
     """
-    return _of_ascii(text) if text.isascii() else _with_marks()(text)
+    pattern = _of_ascii if text.isascii() else _with_marks()
+    return pattern.findall(text) if len(text) <= _AT_ONCE else [found.group() for found in pattern.finditer(text)]
 
 
 @functools.cache
-def _with_marks() -> Callable[[str], list[str]]:
-    marks = "".join(map(re.escape, map(chr, filter(_is_mark, (*range(0x20000), *range(0xE0100, 0xE01F0))))))
-    return re.compile(rf"\w[\w{marks}]*|[^\w\s][{marks}]*").findall
+def _with_marks() -> re.Pattern[str]:
+    """`re` has a table for characters up to U+FFFF, and walks a list for those beyond: no others are sought there."""
+    low, high = ("".join(map(re.escape, map(chr, filter(_is_mark, codes)))) for codes in (
+        range(0x10000), (*range(0x10000, 0x20000), *range(0xE0100, 0xE01F0))))
+    marks = rf"(?:[{low}]|(?=[\U00010000-\U0010ffff])[{high}])"
+    return re.compile(rf"\w++(?:{marks}++\w*+)*+|[^\w\s]{marks}*+")
 
 
 def _is_mark(code: int) -> bool:

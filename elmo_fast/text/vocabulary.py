@@ -1,6 +1,7 @@
 """Vocabulary files and the classes that read them, with bilm-tf's names, shapes and dtypes (`bilm/data.py`)."""
 
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ import numpy as np
 
 from elmo_fast.choices import check_file, shown
 from elmo_fast.text import characters
+from elmo_fast.text.compressed import open_bounded
 
 UNKNOWN_TOKEN = "<UNK>"
 SPECIAL_WORDS = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
@@ -24,9 +26,8 @@ class Vocabulary:
 
     def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
         self._filename = filename = check_file("vocabulary", filename)
-        opener = gzip.open if filename.endswith(".gz") else open
         try:
-            with opener(filename, "rt", encoding="utf-8-sig") as lines:
+            with io.TextIOWrapper(open_bounded(filename, "vocabulary"), encoding="utf-8-sig") as lines:
                 words = [line.strip() for line in lines]
         except UnicodeDecodeError as error:
             raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error

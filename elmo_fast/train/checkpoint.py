@@ -1,9 +1,9 @@
 """The directory of a run: its options, vocabulary, checkpoints and the trained model in them."""
 
 import codecs
-import gzip
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +19,9 @@ from elmo_fast.model.atomic_file import Disk, atomic_path, write_bytes
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.tensors import is_plain, load_tensors
 from elmo_fast.model.weights import check_finite, check_shapes, read_model
+from elmo_fast.text.compressed import open_bounded
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
@@ -29,6 +31,9 @@ RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
 FORMAT = 2  # 1, without a manifest, is read too
 _NAME = re.compile(r"step-(\d+)\.pt")
 _BLOCK = 1 << 20
+_MOST = torch.finfo(torch.float32).max
+# Of an optimizer's values, by name.
+_LEAST = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_sq": 0.0}
 _MANIFEST = b'\n{"sha256": "%s"}\n'  # at the end of a file, of all bytes before it
 
 
@@ -123,8 +128,17 @@ def _has_manifest(path: str | os.PathLike) -> bool:
     return True
 
 
-def _is_tensor(value: Any, dtype: torch.dtype = torch.float32) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == dtype
+def _is_tensor(value: Any, least: float = -math.inf) -> bool:
+    """float32 numbers, all above or equal to `least`."""
+    return is_plain(value, torch.float32) and bool((value >= least).all())
+
+
+def _is_optimizer(value: Any) -> bool:
+    """Steps and accumulators by parameter and name. Adagrad divides by the roots of its sums, which begin at 1."""
+    state = value.get("state") if isinstance(value, dict) else None
+    return isinstance(state, dict) and all(isinstance(own, dict) and all(
+        _is_tensor(part, _LEAST.get(name, -_MOST)) and bool((part <= _MOST).all()) for name, part in own.items())
+        for own in state.values())
 
 
 def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -133,20 +147,23 @@ def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
 
 def _is_stream(value: Any) -> bool:
     return (isinstance(value, dict) and value.keys() == {"h", "c", "position"}
-            and _is_tensor(value["h"]) and _is_tensor(value["c"])
-            and (value["position"] is None or _is_tensor(value["position"], torch.int64)))
+            and all(_is_tensor(value[name]) and bool(value[name].isfinite().all()) for name in ("h", "c"))
+            and (value["position"] is None or is_plain(value["position"], torch.int64)))
 
 
+# A path, size, lines and tokens; earlier versions wrote no hash of the text.
+_SHARDS = [str, int, int, int], [str, int, int, int, str]
 # Streams and shards are None in a run that has read no text yet.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int and value >= 0,
-    "weights": lambda value: isinstance(value, dict) and all(map(_is_tensor, value.values())),
-    "optimizer": lambda value: isinstance(value, dict) and isinstance(value.get("state"), dict),
+    "weights": lambda value: isinstance(value, dict) and all(
+        isinstance(name, str) and is_plain(part, torch.float32) for name, part in value.items()),
+    "optimizer": _is_optimizer,
     "streams": lambda value: value is None or _is_list(value, _is_stream),
-    "losses": lambda value: (_is_list(value, lambda own: _is_tensor(own) and own.dim() == 1)
+    "losses": lambda value: (_is_list(value, lambda own: is_plain(own, torch.float32) and own.dim() == 1)
                              and len(set(map(len, value))) == 1),
     "shards": lambda value: value is None or _is_list(
-        value, lambda shard: isinstance(shard, list) and len(shard) > 3 and isinstance(shard[0], str)),
+        value, lambda shard: isinstance(shard, list) and [type(part) for part in shard] in _SHARDS),
     "evaluations": lambda value: _is_list(
         value, lambda found: isinstance(found, dict) and isinstance(found.get("perplexity"), float)),
     "files": lambda value: isinstance(value, dict) and value.keys() == set(RUN_FILES),
@@ -179,7 +196,7 @@ def write_options(run: Path, options: dict[str, Any]) -> None:
     new, path = _json(options), run / OPTIONS_FILE
     old, new = (hashlib.sha256(values).hexdigest() for values in (path.read_bytes() if path.is_file() else new, new))
     if old != new:
-        settings = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else {}
+        settings = read_json(run / RUN_FILE, "run") if (run / RUN_FILE).is_file() else {}
         write_json(run / RUN_FILE, {**settings, "options": [*_options_digests(run), old, new]})
     write_json(path, options)
 
@@ -193,7 +210,7 @@ def write_settings(run: Path, settings: dict[str, Any]) -> None:
 def _options_digests(run: str | os.PathLike) -> list[str]:
     """SHA-256 of the options that a run has had, today's at the end; empty while they are the first."""
     file = Path(run) / RUN_FILE
-    found = read_json(file).get("options") if file.is_file() else None
+    found = read_json(file, "run").get("options") if file.is_file() else None
     return found if isinstance(found, list) else []
 
 
@@ -203,17 +220,6 @@ def _remedy(path: str | os.PathLike) -> str:
     others = [file for file in in_order(parent.parent if parent.name == "checkpoints" else parent)
               if file.name != Path(path).name]
     return f"; name another one with --resume-from or --checkpoint: {others[-1]}" if others else ""
-
-
-def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str = "") -> Any:
-    """What `torch.save` wrote, on the CPU. Errors call the file `name` and say that `expected` was expected."""
-    if not os.path.isfile(path := local_path(path)):
-        raise FileNotFoundError(f"{name}: expected a file, found none at {path}")
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigurationError(f"{name} {path}: expected {expected}, got another or a truncated file "
-                                 f"({type(error).__name__}){remedy}") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -229,8 +235,7 @@ def copy_vocabulary(source: str, run: Path) -> None:
     """Copy a vocabulary, unpacked and without a byte order mark, into a run, which then needs no original."""
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
-        open_source = gzip.open if source.endswith(".gz") else open
-        with open_source(source, "rb") as words:
+        with open_bounded(source, "vocabulary") as words:
             write_bytes(target, words.read().removeprefix(codecs.BOM_UTF8))
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from elmo_fast import stops
 from elmo_fast.choices import local_path, shown
 from elmo_fast.model.atomic_file import check_target, locked, write_bytes
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.system import cores
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
@@ -224,6 +225,11 @@ class Order:
             capacity -= shards[number].sentences
         return groups
 
+    def lengths(self, epoch: int, shards: Sequence[Shard]) -> list[int]:
+        """This stream's sentences in every group of an epoch."""
+        counts = (sum(shards[number].sentences for number in group) for group in self.groups(epoch, shards))
+        return [len(range(self.stream, count, self.streams)) for count in counts]
+
     def sentences(self, epoch: int, group: int, count: int) -> np.ndarray:
         """Numbers of this stream's sentences of a group that has `count`, in the order of an epoch."""
         order = np.arange(count) if self.seed is None else self._generator(epoch, group + 1).permutation(count)
@@ -276,12 +282,18 @@ class _Group:
 
     def __init__(self, shards: Sequence[Shard], order: Order, epoch: int, group: int):
         groups = order.groups(epoch, shards)
+        if not 0 <= group < len(groups):
+            raise ConfigurationError(f"checkpoint: expected positions in {len(groups)} groups of files, got group "
+                                     f"{group}")
         self.groups = len(groups)
         self._lines = [Lines(shards[number].path, shards[number].sentences) for number in groups[group]]
         self._firsts = np.cumsum([0, *map(len, self._lines)])  # every shard's first line, counted over all, and the end
         self.numbers = order.sentences(epoch, group, int(self._firsts[-1]))
 
     def tokens(self, sentence: int) -> list[str]:
+        if not 0 <= sentence < len(self.numbers):
+            raise ConfigurationError(f"checkpoint: expected positions in the {len(self.numbers)} sentences of a group "
+                                     f"of files, got sentence {sentence}")
         number = int(self.numbers[sentence])
         shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
         return self._lines[shard].tokens(number - int(self._firsts[shard]))

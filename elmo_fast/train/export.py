@@ -14,6 +14,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE, vocabulary_in
+from elmo_fast.model.tensors import described, is_plain, load_tensors
 from elmo_fast.model.weights import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
 
@@ -70,7 +71,7 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
     options = with_vocabulary(Options.from_file(options_file), vocabulary_in(Path(options_file).parent))
-    content = runs.load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
+    content = load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
     if not isinstance(content, dict):
         raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
@@ -80,6 +81,10 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
                                  f"found {len(found)} among {len(tensors)} tensors")
     parts = tuple(found[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
     own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(parts)}
+    for name, value in own.items():
+        if not is_plain(value):
+            raise ConfigurationError(f"--from-module {path}: {name:.80}: expected floating-point numbers in memory, "
+                                     f"found {described(value)}")
     held = [dataset for name, dataset in _OPTIONAL.items() if name in own]
     shapes = expected_shapes(options, held)
     bilm = BiLm(options, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})

@@ -7,6 +7,7 @@ from typing import Any
 
 from elmo_fast.choices import extra, local_path
 from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.options import ConfigurationError, parse_json
 
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
 
@@ -45,11 +46,26 @@ class TrainLog:
 
 
 def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a run's log without a truncated last line."""
+    """The lines of a run's log without a truncated last line; `ConfigurationError` for any other damage."""
     path = Path(local_path(run)) / LOG_FILE
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
+    found = []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        if text:
+            where = f"log {path}, line {number}"
+            line = parse_json(text, where)
+            if not _is_line(line):
+                raise ConfigurationError(f"{where}: expected an object with a step, a kind and, of losses, a perplexity"
+                                         f", found {line!r:.80}; move the file away to resume without it")
+            found.append(line)
+    return found
+
+
+def _is_line(value: Any) -> bool:
+    return (isinstance(value, dict) and type(value.get("step")) is int and value["step"] >= 0
+            and isinstance(value.get("kind"), str)
+            and (value["kind"] not in ("train", "heldout") or type(value.get("perplexity")) in (int, float)))
 
 
 def plot_losses(run: str | os.PathLike) -> str | None:

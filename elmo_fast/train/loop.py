@@ -75,13 +75,16 @@ class Trainer:
         self._batches = None  # garbage collection would take their queues first, and then wait five seconds for each
 
     def _load(self, number: int, position: torch.Tensor | None) -> Iterator[Batch]:
-        orders = [Order(self.config.seed, reverse, number, self.streams)
-                  for reverse in (False, True)[: self.model.directions]]
-        stream = BatchStream(self.shards, self._numbering, orders, self.config.batch_size,
+        stream = BatchStream(self.shards, self._numbering, self._orders(number), self.config.batch_size,
                              self.config.unroll_steps, self.step_number, position)
         return iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=self._workers,
                                                 pin_memory=self.replicas.device.type == "cuda",
                                                 prefetch_factor=4 if self._workers else None))
+
+    def _orders(self, number: int) -> list[Order]:
+        """The order of a stream's sentences in each direction."""
+        return [Order(self.config.seed, reverse, number, self.streams)
+                for reverse in (False, True)[: self.model.directions]]
 
     def _backward(self, k: int, batch: Batch):
         numbers = [11, self.config.seed, self._numbers[k], self.step_number]
@@ -125,7 +128,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. `ConfigurationError` if the model or the batches have other sizes.
+        """Continue from `state`. `ConfigurationError` if the model, the batches or the text have other sizes.
 
         A state without streams is that of a run that has read no text: LSTM states are zero, the text begins anew.
         """
@@ -144,6 +147,8 @@ class Trainer:
             if position is not None and tuple(position.shape) != places:
                 raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
                                          f"{tuple(position.shape)}")
+            if position is not None:
+                self._check_position(position, self._orders(number))
             self._states[k] = _to_device((h, c), self.replicas.device)
             self._positions[k] = position
         if "losses" in state and streams is not None:  # earlier versions have none
@@ -151,6 +156,16 @@ class Trainer:
             own = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
             self.losses = list(own.to(replicas.device))
         self.step_number, self._batches = state["step"], None
+
+    def _check_position(self, position: torch.Tensor, orders: Sequence[Order]) -> None:
+        """Raise `ConfigurationError` for a place that the text has not: int64 [D, 1 + rows, 4], as `Rows.position`."""
+        for order, places in zip(orders, position.tolist()):
+            known = {epoch: order.lengths(epoch, self.shards) for epoch in {place[0] for place in places} if epoch >= 0}
+            for epoch, group, sentence, done in places:
+                lengths = known.get(epoch, [])
+                if not (0 <= group < len(lengths) and 0 <= sentence <= lengths[group] and done >= -1):
+                    raise ConfigurationError(f"checkpoint: expected positions in the text, got epoch {epoch}, group "
+                                             f"{group} of files, sentence {sentence} and {done} inputs")
 
 
 def _to_device(value, device: torch.device):

@@ -16,7 +16,7 @@ from elmo_fast.model.atomic_file import locked, remove_partials
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import check_is_hdf5, read_weights
+from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.vocabulary import Vocabulary
@@ -24,6 +24,7 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
 from elmo_fast.train.config import RunConfig, TrainConfig, published_size
 from elmo_fast.train.corpus import Shard, read_shards
+from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
@@ -173,11 +174,14 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     """`start` is the checkpoint to continue from, without it the run's last."""
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
-    data, found = read_json(folder / RUN_FILE), start or next(reversed(checkpoint.in_order(folder)), None)
+    read_log(folder)  # before any work; it is used when all of that is done
+    data, found = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     data.pop("options", None)
     state = checkpoint.read(found, "optimizer", "streams", "shards", "evaluations") if found else None
     if state is not None:
         checkpoint.check_files(folder, found, state)
+        for name, values in state["weights"].items():
+            check_finite(f"checkpoint {found}: weights: {name}", values.numpy())
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.take_from({**data, **given})
     given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
@@ -194,13 +198,16 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if is_first:
         given["n_train_tokens"] = sum(shard.tokens for shard in shards)
     elif state is not None:
-        _check_shards(state["shards"] or [], shards)
+        _check_shards(state["shards"] or [], shards, f"checkpoint {found}")
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
     weights = initial_weights(config, config.training.seed)
     trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if state is not None:
-        trainer.restore(state)
+        try:
+            trainer.restore(state)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}, in {found}") from error
     if given and replicas.is_first:
         checkpoint.write_options(folder, config.to_dict())
     if is_first and replicas.is_first:
@@ -211,11 +218,11 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     return Run(folder, trainer, vocabulary, heldout, run_config, state["evaluations"] if state else [])
 
 
-def _check_shards(before: list[list], now: list[Shard]) -> None:
+def _check_shards(before: list[list], now: list[Shard], source: str) -> None:
     """Of files that a run began with before their text was hashed, the sizes and counts are compared."""
     expected = [[os.path.basename(path), *rest] for path, *rest in before]
     found = [[os.path.basename(path), *rest] for path, *rest in now]
     changed = [old[0] for old, new in zip(expected, found) if old != new[: len(old)]]
     if changed or len(found) != len(expected):
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
-                                 f"a difference in {(changed or ['their number'])[0]}")
+                                 f"a difference in {(changed or ['their number'])[0]:.80} ({source})")

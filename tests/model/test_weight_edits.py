@@ -67,7 +67,7 @@ WAYS = {
     "foreach": lambda p: torch._foreach_mul_([p.data], 0.5),
     "data replaced": lambda p: setattr(p, "data", p.data * 0.5),
     "data swapped": _swap,
-    "set": lambda p: p.data.set_(p.data * 0.5) is p.set_((p.detach() * 0.5)),
+    "set": lambda p: p.data.set_(p.data * 0.5) is p.set_(p.detach() * 0.5),
     "pruned": lambda p: p.data.mul_(torch.rand(p.shape) < 0.9),
     "random baseline": lambda p: torch.nn.init.normal_(p.data, 0, 0.1),
     "average": lambda p: p.data.copy_(0.999 * p.data + 0.001),

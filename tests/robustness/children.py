@@ -5,6 +5,7 @@ import pickle
 import resource
 import select
 import signal
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -16,21 +17,27 @@ SECONDS, MEMORY = 10, 2 << 30  # of one processor; a process that waits for othe
 WAITS = 6
 # Errors that a caller of the Python interface is told about: bad input, and files or devices that fail.
 REFUSALS = (ValueError, OSError, ImportError)
+MOST_LETTERS = 1500  # of a refusal
+# Words of errors that blame the code and not the input.
+OF_PYTHON = ("object has no attribute", "object is not", "bytes-like", "unhashable", "NoneType", "unpack ",
+             "unexpected keyword", "index out of range", "unsupported operand", "not supported between")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`kind` is returned, refused, raised, killed or timeout; `detail` is a value, a message, a traceback, a signal."""
+    """`kind` is returned, warned, refused, raised, killed or timeout; `detail` a value, message, traceback, signal."""
 
     kind: str
     detail: Any
     seconds: float
     memory: int  # bytes, the largest resident size
 
-    def fault(self) -> str | None:
-        """Why this ending is a defect whatever the input was; None where it is none."""
+    def fault(self, file: str = "") -> str | None:
+        """Why this ending is a defect whatever the input was; None where it is none. `file` must be in a refusal."""
         if self.kind == "refused":
-            return None if self.detail.strip() and self.detail.count("\n") == 0 else f"message: {self.detail!r}"
+            is_good = (self.detail.strip() and self.detail.count("\n") == 0 and file in self.detail
+                       and len(self.detail) < MOST_LETTERS and not any(word in self.detail for word in OF_PYTHON))
+            return None if is_good else f"message: {self.detail[: 2 * MOST_LETTERS]!r}"
         if self.kind != "returned":
             return f"{self.kind}: {self.detail}"
         return None if self.memory <= MEMORY else f"memory: {self.memory >> 20} MiB"
@@ -64,7 +71,12 @@ def _answer(function: Callable[[], Any], writer: int, seconds: int, memory: int)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
     try:
-        answer = "returned", function()
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 2)  # warnings of C libraries too
+            answer = "returned", function()
+            file.seek(0)
+            if text := file.read():
+                answer = "warned", text.decode(errors="replace")[:2000]
     except REFUSALS as error:
         answer = "refused", str(error)
     except BaseException:

@@ -13,6 +13,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +24,7 @@ import elmo_fast
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table
 from elmo_fast.train import checkpoint
-from tests.robustness import text_cases
+from tests.robustness import file_cases, text_cases
 from tests.robustness.arguments import calls, hostile
 from tests.robustness.children import call
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
@@ -181,7 +182,7 @@ def of_arguments(world: World, folder: Path, rng: random.Random) -> Case:
 KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "partial table": of_partial_table,
          "checkpoint": of_checkpoint, "archive": of_archive, "fasta": text_cases.of_fasta, "text": text_cases.of_text,
          "compressed": text_cases.of_compressed, "jsonl": text_cases.of_jsonl, "conllu": text_cases.of_conllu,
-         "flags": of_flags, "arguments": of_arguments}
+         "flags": of_flags, "arguments": of_arguments, **file_cases.KINDS}
 if find_spec("pyarrow"):
     KINDS["parquet"] = text_cases.of_parquet
 
@@ -190,8 +191,8 @@ def judge(world: World, kind: str, seed: int) -> tuple[str, str | None]:
     """How a case ended, and why that is a defect; None where it is none."""
     with tempfile.TemporaryDirectory(dir=world.folder) as name:
         case = KINDS[kind](world, Path(name).resolve(), random.Random(f"{kind} {seed}"))
-        outcome = call(case.run)
-    fault = outcome.fault()
+        outcome = call(case.run, case.seconds)
+    fault = outcome.fault(case.file)
     if fault is None and outcome.kind == "returned" and case.right is not None and outcome.detail not in case.right:
         fault = "another result than that of the undamaged file"
     return outcome.kind, fault and f"{kind} {seed} ({case.what}): {fault}"
@@ -201,13 +202,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run seeded cases of damaged input.")
     parser.add_argument("--cases", type=int, default=500, metavar="N", help="cases of all kinds (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="end after so many, whatever is left")
     parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; repeatable")
     arguments = parser.parse_args()
     kinds = arguments.kind or list(KINDS)
     endings: collections.Counter = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder).resolve())
+        end = time.monotonic() + 60 * arguments.minutes
         for number in range(arguments.cases):
+            if time.monotonic() > end:
+                break
             kind = kinds[number % len(kinds)]
             ending, fault = judge(world, kind, arguments.seed + number // len(kinds))
             endings[kind, "defect" if fault else ending] += 1

@@ -2,17 +2,24 @@
 
 import pytest
 
+from tests.robustness import file_cases
 from tests.robustness.fuzz import KINDS
 from tests.support.files import python
 
 CASES = 50  # of a kind: 700 in all with pyarrow
+CASES_OF_FILES = 120  # of all kinds of `file_cases` together
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in file_cases.KINDS])
 def test_damaged_input_gives_the_right_result_or_a_refusal(kind):
     """In a process of its own: the forks of this one would lack the threads that earlier tests started."""
     python("-m", "tests.robustness.fuzz", "--kind", kind, "--cases", CASES)
+
+
+def test_files_of_wrong_structure_are_read_or_refused_by_name():
+    python("-m", "tests.robustness.fuzz", *(part for kind in file_cases.KINDS for part in ("--kind", kind)), "--cases",
+           CASES_OF_FILES, "--seed", 7)
 
 
 @pytest.mark.parametrize("command", [

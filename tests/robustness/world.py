@@ -21,11 +21,16 @@ WORDS = ["<S>", "</S>", "<UNK>", *(f"word{k}" for k in range(300))]
 
 @dataclass(frozen=True)
 class Case:
-    """`run` in a child process; its value must be among `right`, or anything where that is None. `what` was done."""
+    """`run` in a child process; its value must be among `right`, or anything where that is None. `what` was done.
+
+    A refusal names `file`, or a file in it, where one is given.
+    """
 
     what: str
     run: Callable[[], Any]
     right: tuple | None = None
+    file: str = ""
+    seconds: int = 10
 
 
 class World:

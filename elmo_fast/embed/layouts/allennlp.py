@@ -17,8 +17,8 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.embed.layouts.item import Item, narrowed
 from elmo_fast.model.atomic_file import HDF5_ERRORS, Disk, atomic_path, check_target, limit_cache, new_hdf5
-from elmo_fast.model.hdf5 import open_hdf5
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.hdf5 import attribute_of, open_hdf5
+from elmo_fast.model.options import ConfigurationError, parse_json
 
 INDEX = "sentence_to_index"
 _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
@@ -262,7 +262,24 @@ def _name(link: bytes) -> str:
 
 def _has_index(file: h5py.File) -> bool:
     """Whether the file has AllenNLP's `sentence_to_index`, and not vectors of that name."""
-    return INDEX in file and file[INDEX].dtype.kind != "f"
+    found = file.get(INDEX)
+    return isinstance(found, h5py.Dataset) and found.dtype.kind != "f"
+
+
+def _read_index(file: h5py.File, where: str) -> dict[str, str]:
+    """Texts by key. Of equal texts, which its JSON has twice, the last counts."""
+    dataset = file[INDEX]
+    if dataset.shape != (1,) or h5py.check_string_dtype(dataset.dtype) is None:
+        raise ConfigurationError(f"{where}: {INDEX}: expected a string, found {dataset.dtype!s:.80} of shape "
+                                 f"{dataset.shape}")
+    try:
+        index = json.loads(dataset[0])
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where}: {INDEX}: expected JSON, found something else ({error!s:.160})") from error
+    if not isinstance(index, dict) or not all(isinstance(key, str) for key in index.values()):
+        raise ConfigurationError(f"{where}: {INDEX}: expected an object that gives sentences their keys, found another "
+                                 f"value, {index!r:.80}")
+    return {key: text for text, key in index.items()}
 
 
 class AllennlpSource(Embeddings):
@@ -276,12 +293,11 @@ class AllennlpSource(Embeddings):
         self._name = os.fspath(path)
         self._file = self._stack.enter_context(open_hdf5(path, "embeddings"))
         with self._reading():
-            about = self._file.attrs.get(_ABOUT)
+            where = f"embeddings {self._name}"
+            about = attribute_of(self._file, _ABOUT, where, str)
             if about is not None:
-                about = json.loads(about)
-                self.form, self.fingerprint = about["form"], about["fingerprint"]
-            index = json.loads(self._file[INDEX][0]) if _has_index(self._file) else {}
-            self._texts = {key: text for text, key in index.items()}
+                self._describe(parse_json(about, f"{where}: attribute {_ABOUT}"))
+            self._texts = _read_index(self._file, where) if _has_index(self._file) else {}
             self.keys = _keys(self._file)
         if all(key.isascii() and key.isdecimal() for key in self.keys):
             self.keys.sort(key=int)
@@ -291,9 +307,9 @@ class AllennlpSource(Embeddings):
     def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
             dataset = h5py.h5d.open(self._file.id, self.keys[number].encode("utf-8", "surrogateescape"))
-            values = np.empty(dataset.shape, dataset.dtype)
-            if values.dtype.kind != "f":
+            if not isinstance(dataset, h5py.h5d.DatasetID) or dataset.dtype.kind != "f" or dataset.shape is None:
                 raise ValueError(f"{self.keys[number]!r:.60} is no dataset of floats")
+            values = np.empty(dataset.shape, dataset.dtype)
             if values.size:
                 dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
             return values
@@ -306,7 +322,15 @@ class AllennlpSource(Embeddings):
 
     def _positions(self, number: int) -> np.ndarray | None:
         with self._reading():
-            return self._file[self.keys[number]].attrs.get("positions")
+            attributes = self._file[self.keys[number].encode("utf-8", "surrogateescape")].attrs
+            if "positions" not in attributes:
+                return None
+            kind, where = attributes.get_id("positions").dtype, f"embeddings {self._name}: {self.keys[number]:.80}"
+            found = attributes["positions"] if kind.kind == "i" else None
+            if np.ndim(found) != 1 or (found < 0).any():
+                raise ConfigurationError(f"{where}: attribute positions: expected integers of at least 0, found "
+                                         f"{kind!s:.80}")
+            return found
 
     def close(self) -> None:
         self._stack.close()

@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from elmo_fast.embed.layouts.allennlp import Hdf5Writer
 from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.embed.layouts.item import Item, narrowed
 from elmo_fast.model.atomic_file import Disk, locked, new_hdf5, replace
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.hdf5 import check_unpacked
+from elmo_fast.model.options import ConfigurationError, parse_json
 
 _COPIED = 1 << 24  # bytes at once
 _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
@@ -178,6 +180,11 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
             stops.check()
 
 
+def _check_kind(found: Any, name: str, least_axes: int = 0) -> None:
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim < least_axes:
+        raise ValueError(f"{name} holds no floating-point numbers, or no rows of them")
+
+
 class NpzSource(Embeddings):
     """A `.npz`; each array is read, and compared with its checksum, when it is asked for."""
 
@@ -190,11 +197,14 @@ class NpzSource(Embeddings):
             self._file = np.load(path)
         if not isinstance(self._file, np.lib.npyio.NpzFile):
             raise ConfigurationError(f"embeddings {self._name}: expected an archive of arrays, got another file")
-        self.keys = list(self._file.files)
+        self.keys, stored = list(self._file.files), os.path.getsize(path)
+        check_unpacked(f"embeddings {self._name}", sum(info.file_size for info in self._file.zip.infolist()), stored)
 
     def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
-            return self._file[self.keys[number]]
+            found = self._file[self.keys[number]]
+            _check_kind(found, f"{self.keys[number]!r:.80}")
+            return found
 
     def close(self) -> None:
         self._file.close()
@@ -210,8 +220,12 @@ class NpySource(Embeddings):
         self._name = os.fspath(path)
         with self._reading():
             self._rows = np.load(path, mmap_mode="r")
-            names = names_of(path)
-            found = json.loads(names.read_text(encoding="utf-8-sig")) if names.exists() else range(len(self._rows))
+            _check_kind(self._rows, "the array", least_axes=1)
+            found, names = range(len(self._rows)), names_of(path)
+            if names.exists():
+                found = parse_json(names.read_bytes(), f"embeddings {names}")
+            if not isinstance(found, (list, range)) or not all(isinstance(key, (str, int)) for key in found):
+                raise ConfigurationError(f"embeddings {names}: expected a list of names, found {found!r:.80}")
             if len(found) != len(self._rows):
                 raise ValueError(f"{len(self._rows)} vectors with {len(found)} names in {names.name}")
         self.keys = list(map(str, found))

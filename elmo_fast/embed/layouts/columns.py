@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.embed.layouts.item import Item, beyond_float16, narrow, refused
 from elmo_fast.model.atomic_file import Disk
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import MOST_CELLS, ConfigurationError, parse_json
 
 with extra("parquet"):
     import pyarrow as pa
@@ -169,14 +170,30 @@ class ColumnsSource(Embeddings):
                 self.schema, self.batches = self._file.schema_arrow, self._file.num_row_groups
                 lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.batches)]
             about = (self.schema.metadata or {}).get(_ABOUT)
-            if about is None or self.schema.field("vectors") is None:
+            if about is None or "vectors" not in self.schema.names:
                 raise ConfigurationError(f"embeddings {self._name}: expected vectors that elmo-fast wrote, found "
                                          f"another file of the columns {', '.join(self.schema.names)}")
-            about = json.loads(about)
-        self._check_version(about["format_version"], FORMAT_VERSION)
-        self.form, self.fingerprint, self._shape = about["form"], about["fingerprint"], about["shape"]
+        about = parse_json(about, f"embeddings {self._name}: metadata elmo_fast")
+        self._check_version(about.get("format_version") if isinstance(about, dict) else None, FORMAT_VERSION)
+        self._describe(about)
+        self._shape = about.get("shape")
+        if not _is_shape(self._shape, len(lengths) and sum(lengths), self.form["layers"] == "all"):
+            raise ConfigurationError(f"embeddings {self._name}: metadata elmo_fast: shape: expected that of a row, "
+                                     f"found {self._shape!r:.80}")
+        self._check_columns()
         self._starts = np.cumsum([0, *lengths])
         self._kept: dict[int, tuple[dict, np.ndarray, np.ndarray]] = {}
+
+    def _check_columns(self) -> None:
+        """Raise `ConfigurationError` unless all columns are there, of the types that were written."""
+        form = Form(dtype=self.form["dtype"], layers=self.form["layers"] if self.form["layers"] == "all" else "top",
+                    pool=self.form["pool"], targets=frozenset() if self.form["targets"] else None)
+        for field in _schema(form, None, None):
+            number = self.schema.get_field_index(field.name)
+            if number < 0 or self.schema.field(number).type != field.type:
+                found = f"{self.schema.field(number).type!s:.80}" if number >= 0 else "none"
+                raise ConfigurationError(f"embeddings {self._name}: column {field.name}: expected {field.type}, found "
+                                         f"{found}")
 
     @cached_property
     def keys(self) -> list[str]:
@@ -236,9 +253,17 @@ class ColumnsSource(Embeddings):
             values = values.values
         rows = values.to_numpy(zero_copy_only=False).reshape(-1, *self._shape)
         ends = np.arange(len(rows) + 1) if self.form["pool"] else vectors.offsets.to_numpy()
-        if len(ends) != len(batch) + 1 or ends[-1] != len(rows):
+        if len(ends) != len(batch) + 1 or ends[0] or ends[-1] != len(rows) or (ends[1:] < ends[:-1]).any():
             raise ValueError("numbers of vectors that do not fit")
         return columns, ends, rows
+
+
+def _is_shape(value: Any, texts: int, has_layers: bool) -> bool:
+    """Whether it can be the shape of a row of vectors; a file without texts has none."""
+    if value is None:
+        return not texts
+    return (isinstance(value, list) and len(value) == 1 + has_layers
+            and all(type(size) is int and 0 < size <= MOST_CELLS for size in value))
 
 
 Opened = ColumnsSource

@@ -2,13 +2,16 @@
 
 import abc
 import contextlib
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
+from elmo_fast.choices import LAYERS, POOLS, SEQVEC_LAYERS, STORAGES
 from elmo_fast.model.options import ConfigurationError
 
 
@@ -35,7 +38,7 @@ class Embeddings(Sequence):
     _expected: str  # to read from it, and what was found in its place
     # Errors of NumPy, zipfile and pyarrow for damaged files.
     _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
-                                            zipfile.BadZipFile)
+                                            TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
 
     @property
     def layers(self) -> str | list[float] | None:
@@ -100,14 +103,29 @@ class Embeddings(Sequence):
         for number in range(len(self)):
             tokens, stored = self.tokens(number), self._positions(number)
             positions = list(range(len(tokens)) if stored is None else stored.tolist())
+            self.check_positions(number, tokens, positions)
             rows = [row for row, position in enumerate(positions) if tokens[position] == word]
             if rows:
-                found.append(np.moveaxis(self._vectors(number), -2, 0)[rows])
+                vectors = np.moveaxis(self._vectors(number), -2, 0)
+                self.check_vectors(number, vectors, positions)
+                found.append(vectors[rows])
                 places += [(number, positions[row]) for row in rows]
         if found:
             return np.concatenate(found), places
         shape = np.moveaxis(self[0], -2, 0).shape[1:] if len(self) else ()
         return np.empty((0, *shape), self.dtype), places
+
+    def check_positions(self, number: int, tokens: Sequence[str], positions: Sequence[int]) -> None:
+        """Raise `ConfigurationError` unless these are positions of a text's tokens."""
+        if len(positions) and not (min(positions) >= 0 and max(positions) < len(tokens)):
+            raise ConfigurationError(f"embeddings {self._name}: positions: expected those of the {len(tokens)} tokens of "
+                                     f"text {number}, found others: the file is damaged")
+
+    def check_vectors(self, number: int, vectors: np.ndarray, positions: Sequence[int]) -> None:
+        """Raise `ConfigurationError` unless there is a row of vectors for each position of a text."""
+        if len(vectors) != len(positions):
+            raise ConfigurationError(f"embeddings {self._name}: expected vectors of {len(positions)} tokens of text "
+                                     f"{number}, found {len(vectors)}")
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -144,10 +162,21 @@ class Embeddings(Sequence):
             return np.array(rows[0])
         return np.array(rows.swapaxes(0, 1), order="C") if rows.ndim == 3 else np.array(rows)
 
-    def _check_version(self, found: int, known: int) -> None:
-        if found > known:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found}; a "
-                                     "newer elmo-fast may read it")
+    def _describe(self, about: Any) -> None:
+        """Take the form and the fingerprint out of what a file says about itself, checked."""
+        form, fingerprint = (about.get(name) for name in ("form", "fingerprint")) if isinstance(about, dict) else (0, 0)
+        fits = (isinstance(form, dict) and form.get("dtype") in STORAGES and form.get("pool", 0) in (None, *POOLS)
+                and _are_layers(form.get("layers")) and isinstance(form.get("targets"), bool)
+                and isinstance(fingerprint, (dict, type(None))))
+        if not fits:
+            raise ConfigurationError(f"embeddings {self._name}: expected layers, pool, dtype and fingerprint that "
+                                     f"elmo-fast writes, found {about!r:.160}")
+        self.form, self.fingerprint = form, fingerprint
+
+    def _check_version(self, found: Any, known: int) -> None:
+        if not isinstance(found, int) or found > known:
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found!r:.80}; "
+                                     "a newer elmo-fast may read it")
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -172,4 +201,10 @@ class Embeddings(Sequence):
         except (ConfigurationError, FileNotFoundError):
             raise
         except self._damage as error:
-            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} ({error})") from error
+            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} "
+                                     f"({' '.join(str(error).split()):.300})") from error
+
+
+def _are_layers(value: Any) -> bool:
+    return value in (*LAYERS, *SEQVEC_LAYERS) if isinstance(value, str) else isinstance(value, list) and all(
+        isinstance(factor, (int, float)) for factor in value)

@@ -18,8 +18,8 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.embed.layouts.item import Item, beyond_float16, narrow, refused
 from elmo_fast.model.atomic_file import Disk, new_hdf5
-from elmo_fast.model.hdf5 import open_hdf5
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.hdf5 import attribute_of, dataset_of, open_hdf5
+from elmo_fast.model.options import ConfigurationError, parse_json
 from elmo_fast.model.seal import PACKED, ROWS, Blocks, read_seal, write_seal
 from elmo_fast.text.strings import joined, split
 
@@ -244,21 +244,43 @@ class PackedSource(Embeddings):
     def __init__(self, path: str | os.PathLike):
         self._name = name = os.fspath(path)
         sealed = read_seal(name, PACKED)
+        where = f"embeddings {name}"
         with open_hdf5(path, "embeddings") as file:
-            self._check_version(file.attrs.get("format_version", 0), FORMAT_VERSION)
+            self._check_version(attribute_of(file, "format_version", where, int, 0), FORMAT_VERSION)
             if sealed is None:
                 raise ConfigurationError(f"embeddings {name}: expected a seal with checksums at its end, found none: "
                                          "the file is incomplete, or was cut or changed; write it again")
-            self.form, self.fingerprint = json.loads(file.attrs["form"]), json.loads(file.attrs["fingerprint"])
+            self._describe({each: parse_json(attribute_of(file, each, where, str, ""), f"{where}: attribute {each}")
+                            for each in ("form", "fingerprint")})
             with open(name, "rb") as content:
                 self._map = mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ)
             mapped = np.frombuffer(self._map, np.uint8)
-            self.arrays = {each: _mapped(mapped, file[each]) for each in file}
+            datasets = _datasets(file, self.form, where)
+            self.arrays = {each: _mapped(mapped, dataset) for each, dataset in datasets.items()}
         self.rows = self.arrays["vectors"]
-        self.blocks = Blocks(name, self.rows, sealed[1][1:], PACKED)
-        if sealed[1][0] != len(self.rows):
+        self._check_offsets()
+        seal, progress = sealed
+        if seal.rows != len(self.rows) or progress[0] != len(self.rows):
             raise ConfigurationError(f"embeddings {name}: expected all of its {len(self.rows)} vectors, found "
-                                     f"{sealed[1][0]}: the file is incomplete; write it again")
+                                     f"{progress[0]}: the file is incomplete; write it again")
+        self.blocks = Blocks(name, self.rows, progress[1:], PACKED)
+
+    def _check_offsets(self) -> None:
+        """Raise `ConfigurationError` unless the parts of every array rise to its end."""
+        lengths = {"offsets": len(self.rows), "token_offsets": len(self.arrays["token_ends"])}
+        lengths |= {ends: len(self.arrays[name]) for name, ends in _STRINGS.items()}
+        for name, length in lengths.items():
+            ends = self.arrays[name]
+            first = int(ends[0]) if len(ends) else 0
+            rises = first >= 0 and (int(ends[-1]) if len(ends) else 0) == length and not (ends[1:] < ends[:-1]).any()
+            if not rises or (name.endswith("offsets") and first):
+                raise ConfigurationError(f"embeddings {self._name}: {name}: expected offsets that rise to {length}, "
+                                         "found others: the file is damaged")
+        texts = {len(self.arrays[name]) for name in ("key_ends", "text_ends")}
+        texts |= {len(self.arrays[name]) - 1 for name in ("offsets", "token_offsets")}
+        if len(texts) > 1:
+            raise ConfigurationError(f"embeddings {self._name}: expected keys, texts, tokens and vectors of as many "
+                                     f"texts, found those of {sorted(texts)}")
 
     @cached_property
     def keys(self) -> list[str]:
@@ -288,7 +310,11 @@ class PackedSource(Embeddings):
     def _strings(self, name: str, begin: int, end: int) -> list[str]:
         content, ends = self.arrays[name], self.arrays[_STRINGS[name]]
         first, last = (int(ends[at - 1]) if at else 0 for at in (begin, end))
-        return split(content[first:last], ends[begin:end] - first)
+        try:
+            return split(content[first:last], ends[begin:end] - first)
+        except ValueError as error:
+            raise ConfigurationError(f"embeddings {self._name}: {name}: expected strings in UTF-8, found others: the file "
+                                     f"is damaged ({error!s:.100})") from error
 
     def forget(self) -> None:
         """Give back the memory of what was read; the file is still mapped."""
@@ -297,6 +323,23 @@ class PackedSource(Embeddings):
 
     def close(self) -> None:
         self.arrays, self.rows, self.blocks, self._map = {}, self.rows[:0].copy(), None, None
+
+
+def _datasets(file: h5py.File, form: dict, where: str) -> dict[str, h5py.Dataset]:
+    """The datasets of a file, with the types and numbers of axes that its form asks for."""
+    vectors, axes = dataset_of(file, "vectors", where), 2 + (form["layers"] == "all")
+    if vectors.dtype.name != form["dtype"] or not vectors.shape or (vectors.shape[0] and vectors.ndim != axes):
+        raise ConfigurationError(f"{where}: vectors: expected {axes} axes of {form['dtype']}, found "
+                                 f"{vectors.dtype!s:.80} of shape {vectors.shape}")
+    found = {"vectors": vectors}
+    found |= {name: dataset_of(file, name, where, "u", None) for name in _STRINGS}
+    rows = {"positions": len(vectors)} if form["targets"] else {}
+    for name, length in {**dict.fromkeys([*_STRINGS.values(), "offsets", "token_offsets"]), **rows}.items():
+        found[name] = dataset_of(file, name, where, "i", length)
+    for name, dataset in found.items():
+        if (dataset.nbytes and dataset.id.get_offset() is None) or dataset.dtype.byteorder == ">":
+            raise ConfigurationError(f"{where}: {name}: expected values end to end, found chunks or another byte order")
+    return found
 
 
 def _mapped(content: np.ndarray, dataset: h5py.Dataset) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from elmo_fast import stops
 from elmo_fast.embed.layouts.embeddings import Embeddings
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import ConfigurationError, parse_json
 
 SUFFIXES = {"packed": ".h5", "parquet": ".parquet", "arrow": ".arrow"}  # of the layouts that shards can have
 MANIFEST = "manifest.json"
@@ -63,9 +63,9 @@ class ShardsSource(Embeddings):
     def __init__(self, folder: str | os.PathLike, open_shard: Callable[[Path], Embeddings]):
         self._name, self._folder, self._open = os.fspath(folder), Path(folder), open_shard
         manifest = _manifest(self._folder)
-        self._check_version(manifest["format_version"], FORMAT_VERSION)
-        self.layout, self.form, self.fingerprint = (manifest[name] for name in ("layout", "form", "fingerprint"))
-        self._shards = manifest["shards"]
+        self._check_version(manifest.get("format_version"), FORMAT_VERSION)
+        self._describe(manifest)
+        self.layout, self._shards = manifest["layout"], manifest["shards"]
         self._starts = np.cumsum([0, *(shard["texts"] for shard in self._shards)])
         self._opened: dict[int, Embeddings] = {}
 
@@ -121,11 +121,20 @@ def _manifest(folder: Path) -> dict:
     if not path.exists():
         raise ConfigurationError(f"embeddings {folder}: expected a directory of shards with {MANIFEST}, found none: "
                                  "not one of embeddings, or incomplete")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-        is_good = content["checksum"] == _sum(content) and content["complete"] is True
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"embeddings {path}: expected a manifest, found damage ({error})") from error
-    if not is_good:
-        raise ConfigurationError(f"embeddings {path}: expected the checksum it was written with, found damage")
+    where = f"embeddings {path}"
+    content = parse_json(path.read_bytes(), where)
+    if not isinstance(content, dict) or content.get("complete") is not True or content.get("checksum") != _sum(content):
+        raise ConfigurationError(f"{where}: expected the checksum it was written with, found damage")
+    shards = content.get("shards")
+    if content.get("layout") not in SUFFIXES or not isinstance(shards, list) or not all(map(_is_shard, shards)):
+        raise ConfigurationError(f"{where}: expected a layout and shards, with their file, texts, bytes and crc32, "
+                                 f"found {shards!r:.160}")
     return content
+
+
+def _is_shard(value: Any) -> bool:
+    """An entry of the list: a file in the directory itself, and three counts."""
+    return (isinstance(value, dict) and isinstance(value.get("file"), str)
+            and value["file"] not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value["file"])
+            and all(type(value.get(name)) is int and 0 <= value[name] < 1 << 62
+                    for name in ("texts", "bytes", "crc32")))

@@ -16,14 +16,13 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import STORAGES, check_path, local_path, shown
+from elmo_fast.choices import PRECISIONS, STORAGES, check_path, local_path, shown
 from elmo_fast.model.atomic_file import HDF5_ERRORS, check_target, locked, new_hdf5, replace
-from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.hdf5 import attribute_of, dataset_of, open_hdf5, strings_of
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import ROWS, Blocks, read_seal, write_seal
-from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import BOUNDARIES
-from elmo_fast.text.strings import joined, split
+from elmo_fast.text.strings import joined
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 2  # 1: without a seal
@@ -61,31 +60,36 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
             raise ConfigurationError(f"token table {name}: {message}")
 
     with open_hdf5(path, "token table") as file:
-        dataset, words, attributes = file.get("embedding"), None, file.attrs
-        require(isinstance(dataset, h5py.Dataset), f"expected the dataset embedding, found {sorted(file)}")
+        where, words = f"token table {name}", None
+        dataset = dataset_of(file, "embedding", where)
         require(dataset.ndim == 2 and 0 not in dataset.shape and dataset.dtype.name in STORAGES,
                 f"embedding: expected float32 or float16 of shape [words, values], found {dataset.dtype} of shape "
                 f"{dataset.shape}")
-        fingerprint, version = attributes.get("fingerprint"), int(attributes.get("format_version", 0))
+        fingerprint = attribute_of(file, "fingerprint", where, str)
+        version = attribute_of(file, "format_version", where, int, 0)
         require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
                 f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
         require(version < 2 or sealed is not None, "expected a seal with checksums at its end, found none: the file "
                 "was cut or changed; write it again (elmo-fast cache)")
-        done = sealed[1][0] if sealed else file["done"][0] if version and "done" in file else len(dataset)
+        require(sealed is None or sealed[0].rows == len(dataset), f"expected the checksums of {len(dataset)} vectors, "
+                f"found those of {sealed[0].rows if sealed else 0}; write it again (elmo-fast cache)")
+        done = (sealed[1][0] if sealed else dataset_of(file, "done", where, "iu", 1)[0] if version and "done" in file
+                else len(dataset))
         require(done == len(dataset), f"expected all of its {len(dataset)} vectors, found {done}; elmo-fast cache "
                 "resumes the partial file OUT.part, and renames it when it is complete")
         if "vocabulary" in file:
-            words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
+            words = strings_of(file, "vocabulary", "vocabulary_ends", where)
             require(len(words) == len(dataset),
                     f"expected a word for each of {len(dataset)} vectors, found {len(words)}")
-        precision = check_precision(str(attributes.get("precision", "highest")))
+        precision = attribute_of(file, "precision", where, str, "highest")
+        require(precision in PRECISIONS, f"attribute precision: expected one of {', '.join(PRECISIONS)}, found "
+                f"{precision!r:.80}")
         values = _values(dataset, name, device is None)
     blocks = Blocks(name, values, sealed[1][1:]) if sealed else None
     if blocks and not isinstance(values, np.memmap):
         blocks.check()
         blocks = None
-    return TableFile(torch.from_numpy(values).to(device or "cpu"), words,
-                     None if fingerprint is None else str(fingerprint), precision, blocks)
+    return TableFile(torch.from_numpy(values).to(device or "cpu"), words, fingerprint, precision, blocks)
 
 
 def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:
@@ -226,10 +230,13 @@ class TableWriter:
         try:
             self._seal, self._progress = read_seal(part)
             with open_hdf5(part, "partial token table") as file:
-                embedding, attributes = file["embedding"], file.attrs
-                words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
+                where, attributes = f"partial token table {part}", file.attrs
+                embedding = dataset_of(file, "embedding", where, "f", None, None)
+                words = strings_of(file, "vocabulary", "vocabulary_ends", where)
+                described = words, str(attributes["fingerprint"]), str(attributes["precision"])
                 is_own = ((embedding.shape, embedding.dtype) == (self._shape, self._dtype)
-                          and (words, attributes["fingerprint"], attributes["precision"]) == self._description)
+                          and (self._seal.first, self._seal.rows) == (embedding.id.get_offset(), self._shape[0])
+                          and described == self._description)
         except HDF5_ERRORS:
             is_own = False
         if not is_own or not 0 <= self._progress[0] <= self._shape[0]:

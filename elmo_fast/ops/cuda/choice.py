@@ -135,7 +135,7 @@ class Choices:
         try:
             held = json.loads(self._file().read_text(encoding="utf-8"))
             return {name: {shape: Measured(**values) for shape, values in of.items()} for name, of in held.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
     def _record(self, machine: str, shape: str, measured: Measured) -> None:

@@ -1,0 +1,153 @@
+"""Bodies of requests: JSON, read and checked in a thread beside the event loop, and only up to the first fault.
+
+The reading is in Python and value by value, so that the loop gets its turn in between; `json.loads` would keep it
+waiting from the first byte to the last.
+"""
+
+import asyncio
+import email.message
+import functools
+import json
+import re
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from elmo_fast.choices import extra
+from elmo_fast.serve.limits import Limits
+
+with extra("serve"):
+    from fastapi import HTTPException, Request
+    from fastapi.exceptions import RequestValidationError
+    from pydantic import BaseModel, ValidationError
+
+LIMITS = "elmo_fast.limits"  # in the scope of a request
+_MOST_DEPTH, _MOST_KEYS = 8, 64  # of lists and objects in each other, and of an object
+_MOST_OTHERS = 64  # values of a request that are no texts
+_space = re.compile(r"[ \t\n\r]*").match
+_scalar = json.JSONDecoder().raw_decode
+
+
+class BodyReader:
+    """Reads bodies one after the other: any number of large ones leaves the loop its share of the time."""
+
+    def __init__(self):
+        self._thread = ThreadPoolExecutor(1, "elmo-fast bodies")
+
+    def of(self, model: type[BaseModel], then: Callable[[Any], Any] | None = None) -> Callable[..., Awaitable[Any]]:
+        """A dependency of a route: the body as a `model`, or what `then`, called in the thread too, makes of it."""
+        async def dependency(request: Request) -> Any:
+            body, limits = await request.body(), request.scope.get(LIMITS) or Limits()
+            if body:
+                _check_kind(request.headers.get("content-type", ""), body)
+            most = limits.queue_tokens + _MOST_OTHERS, limits.max_texts + _MOST_OTHERS
+            read = functools.partial(_read, body, model, most, then)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+
+        return dependency
+
+
+def described(model: type[BaseModel]) -> dict[str, Any]:
+    """The argument of a route that shows the body in the API's description, as a parameter of that type would."""
+    return {"openapi_extra": {"requestBody": {
+        "required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}}
+
+
+def _check_kind(content_type: str, body: bytes) -> None:
+    """The errors are FastAPI's; it has the bytes themselves as the body of one of another kind."""
+    message = email.message.Message()
+    message["content-type"] = content_type
+    main, kind = (message.get_content_maintype(), message.get_content_subtype()) if content_type else ("", "")
+    if main != "application" or not (kind == "json" or kind.endswith("+json")):
+        raise RequestValidationError([{"type": "model_attributes_type", "loc": ("body",), "input": None,
+                                       "msg": "Input should be a valid dictionary"}], body=body)
+
+
+def _read(content: bytes, model: type[BaseModel], most: tuple[int, int], then: Callable[[Any], Any] | None) -> Any:
+    value = read_json(content, *most) if content else None
+    try:
+        body = model.model_validate(value)
+    except ValidationError as error:
+        reasons = error.errors(include_url=False, include_input=False)
+        raise RequestValidationError([{**reason, "loc": ("body", *reason["loc"])} for reason in reasons],
+                                     body=value) from error
+    return body if then is None else then(body)
+
+
+def read_json(content: bytes, most_values: int, most_lists: int) -> Any:
+    """The value that a body holds; `RequestValidationError` and `HTTPException` for one that is no JSON or too much.
+
+    Lists are bounded apart: many thousands of them at once let Python look for cycles among all objects of the process.
+    """
+    try:
+        text = content.decode(json.detect_encoding(content), "surrogatepass")
+        reader = _Reader(text, most_values, most_lists)
+        value, end = reader.value(reader.next(0), 1)
+        if (end := reader.next(end)) != len(text):
+            raise json.JSONDecodeError("Extra data", text, end)
+    except json.JSONDecodeError as error:
+        raise RequestValidationError([{"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error",
+                                       "input": {}, "ctx": {"error": error.msg}}], body=error.msg) from error
+    except ValueError as error:
+        raise HTTPException(400, f"There was an error parsing the body ({error!s:.100})") from error
+    return value
+
+
+class _Reader:
+    """The values of a JSON text by position. Errors are those of `json`, at the same places."""
+
+    def __init__(self, text: str, most_values: int, most_lists: int):
+        self._text, self._left, self._lists_left = text, most_values, most_lists
+
+    def next(self, at: int) -> int:
+        """The position of what comes after white space."""
+        return _space(self._text, at).end()
+
+    def value(self, at: int, depth: int) -> tuple[Any, int]:
+        """The value that begins at a position, and its end."""
+        first = self._text[at : at + 1]
+        is_list = first == "[" or first == "{"
+        self._left, self._lists_left = self._left - 1, self._lists_left - is_list
+        if self._left < 0 or self._lists_left < 0:
+            raise HTTPException(413, "the body: expected no more values, or lists, than a request can have")
+        if not is_list:
+            return _scalar(self._text, at)
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"expected at most {_MOST_DEPTH} lists and objects in each other, got more")
+        return (self._list if first == "[" else self._object)(self.next(at + 1), depth)
+
+    def _list(self, at: int, depth: int) -> tuple[list, int]:
+        found: list[Any] = []
+        has_more = self._text[at : at + 1] != "]"
+        at += not has_more
+        while has_more:
+            value, at = self.value(at, depth + 1)
+            found.append(value)
+            at, has_more = self._after(at, "]")
+        return found, at
+
+    def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        has_more = self._text[at : at + 1] != "}"
+        at += not has_more
+        while has_more:
+            if self._text[at : at + 1] != '"':
+                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", self._text, at)
+            key, at = _scalar(self._text, at)
+            if key in found or len(found) == _MOST_KEYS:
+                why = "Key given twice" if key in found else f"Expected at most {_MOST_KEYS} keys"
+                raise RequestValidationError([{"type": "value_error", "loc": ("body", key), "msg": why}], body=why)
+            if self._text[(at := self.next(at)) : at + 1] != ":":
+                raise json.JSONDecodeError("Expecting ':' delimiter", self._text, at)
+            found[key], at = self.value(self.next(at + 1), depth + 1)
+            at, has_more = self._after(at, "}")
+        return found, at
+
+    def _after(self, at: int, end: str) -> tuple[int, bool]:
+        """Where reading goes on behind a value, and whether another value of its list or object follows there."""
+        follows = self._text[(at := self.next(at)) : at + 1]
+        if follows == end:
+            return at + 1, False
+        if follows != ",":
+            raise json.JSONDecodeError("Expecting ',' delimiter", self._text, at)
+        return self.next(at + 1), True

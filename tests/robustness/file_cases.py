@@ -1,0 +1,301 @@
+"""Cases of files whose structure is damaged, not their bytes alone: with right checksums, and read to the end."""
+
+import bz2
+import functools
+import gzip
+import json
+import lzma
+import random
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import elmo_fast
+from elmo_fast.embed.contexts import ContextIndex
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.layouts.shards import MANIFEST, _sum
+from elmo_fast.embed.nearest import open_index
+from elmo_fast.model import seal
+from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train import checkpoint
+from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes
+from tests.robustness.structure import (
+    changed_tensor,
+    cut_seal,
+    damage_lines,
+    damage_pickle,
+    damage_structure,
+    damaged_json,
+    reseal,
+    value_of,
+)
+from tests.robustness.world import Case, World
+from tests.support.files import paths
+from tests.support.manylangs import SENTENCES, write_manylangs
+from tests.support.vectors import make_items, write
+
+_FORMS = (Form(), Form("top"), Form("average", "mean"), Form("all", "max", "float16"),
+          Form(targets=frozenset({"wörd1", "wörd4"})))
+_OUTPUTS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"),
+            ("npy", "out.npy")]
+if find_spec("pyarrow"):
+    _OUTPUTS += [("parquet", "out.parquet"), ("arrow", "out.arrow"), ("parquet", "shards")]
+
+
+def of_structure(world: World, folder: Path, rng: random.Random) -> Case:
+    model = shutil.copytree(world.model, folder / "model")
+    what = damage_structure(paths(model)[1], rng)
+
+    def run() -> bool:
+        vectors = elmo_fast.load(model).embed([["a", "b"]])[0]
+        assert vectors.shape[1] == 2
+        return True
+
+    return Case(what, run, file=str(folder))
+
+
+def of_sealed_table(world: World, folder: Path, rng: random.Random) -> Case:
+    table = Path(shutil.copy(world.table, folder / "table.hdf5"))
+    cut_seal(table)
+    what = damage_structure(table, rng)
+    reseal(table, seal.TABLE, rng)
+
+    def run() -> int:
+        found = TokenTable.open(table)
+        assert found.vectors(np.arange(len(found))).shape == (len(found), found.dim)
+        return len(found) + sum(map(len, found.words or []))
+
+    return Case(what, run, file=str(table))
+
+
+@functools.cache
+def _vectors(world: World, number: int, layout: str, name: str) -> Path:
+    folder = world.folder / f"vectors-{number}-{layout}-{name}"
+    folder.mkdir()
+    write(layout, folder / name, _FORMS[number], make_items(_FORMS[number], count=40), (13,),
+          **({"fingerprint": {"model": "a", "state": "warm"}} if layout != "npz" else {}))
+    return folder
+
+
+def of_vectors(world: World, folder: Path, rng: random.Random) -> Case:
+    (layout, name), number = rng.choice(_OUTPUTS), rng.randrange(len(_FORMS))
+    number = 2 if layout == "npy" else number
+    place = shutil.copytree(_vectors(world, number, layout, name), folder / "copy")
+    target = place / name
+    what = _damage_vectors(target, layout, rng)
+    return Case(f"{layout} {name} {number}: {what}", lambda: _read_all(target), file=str(place))
+
+
+def _damage_vectors(target: Path, layout: str, rng: random.Random) -> str:
+    if target.is_dir() and rng.random() < 0.6:
+        manifest = target / MANIFEST
+        text = damaged_json(manifest.read_text(), rng)
+        if rng.random() < 0.8:
+            try:
+                content = json.loads(text)
+                content["checksum"] = _sum(content)
+                text = json.dumps(content)
+            except (ValueError, TypeError, RecursionError):
+                pass
+        manifest.write_text(text, errors="replace")
+        return "manifest"
+    if target.is_dir():
+        target = rng.choice([path for path in sorted(target.iterdir()) if path.name != MANIFEST])
+    if layout in ("allennlp", "packed") and rng.random() < 0.8:
+        if layout == "packed":
+            cut_seal(target)
+        what = damage_structure(target, rng)
+        if layout == "packed":
+            reseal(target, seal.PACKED, rng)
+        return what
+    if layout == "npy" and rng.random() < 0.4:
+        names = target.with_suffix(".json")
+        names.write_text(damaged_json(names.read_text(), rng), errors="replace")
+        return "names"
+    if layout in ("npy", "npz") and rng.random() < 0.6:
+        return _damage_arrays(target, rng)
+    return damage_bytes(target, rng)
+
+
+def _damage_arrays(target: Path, rng: random.Random) -> str:
+    values = rng.choice((np.zeros(3, "i4"), np.zeros((2, 2), "c8"), np.array(3.0, "f4"), np.zeros((0, 3), "f4"),
+                         np.array(["a"]), np.zeros((40, 2, 2), ">f8"), np.zeros(40, "M8[s]"),
+                         np.zeros((1 << 24,), "f4")))
+    if target.suffix == ".npy":
+        np.save(target, values)
+    else:
+        with np.load(target) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        arrays[rng.choice(sorted(arrays))] = values
+        (np.savez_compressed if rng.random() < 0.5 else np.savez)(target, **arrays)
+    return f"{values.dtype} {values.shape}"
+
+
+def _read_all(target: Path) -> int:
+    with elmo_fast.open_embeddings(target) as found:
+        total = 0
+        for number, key in enumerate(found.keys):
+            vectors = found[number]
+            assert vectors.dtype.kind == "f" and isinstance(key, str)
+            total += vectors.size
+            positions = found.positions(number)
+            assert positions is None or positions.dtype.kind == "i"
+            if found.layout in ("packed", "parquet", "arrow"):
+                assert all(isinstance(token, str) for token in [found.text(number), *found.tokens(number)])
+        assert len(found) == len(found.keys) and found.dtype.kind == "f"
+        if found.layout in ("packed", "parquet", "arrow") and not found.pool:
+            rows, places = found.occurrences("wörd1")
+            assert len(rows) == len(places)
+            total += len(ContextIndex.from_embeddings(found))
+        return total
+
+
+def of_index(world: World, folder: Path, rng: random.Random) -> Case:
+    path = Path(shutil.copy(_index(world), folder / "index.h5"))
+    what = damage_structure(path, rng) if rng.random() < 0.9 else damage_bytes(path, rng)
+
+    def run() -> int:
+        index = open_index(path)
+        found = [index.nearest(number, 3) for number in range(len(index))]
+        assert index.nearest(np.ones(index.vectors.shape[1], np.float32), 2, center=True) or not len(index)
+        return sum(map(len, found)) + len(index.occurrences("wörd1")) + sum(int(line) for line in index.lines)
+
+    return Case(what, run, file=str(path))
+
+
+@functools.cache
+def _index(world: World) -> Path:
+    rng = np.random.default_rng(0)
+    texts = [[f"wörd{number}" for number in rng.integers(6, size=length)] for length in (4, 1, 7, 3)]
+    places = np.array([(text, at) for text, tokens in enumerate(texts) for at in range(len(tokens))])
+    vectors = rng.standard_normal((len(places), 8), dtype=np.float32)
+    ContextIndex(texts, places, vectors, lines=[0, 2, 5, 6], model="a").save(world.folder / "index.h5")
+    return world.folder / "index.h5"
+
+
+def of_vocabulary(world: World, folder: Path, rng: random.Random) -> Case:
+    path = folder / rng.choice(("vocab.txt", "vocab.txt.gz", "text.txt.gz", "text.txt.xz", "text.fasta.bz2"))
+    unit = rng.choice((b"\0", b"a\n", b"\xff", b">a\nA\n", b"a", b"word ", b"\n", "é\u2028\n".encode()))
+    content = unit * rng.choice((1, 50, 1 << 12, 1 << 20))
+    content = rng.choice((content, world.vocabulary.read_bytes() + content))
+    opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix, open)
+    with opener(path, "wb") as file:
+        for _ in range(rng.choice((1, 1, 1, 40)) if b"\n" not in unit else 1):
+            file.write(content[: 4 << 20])
+    what = f"{path.name} {unit!r} {len(content)}" + (f" {damage_bytes(path, rng)}" if rng.random() < 0.4 else "")
+    if path.name.startswith("vocab"):
+        return Case(what, lambda: len(Vocabulary(path)), file=str(path), seconds=20)
+    return Case(what, lambda: elmo_fast.open_texts(path, allow_blank=True).count(), file=str(path), seconds=20)
+
+
+def of_manylangs(world: World, folder: Path, rng: random.Random) -> Case:
+    model = shutil.copytree(_manylangs(world), folder / "model")
+    path = model / rng.choice(("encoder.pkl", "token_embedder.pkl", "token_embedder.pkl", "config.json", "sizes.json",
+                               "char.dic", "word.dic"))
+    if path.suffix == ".pkl":
+        what = damage_pickle(path, rng)
+    elif path.suffix == ".json" and rng.random() < 0.8:
+        text = damaged_json(path.read_text(), rng)
+        path.write_text(text, errors="replace")
+        what = "json"
+    elif path.suffix == ".dic" and rng.random() < 0.7:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        lines[rng.randrange(len(lines))] = rng.choice((
+            "a", "a\tb", "a\t-1", f"a\t{10**30}", "\t", "\t\t", "x" * 9000 + "\t1", "a\t٣", "a\t1.5", "<oov>\t2",
+            "\u3000\t1"))
+        path.write_text("\n".join(lines), encoding="utf-8")
+        what = "line"
+    else:
+        what = damage_bytes(path, rng)
+
+    def run() -> bool:
+        found = elmo_fast.load(model).embed(SENTENCES[:3])
+        return len(found) == 3
+
+    return Case(f"{path.name} {what}", run, file=str(model))
+
+
+@functools.cache
+def _manylangs(world: World) -> Path:
+    return write_manylangs(world.folder / "manylangs")
+
+
+def of_log(world: World, folder: Path, rng: random.Random) -> Case:
+    """A damaged log: refused before any text is read."""
+    run_directory = shutil.copytree(world.run, folder / "run")
+    what = damage_lines(run_directory / "log.jsonl", rng)
+
+    def run() -> bool:
+        world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
+        return True
+
+    return Case(what, run, file=str(run_directory))
+
+
+def of_sealed_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
+    """A checkpoint of other content with its right checksum: refused, or trained on without an error of Python's."""
+    run_directory = shutil.copytree(world.run, folder / "run")
+    path = max((run_directory / "checkpoints").glob("step-*.pt"))
+    content = torch.load(path, weights_only=True)
+    container, key = content, rng.choice([name for name in sorted(content) if name != "format"])
+    while isinstance(container[key], (dict, list)) and container[key] and rng.random() < 0.9:
+        container = container[key]
+        key = rng.choice(sorted(container, key=str) if isinstance(container, dict) else range(len(container)))
+    before = container[key]
+    if isinstance(before, torch.Tensor) and before.dtype == torch.int64:
+        flat = before.clone().reshape(-1)
+        flat[rng.randrange(len(flat))] = rng.choice((-2, -1, 0, 1, 3, 25, 99, 2**31, 2**62))
+        container[key] = flat.reshape(before.shape)
+    elif isinstance(before, torch.Tensor):
+        container[key] = changed_tensor(before, rng)
+    else:
+        container[key] = rng.choice((value_of(rng), rng.choice(HOSTILE_NUMBERS), torch.zeros(3), "text", b"bytes"))
+    try:
+        checkpoint.write(path, {name: value for name, value in content.items() if name != "format"})
+    except Exception:
+        return Case("cannot be written", lambda: True)
+
+    def run() -> bool:
+        world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
+        return True
+
+    return Case(f"{key}", run, file=str(run_directory))
+
+
+def of_request(world: World, folder: Path, rng: random.Random) -> Case:
+    """A body of the server: an error of few words, or what the model makes of it."""
+    from fastapi import HTTPException
+    from fastapi.exceptions import RequestValidationError
+
+    from elmo_fast.serve import bodies, errors, page, schemas
+
+    model, text = rng.choice((
+        (schemas.EmbedRequest, {"texts": ["a b", ["c"]], "layers": [1, 0, 0.5], "pool": "mean", "dtype": "float16"}),
+        (schemas.EmbeddingsRequest, {"model": "a", "input": ["a"], "dimensions": 3, "encoding_format": "base64"}),
+        (page.CompareRequest, {"first": "a", "second": "b"}), (page.NearestRequest, {"tokens": ["a"], "position": 0})))
+    content = damaged_json(json.dumps(text), rng).encode("utf-8", "surrogatepass")
+    many = rng.choice((b"1,", b"[],", b'"a",', b"{},", b'"\\ud800",', b"NaN,"))
+    if rng.random() < 0.3:
+        content = content.replace(rng.choice((b"[", b'"a"')), b"[" + many * rng.choice((3, 100_000)), 1)
+
+    def run() -> str:
+        try:
+            bodies._read(content, model, (1 << 18, 1 << 10), None)
+        except (RequestValidationError, HTTPException) as error:
+            answer = errors.refusal_of(error).response()
+            assert 400 <= answer.status_code < 500 and len(answer.body) < 2000, answer.body[:300]
+            return "refused"
+        return "taken"
+
+    return Case(f"{model.__name__} {content[:60]!r}", run)
+
+
+KINDS = {"structure": of_structure, "sealed table": of_sealed_table, "vectors": of_vectors, "index": of_index,
+         "vocabulary": of_vocabulary, "manylangs": of_manylangs, "log": of_log,
+         "sealed checkpoint": of_sealed_checkpoint}
+if find_spec("fastapi"):
+    KINDS["request"] = of_request

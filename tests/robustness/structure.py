@@ -1,0 +1,213 @@
+"""Damages the structure of files whose checksums are then made right again: HDF5, pickles, JSON and lines of JSON."""
+
+import contextlib
+import json
+import random
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+
+from elmo_fast.model import seal
+from elmo_fast.model.hdf5 import open_hdf5
+from tests.robustness.damage import HOSTILE, HOSTILE_NUMBERS, damage_bytes
+
+_WAYS = ("attribute", "attribute", "axes", "big endian", "chunks", "cycle", "deep", "empty", "empty space", "group",
+         "kind", "long name", "many", "name", "number", "removed", "reversed", "sequences", "short", "swapped")
+_TEXTS = ("", "a", "é" * 30, "x" * 5000, "[" * 3000, "{}", "null", '{"a": 1, "a": 2}', "all", "NaN", "3")
+
+
+def value_of(rng: random.Random):
+    """A JSON value of any kind."""
+    return rng.choice((*HOSTILE, *_TEXTS, [0], ["all", None], {"layers": "top"}, 10**400))
+
+
+def damage_structure(path: Path, rng: random.Random) -> str:
+    """Change one dataset, attribute or link of an HDF5 file, in a way that HDF5 itself takes."""
+    with h5py.File(path, "r+") as file:
+        names: list[str] = []
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        name, way = rng.choice(names), rng.choice(_WAYS)
+        if way == "attribute" and len(file.attrs):
+            name = rng.choice(list(file.attrs))
+            _change_attribute(file, name, rng)
+        elif way in ("cycle", "deep", "long name", "many", "name"):
+            _add_links(file, way, rng)
+        else:
+            values = file[name][...]
+            del file[name]
+            _rewrite(file, name, values, way, rng)
+    return f"{way} {name}"
+
+
+def _change_attribute(file: h5py.File, name: str, rng: random.Random) -> None:
+    before = file.attrs[name]
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        value = rng.choice((rng.choice(_TEXTS), rng.choice((0, -1, 2**40)), 0.5, np.zeros(3), np.zeros((2, 2), "i4"),
+                            b"\xff", [rng.choice(_TEXTS)] * 2, h5py.Empty("f4"), True, np.nan))
+        if isinstance(before, str) and before[:1] == "{" and rng.random() < 0.7:
+            value = damaged_json(before, rng)
+        del file.attrs[name]
+        if rng.random() < 0.9:
+            file.attrs[name] = value
+
+
+def _add_links(file: h5py.File, way: str, rng: random.Random) -> None:
+    if way == "cycle":
+        inner = file.create_group("cycle/inner")
+        inner["root"], inner["up"] = file["/"], file["cycle"]
+    elif way == "deep":
+        place = file.id
+        for _ in range(rng.choice((3, 200, 300, 6000))):
+            place = h5py.h5g.create(place, b"d")
+        h5py.Group(place)["x"] = np.zeros(3, np.float32)
+    elif way == "many":
+        for number in range(rng.choice((300, 5000))):
+            file.create_group(f"many/{number % 7}/{number}")
+    else:
+        names = (b"\xff\xfe", b"CNN/\xc3", b"\xed\xa0\x80", b"a\x01", b" ")
+        name = b"n" * 60_000 if way == "long name" else rng.choice(names)
+        links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+        links.set_create_intermediate_group(True)
+        h5py.h5d.create(file.id, name, h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((3,)), lcpl=links)
+
+
+def _rewrite(file: h5py.File, name: str, values: np.ndarray, way: str, rng: random.Random) -> None:
+    """Write a dataset anew; what fits no way is left out."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if way == "group":
+            file.create_group(name)
+        elif way == "empty space":
+            file[name] = h5py.Empty(values.dtype)
+        elif way == "chunks":
+            file.create_dataset(name, data=values, chunks=True, compression=rng.choice((None, "gzip")))
+        elif way == "sequences":
+            file.create_dataset(name, (2,), h5py.vlen_dtype(np.int32))[...] = [np.arange(3), np.arange(2)]
+        elif way == "number":
+            flat = np.array(values).reshape(-1)
+            flat[rng.randrange(len(flat))] = rng.choice((-1, 0, 1, 127, 2**31, -(2**40), np.nan, 65, 255))
+            file[name] = flat.reshape(values.shape)
+        elif way != "removed":
+            file[name] = {
+                "axes": lambda: rng.choice((values[None], values.reshape(-1), np.stack([values] * 2, -1),
+                                            values.sum())),
+                "big endian": lambda: values.astype(values.dtype.newbyteorder(">")),
+                "empty": lambda: values[:0], "reversed": lambda: values[::-1], "short": lambda: values[:-1],
+                "kind": lambda: values.astype(rng.choice(("f4", "f8", "i2", "u8", "c8", "S4", "?"))),
+                "swapped": lambda: np.roll(values, 1, 0), "attribute": lambda: np.repeat(values, 2, 0),
+            }[way]()
+
+
+def reseal(path: Path, kind: seal.Kind, rng: random.Random) -> None:
+    """Give a sealed file, whose datasets have changed, the seal that fits what it has now; sometimes not quite."""
+    content, dataset = path.read_bytes(), "embedding" if kind is seal.TABLE else "vectors"
+    values, first = np.zeros(0, np.float32), 4096
+    with contextlib.suppress(Exception), open_hdf5(path, "file") as file:
+        values, first = np.asarray(file[dataset][()]), file[dataset].id.get_offset() or 4096
+    length = values.nbytes if first + values.nbytes <= len(content) else 0
+    rows = len(values) if values.ndim else 0
+    found = seal.Seal(len(content), first, length, max(0, rows + rng.choice((0,) * 8 + (1, -1))))
+    sums = [zlib.crc32(np.ascontiguousarray(values[at : at + seal.ROWS])) for at in range(0, rows, seal.ROWS)]
+    sums = (sums + [0] * found.blocks)[: found.blocks]
+    with open(path, "r+b") as opened:
+        seal.write_seal(opened, *found[1:], kind)
+        opened.seek(found.size)
+        opened.write(np.array([rows, *sums], dtype=np.int64))
+
+
+def cut_seal(path: Path) -> None:
+    """Remove the seal at the end of a file."""
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[-36:-28])[0]
+    path.write_bytes(content[:size])
+
+
+def damaged_json(text: str, rng: random.Random) -> str:
+    """JSON with one value replaced, removed, given twice or nested deep, anywhere."""
+    content = json.loads(text)
+    places = [(container, key) for container in _containers(content)
+              for key in (container if isinstance(container, dict) else range(len(container)))]
+    way = rng.choice(("replace", "replace", "replace", "remove", "twice", "deep", "whole", "text"))
+    if way == "whole" or not places:
+        return json.dumps(value_of(rng))
+    if way == "text":
+        at = rng.randrange(len(text))
+        return text[:at] + rng.choice(("", ",", "}", "\x00", "?", '"')) + text[at:]
+    container, key = rng.choice(places)
+    if way == "remove":
+        del container[key]
+    else:
+        container[key] = {"replace": value_of(rng), "twice": "@@twice@@", "deep": "@@deep@@"}[way]
+    text = json.dumps(content)
+    if way == "twice" and isinstance(container, dict):
+        return text.replace('"@@twice@@"', f"1, {json.dumps(key)}: 2")
+    return text.replace('"@@deep@@"', "[" * 20_000 + "]" * 20_000)
+
+
+def _containers(value):
+    if isinstance(value, (dict, list)):
+        yield value
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _containers(inner)
+
+
+def damage_lines(path: Path, rng: random.Random) -> str:
+    """Change one line of a file of JSON lines, or its bytes."""
+    if rng.random() < 0.3:
+        return damage_bytes(path, rng)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    at = rng.randrange(len(lines))
+    lines[at] = rng.choice((damaged_json(lines[at], rng), "", "x", "[]", "[" * 50_000, '{"step": 1}',
+                            "\ufeff" + lines[at]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
+    return f"line {at}"
+
+
+def damage_pickle(path: Path, rng: random.Random) -> str:
+    """Change what a file of `torch.save` holds: tensors of other kinds, the opcodes, the archive."""
+    way = rng.choice(("bytes", "opcodes", "tensor", "tensor", "tensor", "archive", "cut"))
+    content = path.read_bytes()
+    if way == "bytes":
+        return damage_bytes(path, rng)
+    if way == "cut":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif way == "opcodes":
+        mark = rng.choice((b"(" * 3000, b"0" * 9, b"(lp0\nI1\naI2\na.", b"\x80\x02" + b"]" * 9000 + b".", b"\x80\x02N.",
+                           b"\x80\x02K\x01K\x02R.", b"\x80\x02h\x05.", b"cos\nsystem\n(S'true'\ntR.", b"\x8a\xff" * 40))
+        path.write_bytes(rng.choice((mark, content[:40] + mark + content[40:])))
+    elif way == "archive":
+        with zipfile.ZipFile(path, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+            archive.writestr("model/data.pkl", rng.choice((b"\x80\x02}.", content[:500], bytes(1 << 20))))
+            archive.writestr("model/data/0", bytes(1 << rng.choice((2, 25))))
+    else:
+        return f"tensor {_change_tensor(path, rng)}"
+    return way
+
+
+def _change_tensor(path: Path, rng: random.Random) -> str:
+    content = torch.load(path, weights_only=True)
+    name = rng.choice(sorted(content))
+    before = content[name]
+    content[name] = changed_tensor(before, rng)
+    if rng.random() < 0.1:
+        content[rng.choice((0, None, "n" * 5000))] = before
+    torch.save(content, path, _use_new_zipfile_serialization=rng.random() < 0.5)
+    return name
+
+
+def changed_tensor(before: torch.Tensor, rng: random.Random):
+    """A tensor of another layout, type, size or device, or no tensor."""
+    ways = [lambda: before.to("meta"), lambda: before.to(torch.complex64), lambda: before.int(),
+            before.double, lambda: before[None], lambda: before.reshape(-1),
+            lambda: torch.zeros(1).expand(before.shape),
+            lambda: torch.zeros(1).as_strided((1 << 40, *before.shape[1:]), (0,) * before.dim()),
+            lambda: before.new_zeros(0), lambda: before * rng.choice((np.nan, np.inf, -1.0, 1e30)), lambda: None,
+            lambda: "text", lambda: [before],
+            lambda: before.bool(), lambda: before.bfloat16(), lambda: rng.choice(HOSTILE_NUMBERS)]
+    if before.dim() == 2 and before.dtype == torch.float32:
+        ways += [before.to_sparse, lambda: before.t(), lambda: torch.nested.nested_tensor([before])]
+    return rng.choice(ways)()

@@ -1,0 +1,115 @@
+"""Runs whose log or checkpoint is wrong, under a right checksum too: refused before any text is read."""
+
+import gzip
+import shutil
+
+import pytest
+import torch
+
+from elmo_fast import ConfigurationError
+from elmo_fast.train import checkpoint, setup
+from elmo_fast.train.log import LOG_FILE, read_log
+from elmo_fast.train.setup import start_or_resume
+from tests.support.training import QUIET, corpus_arguments
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    start_or_resume(folder / "run", **corpus_arguments(folder / "corpus"), **QUIET, checkpoint_every=2, max_steps=2)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path, monkeypatch):
+    """A copy of a run whose text must not be read."""
+    def read(*_):
+        raise AssertionError("the text was read")
+
+    monkeypatch.setattr(setup, "read_shards", read)
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.mark.parametrize("line, message", [
+    (b"x", "expected JSON"), (b"\xff", "expected JSON"), (b"[" * 50_000, "expected JSON"),
+    (b"[]", "expected an object"),
+    (b'{"kind": "train"}', "expected an object"), (b'{"step": "1", "kind": "train"}', "expected an object"),
+    (b'{"step": 1, "kind": "train", "perplexity": "a"}', "expected an object"),
+    (b'{"step": -1, "kind": "note"}', "expected an object"), (b'{"step": 1, "kind": 2}', "expected an object"),
+    (b'{"step": 1, "step": 2, "kind": "note"}', "expected JSON.*'step' twice"),
+])
+def test_a_damaged_log_is_found_first_and_named(run, line, message):
+    log = run / LOG_FILE
+    log.write_bytes(line + b"\n" + log.read_bytes())
+    with pytest.raises(ConfigurationError, match=f"log .*{LOG_FILE}, line 1: {message}"):
+        start_or_resume(run, resume=True, max_steps=3, quiet=True)
+
+
+def test_a_log_that_was_cut_short_is_read(trained, tmp_path):
+    copy = shutil.copytree(trained, tmp_path / "run")
+    lines = read_log(copy)
+    with open(copy / LOG_FILE, "ab") as file:
+        file.write(b'{"step": 3, "ki')
+    assert read_log(copy) == lines
+
+
+def spoiled(run, change):
+    """Change the content of the last checkpoint, which gets its right checksum."""
+    path = checkpoint.in_order(run)[-1]
+    content = checkpoint.read(path, "optimizer", "streams", "shards", "evaluations")
+    change(content)
+    checkpoint.write(path, {name: value for name, value in content.items() if name != "format"})
+    return path
+
+
+def parameter(content):
+    return content["optimizer"]["state"][0]
+
+
+@pytest.mark.parametrize("change, field", [
+    (lambda content: parameter(content)["sum"].view(-1)[:1].fill_(-1), "optimizer"),
+    (lambda content: parameter(content)["sum"].view(-1)[:1].fill_(0), "optimizer"),
+    (lambda content: parameter(content)["sum"].view(-1)[:1].fill_(torch.nan), "optimizer"),
+    (lambda content: parameter(content)["sum"].view(-1)[:1].fill_(torch.inf), "optimizer"),
+    (lambda content: parameter(content).update(step="text"), "optimizer"),
+    (lambda content: parameter(content).update(step=torch.tensor(-1.0)), "optimizer"),
+    (lambda content: parameter(content).update(sum=parameter(content)["sum"].to_sparse()), "optimizer"),
+    (lambda content: parameter(content).update(sum=parameter(content)["sum"].to("meta")), "optimizer"),
+    (lambda content: parameter(content).update(sum=parameter(content)["sum"].double()), "optimizer"),
+    (lambda content: content["optimizer"]["state"].update({0: 3}), "optimizer"),
+    (lambda content: content["streams"][0]["h"].view(-1)[:1].fill_(torch.nan), "streams"),
+    (lambda content: content["streams"][0].update(h=content["streams"][0]["h"].to(torch.complex64)), "streams"),
+    (lambda content: content["shards"][0].__setitem__(2, torch.zeros(3)), "shards"),
+    (lambda content: content["weights"].update({3: torch.zeros(3)}), "weights"),
+    (lambda content: content["weights"].update(char_embed=content["weights"]["char_embed"].to_sparse()), "weights"),
+    (lambda content: content["weights"]["char_embed"].view(-1)[:1].fill_(torch.nan), "weights"),
+])
+def test_a_checkpoint_of_another_kind_is_found_first_and_named(run, change, field):
+    path = spoiled(run, change)
+    with pytest.raises(ConfigurationError, match=f"checkpoint .*{path.name}: {field}"):
+        start_or_resume(run, resume=True, max_steps=3, quiet=True)
+
+
+@pytest.mark.parametrize("column, value", [(0, -1), (1, 99), (1, -1), (2, 10**9), (3, -2), (2, -5)])
+def test_positions_outside_the_text_are_refused(trained, tmp_path, column, value):
+    run = shutil.copytree(trained, tmp_path / "run")
+    path = spoiled(run, lambda content: content["streams"][0]["position"][0, 1].__setitem__(column, value))
+    with pytest.raises(ConfigurationError, match=f"checkpoint: expected positions in .*{path.name}"):
+        start_or_resume(run, resume=True, max_steps=3, quiet=True)
+
+
+def test_accumulators_of_another_model_name_the_file(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    path = spoiled(run, lambda content: parameter(content).update(sum=torch.ones(2)))
+    with pytest.raises(ConfigurationError, match=f"checkpoint: expected the accumulators of adagrad .*{path.name}"):
+        start_or_resume(run, resume=True, max_steps=3, quiet=True)
+
+
+def test_a_vocabulary_that_unpacks_for_ever_is_refused(trained, tmp_path, monkeypatch):
+    from elmo_fast.text import compressed
+
+    monkeypatch.setattr(compressed, "MOST_UNPACKED", 1 << 12)
+    with gzip.open(tmp_path / "vocab.txt.gz", "wb") as file:
+        file.write(b"a\n" * (1 << 18))
+    with pytest.raises(ValueError, match="vocabulary .*vocab.txt.gz: expected at most"):
+        checkpoint.copy_vocabulary(str(tmp_path / "vocab.txt.gz"), tmp_path)
