@@ -156,8 +156,8 @@ class LstmStack(AllenNlpStateDict):
                 carried: bool | None = None) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, P], mask [B, T] -> [layers, B, T, 2 P], zero where the mask is zero.
 
-        States as `begin` has them, by default carried where the stack is `stateful` and no `initial_state` is given; the
-        carried state of a row whose mask is all zero does not change. AllenNLP's call.
+        States as `begin` has them, by default carried where the stack is `stateful` and no `initial_state` is given;
+        the carried state of a row whose mask is all zero does not change. AllenNLP's call.
         """
         present, carried = self._present(inputs, mask), self._is_carried(initial_state, carried)
         with numerics(self.precision, inputs.device):

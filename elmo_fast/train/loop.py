@@ -88,7 +88,7 @@ class Trainer:
 
     def _backward(self, k: int, batch: Batch):
         numbers = [11, self.config.seed, self._numbers[k], self.step_number]
-        self._random.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))
+        self._random.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1)
         state = self._states[k]
         if self.config.reset_states:
             drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)

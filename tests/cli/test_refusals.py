@@ -27,25 +27,25 @@ _QUOTED = "a glob is to be quoted ('*.txt'), else the shell gives its files one 
 @pytest.mark.parametrize("command, message", [
     ("train r --train texts --vocab vocab.txt --size small", "/texts/* are its files"),
     ("vocab texts/ v", "inputs: expected files or globs, got the directory texts/; texts/* are its files"),
-    ("embed texts o.h5 --top --model model", "input: expected a file or a glob, got the directory texts; texts/* are "
-     "its files"),
+    ("embed texts o.h5 --top --model model",
+     ("input: expected a file or a glob, got the directory texts; texts/* are its files")),
     ("embed texts/a.txt texts/b.txt o.h5 --top", f"unrecognized arguments: o.h5; {_QUOTED}"),
     ("score texts/a.txt texts/b.txt", f"unrecognized arguments: texts/b.txt; {_QUOTED}"),
     ("doctor who", "unrecognized arguments: who (see"),
     ("info model/weights.hdf5", "which is an HDF5 file: weights are given as --weight-file beside --options-file"),
-    ("train r --train texts/a.txt --vocab vocab.txt --from-model model/weights.hdf5", "train: --from-weights beside "
-     "--from-options"),
+    ("train r --train texts/a.txt --vocab vocab.txt --from-model model/weights.hdf5",
+     "train: --from-weights beside --from-options"),
     ("info model/options.json", "which is a JSON file: options are given as --options-file beside --weight-file"),
-    ("info --options-file model/weights.hdf5 --weight-file model/options.json", "expected JSON, got HDF5: options_file "
-     "is the first of the two, weight_file the second"),
+    ("info --options-file model/weights.hdf5 --weight-file model/options.json",
+     "expected JSON, got HDF5: options_file is the first of the two, weight_file the second"),
     ("info run", "expected one file *.hdf5 or *.h5, found none; of a training run, elmo-fast export makes a model"),
     ("embed texts/a.txt o.h5 --top --model run", "of a training run, elmo-fast export makes a model"),
     ("embed texts/a.txt o.h5 --top --targets texts", "--targets: expected a file, got the directory texts"),
     ("cache texts o.h5", "vocabulary: expected a file, got the directory texts"),
     ("cache none o.h5", "vocabulary: expected a file, found nothing at none"),
     ("train vocab.txt --train texts/a.txt --vocab vocab.txt", "run: expected a directory, got the file vocab.txt"),
-    ("seqvec -i p.fasta -o o.npy --model model --protein maybe", "argument --protein: expected True or False, got "
-     "'maybe'"),
+    ("seqvec -i p.fasta -o o.npy --model model --protein maybe",
+     "argument --protein: expected True or False, got 'maybe'"),
 ])
 def test_a_refusal_says_what_to_write(capsys, folder, command, message):
     before = names(folder)

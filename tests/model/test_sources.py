@@ -52,11 +52,11 @@ def test_a_directory(tmp_path, options, weights, vocabulary):
 
 @pytest.mark.parametrize("present, message", [
     ([], "expected one file options.json, found none"),
-    (["options.json"], r"expected one file \*.hdf5 or \*.h5, found none; of a training run, elmo-fast export makes a "
-                       "model"),
+    (["options.json"],
+     r"expected one file \*.hdf5 or \*.h5, found none; of a training run, elmo-fast export makes a model"),
     (["model.ckpt-5.index", "options.json"],
-     r"expected one file \*.hdf5 or \*.h5, found none; TensorFlow checkpoints become a training run by elmo-fast "
-     "import-tf, and that a model by export"),
+     (r"expected one file \*.hdf5 or \*.h5, found none; TensorFlow checkpoints become a training run by elmo-fast "
+      "import-tf, and that a model by export")),
     (["options.json", "a.hdf5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.hdf5, b.hdf5"),
     (["options.json", "a.h5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.h5, b.hdf5"),
     (["options.json", "options_file", "x.h5"], "expected one file options.json, found options.json, options_file"),

@@ -118,8 +118,8 @@ class Embeddings(Sequence):
     def check_positions(self, number: int, tokens: Sequence[str], positions: Sequence[int]) -> None:
         """Raise `ConfigurationError` unless these are positions of a text's tokens."""
         if len(positions) and not (min(positions) >= 0 and max(positions) < len(tokens)):
-            raise ConfigurationError(f"embeddings {self._name}: positions: expected those of the {len(tokens)} tokens of "
-                                     f"text {number}, found others: the file is damaged")
+            raise ConfigurationError(f"embeddings {self._name}: positions: expected those of the {len(tokens)} tokens "
+                                     f"of text {number}, found others: the file is damaged")
 
     def check_vectors(self, number: int, vectors: np.ndarray, positions: Sequence[int]) -> None:
         """Raise `ConfigurationError` unless there is a row of vectors for each position of a text."""

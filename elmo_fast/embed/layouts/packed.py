@@ -313,8 +313,8 @@ class PackedSource(Embeddings):
         try:
             return split(content[first:last], ends[begin:end] - first)
         except ValueError as error:
-            raise ConfigurationError(f"embeddings {self._name}: {name}: expected strings in UTF-8, found others: the file "
-                                     f"is damaged ({error!s:.100})") from error
+            raise ConfigurationError(f"embeddings {self._name}: {name}: expected strings in UTF-8, found others: the "
+                                     f"file is damaged ({error!s:.100})") from error
 
     def forget(self) -> None:
         """Give back the memory of what was read; the file is still mapped."""

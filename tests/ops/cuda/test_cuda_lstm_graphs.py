@@ -86,6 +86,7 @@ def test_foreign_memory_and_waiting_are_noticed():
         own.sum().item()
 
 
+@pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason="counted with torch 2.8; older ones queue two more")
 @pytest.mark.parametrize("gathered, precision, most", [
     (True, "highest", 55), (True, "medium", 73), (False, "medium", 64)])
 def test_a_call_queues_few_operations_besides_graphs(gathered, precision, most, monkeypatch):
