@@ -81,7 +81,8 @@ def test_options_that_say_261_characters(tmp_path, files, ids):
     options = json.loads(Path(files[0]).read_text())
     options["char_cnn"]["n_characters"] = 261
     (tmp_path / "options.json").write_text(json.dumps(options))
-    found, expected = (BidirectionalLanguageModel(path, files[1])(ids) for path in (tmp_path / "options.json", files[0]))
+    found, expected = (BidirectionalLanguageModel(path, files[1])(ids)
+                       for path in (tmp_path / "options.json", files[0]))
     assert torch.equal(found["lm_embeddings"], expected["lm_embeddings"])
 
 
