@@ -11,7 +11,7 @@ import elmo_fast
 from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
 from elmo_fast.ops import backend, doctor
 from elmo_fast.ops.backend import OPS, resolve
-from tests.support.files import names, paths, read_hdf5, run, start, tiny, write_model
+from tests.support.files import names, paths, python, read_hdf5, run, start, tiny, write_model
 
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
 
@@ -230,6 +230,17 @@ def test_stdin(model, tmp_path):
     assert result == (0, "", "WARNING: --vocab-path: not used, neither here nor by AllenNLP 0.9\n")
     found = read_hdf5(tmp_path / "out.hdf5")
     for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences([line.split() for line in SENTENCES])):
+        np.testing.assert_array_equal(found[str(key)], values)
+
+
+def test_text_is_utf_8_in_every_locale(folder, model):
+    """Files are read as UTF-8, also where the locale's encoding would read other characters, and other tokens."""
+    text = "zlo\u010dina \u0160ovagovi\u0107\n\u0645\u062d\u0645\u062f \u064a\u0648\u0633\u0641 .\n"
+    (folder / "in.txt").write_text(text, encoding="utf-8")
+    python("-m", "elmo_fast.cli", "embed", folder / "in.txt", folder / "out.hdf5", "--all", "--model", model,
+           "--quiet", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    found = read_hdf5("out.hdf5")
+    for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences(map(str.split, text.splitlines()))):
         np.testing.assert_array_equal(found[str(key)], values)
 
 

@@ -232,6 +232,22 @@ def test_fine_tuning_warns_and_trains_the_table(files, caplog):
     assert cached._word_embedding.weight.grad[2].any() and not cached._word_embedding.weight.grad[[0, 1, 3]].any()
 
 
+def test_an_lstm_that_trains_over_cached_words(files):
+    """Parameters that the caller sets free one by one, through AllenNLP's paths."""
+    ids, numbers = batch_to_ids([["The", "children", "."]]), torch.tensor([[2, 3, 5]])
+    cached, plain = (Elmo(*files, 1, dropout=0, vocab_to_cache=words) for words in (WORDS, None))
+    for elmo in (cached, plain):
+        for parameter in elmo._elmo_lstm._elmo_lstm.parameters():
+            parameter.requires_grad = True
+        for _ in range(2):  # a second step must not run into a graph that is gone
+            elmo(ids, *[numbers] * (elmo is cached))["elmo_representations"][0].square().sum().backward()
+    expected = dict(plain.named_parameters())
+    for name, parameter in cached.named_parameters():
+        trained = name.startswith(("_elmo_lstm._elmo_lstm.", "scalar_mix"))
+        assert (parameter.grad is not None) == parameter.requires_grad == trained, name
+        assert not trained or torch.allclose(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-5), name
+
+
 @runs("`Elmo.from_params`")
 def test_from_params(files):
     model = {"options_file": files[0], "weight_file": files[1], "dropout": 0}
@@ -260,6 +276,19 @@ def test_a_checkpoint(files, tmp_path):
     second.load_state_dict(torch.load(tmp_path / "old.th"))
     found, expected = (elmo(ids)["elmo_representations"][0] for elmo in (second, first))
     assert torch.allclose(found, expected, atol=SAME_MODEL)
+
+
+def test_a_fine_tuned_checkpoint_repeats_itself(files):
+    """Without carried states, every call of a model that was trained, saved and loaded gives the same."""
+    trained, loaded = (Elmo(*files, 1, requires_grad=True, dropout=0.5, state="zero") for _ in range(2))
+    ids = batch_to_ids(SENTENCES)
+    trained(ids)["elmo_representations"][0].square().sum().backward()
+    torch.optim.SGD(trained.parameters(), 0.01).step()
+    loaded.load_state_dict(trained.state_dict())
+    expected = trained.eval()(ids)["elmo_representations"][0]
+    for _ in range(3):
+        assert torch.allclose(loaded.eval()(ids)["elmo_representations"][0], expected, atol=SAME_MODEL)
+    assert not torch.allclose(Elmo(*files, 1, dropout=0)(ids)["elmo_representations"][0], expected, atol=1e-3)
 
 
 def test_what_is_not_there_says_so(files):

@@ -1,10 +1,12 @@
 """bilm-tf's `BidirectionalLanguageModel` on characters and on word ids, its two dumps and its usage scripts."""
 
 import copy
+import json
 import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -72,6 +74,16 @@ def test_results_and_states(files, vocab):
             for values, carried in zip(pair, bilm._elmo_lstm._states[::-1]):
                 expected = carried[layer].chunk(2, dim=1)[number]
                 assert (values[:4] - expected).abs().max() < SAME_MODEL and not values[4:].any() and len(values) == 5
+
+
+def test_options_that_say_261_characters(tmp_path, files, ids):
+    """As those do that bilm-tf trained with; the weights are the same."""
+    options = json.loads(Path(files[0]).read_text())
+    options["char_cnn"]["n_characters"] = 261
+    (tmp_path / "options.json").write_text(json.dumps(options))
+    found, expected = (BidirectionalLanguageModel(path, files[1])(ids)
+                       for path in (tmp_path / "options.json", files[0]))
+    assert torch.equal(found["lm_embeddings"], expected["lm_embeddings"])
 
 
 @runs("two placeholders", "`sess.run(tf.global_variables_initializer())`")

@@ -112,8 +112,10 @@ def test_training_learns(tmp_path, kind):
 
 
 @runs("`dump_weights(dir, outfile)`")
-def test_dumped_weights(tmp_path, corpus):
+@pytest.mark.parametrize("n_characters", [261, 262])
+def test_dumped_weights(tmp_path, corpus, n_characters):
     options = options_of("characters")
+    options["char_cnn"] = {**options["char_cnn"], "n_characters": n_characters}
     training.train(options, data_of(options, corpus), 1, tmp_path / "run")
     training.dump_weights(tmp_path / "run", tmp_path / "weights.hdf5")
     found = read_weights(tmp_path / "weights.hdf5", Options.from_dict(options))

@@ -266,6 +266,12 @@ def test_the_command(common, tmp_path, capsys):
         assert run(capsys, "embed", text, output, flag, "--model", common, "--quiet")[0] == 0
         saved = read_hdf5(output)
         close([saved["0"], saved["1"]], list(map(mix, layers)), SAME_MODEL)
+    words = [[f"{number}\t{word}" + "\t_" * 8 for number, word in enumerate(line.split(), 1)]
+             for line in text.read_text(encoding="utf-8").splitlines()]
+    (tmp_path / "in.conllu").write_text("\n\n".join(map("\n".join, words)) + "\n", encoding="utf-8")
+    assert run(capsys, "embed", tmp_path / "in.conllu", output, "--all", "--state", "zero", "--model", common)[0] == 0
+    saved = read_hdf5(output)
+    near([saved["0"], saved["1"]], layers)
     status, printed, _ = run(capsys, "info", common)
     assert status == 0 and f"{len(set(CHARACTERS))} characters (char.dic), at most 9 a token" in printed
     assert "; 9 words (word.dic)" in printed

@@ -82,6 +82,16 @@ def test_a_generator_is_saved(folder, fasta, tmp_path):
         np.testing.assert_allclose(saved[key], layers[key].sum(0).mean(0), rtol=0, atol=1e-6)
 
 
+def test_a_sequence_under_two_identifiers(folder, tmp_path):
+    (tmp_path / "twins.fasta").write_text(">a|1\nMKTAY\n>b|2\nmktay\n>c|3\nMKX*#\n")
+    seqvec.embed_fasta(tmp_path / "twins.fasta", tmp_path / "x.h5", folder, state="zero", progress=False)
+    found = read_hdf5(tmp_path / "x.h5")
+    assert {key: values.shape for key, values in found.items()} == dict.fromkeys("123", (5, 8))
+    np.testing.assert_allclose(found["1"], found["2"], rtol=0, atol=1e-6)
+    wanted = ElmoEmbedder(*paths(folder), state="zero").embed_sentence(list("MKX*#")).sum(0)
+    np.testing.assert_allclose(found["3"], wanted, rtol=0, atol=1e-6)
+
+
 @runs("`create_arg_parser()`, `main()`")
 @pytest.mark.parametrize("name", ["create_arg_parser", "main"])
 def test_the_commands_parts_are_not_there(name):

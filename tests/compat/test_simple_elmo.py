@@ -11,6 +11,7 @@ from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat import bilm
 from elmo_fast.compat.simple_elmo import ElmoModel
 from tests.support.files import paths, tiny, write_model
+from tests.support.manylangs import write_manylangs
 from tests.support.migrating import runs
 from tests.support.softmax import write_softmax_model
 
@@ -112,6 +113,16 @@ def test_sizes_no_sentences_and_a_zip(full, tmp_path):
         assert not hasattr(model, "warmup")
 
 
+def test_an_archive_without_a_vocabulary(folder, tmp_path):
+    """Vectors need none; words to choose substitutes from do."""
+    archive = shutil.make_archive(tmp_path / "170", "zip", folder)
+    model = loaded(archive)
+    assert model.vocab is None
+    np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS), loaded(folder).get_elmo_vectors(TEXTS))
+    with pytest.raises((FileNotFoundError, ValueError), match="^full: "):
+        loaded(archive, full=True)
+
+
 @runs("`from simple_elmo import Batcher")
 @pytest.mark.parametrize("name", ["Batcher", "BidirectionalLanguageModel", "weight_layers", "divide_chunks"])
 def test_bilm_tfs_names(name):
@@ -174,6 +185,8 @@ def test_substitutes_of_every_sentence_begin_from_zeros(full):
     (lambda full: (full / "softmax.hdf5").unlink() or loaded(full, full=True), FileNotFoundError, "full: .*import-tf"),
     (lambda full: (full / "options.json").unlink() or (full / "a.hdf5").touch() or loaded(full), ValueError,
      "model .*: expected a file options.json, found none"),
+    (lambda full: loaded(write_manylangs(full / "136")), ValueError,
+     "model .*: expected options.json .*, found a model of ELMoForManyLangs, which .*compat.elmoformanylangs"),
 ])
 def test_refuses(full, call, error, words):
     with pytest.raises(error, match=f"^{words}"):

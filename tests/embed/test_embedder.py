@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder
+from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, read_hdf5
-from tests.support.models import bilm, files, options, word_bilm
+from tests.support.models import SENTENCES, SHAPES, bilm, files, layers, options, word_bilm
 
 BACKENDS = ["reference", "torch", "auto"]
 LINES = ["The cat sat .", "", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>", " \t "]
@@ -39,6 +40,15 @@ def test_a_lone_empty_sentence_leaves_the_states_alone(backend):
 def test_without_fp32_weights(tmp_path):
     packed = ElmoEmbedder(*files(tmp_path, options()), backend="native", keep_fp32=False)
     assert packed.elmo_bilm.token_source.W_proj.is_meta
+
+
+def test_tokens_of_as_many_characters_as_the_model_has(tmp_path):
+    """Nine here, and not the usual fifty."""
+    of = SHAPES["short tokens"]
+    found = ElmoEmbedder(*files(tmp_path, of), state="zero").embed_batch(SENTENCES)
+    expected = layers(bilm(of, state="zero", backend="reference"), SENTENCES)
+    for number, (array, tokens) in enumerate(zip(found, SENTENCES, strict=True)):
+        np.testing.assert_allclose(array, expected[:, number, 1 : len(tokens) + 1], rtol=0, atol=SAME_MODEL)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import copy
+import importlib
 import io
 import logging
 
@@ -171,6 +172,21 @@ def test_names_and_gradients():
     assert twin.scalar_parameters[-1] is list(twin.scalar_parameters)[2]
     normed, tensors = ScalarMix(2, do_layer_norm=True).double(), [one.double().requires_grad_() for one in drawn(2)]
     assert torch.autograd.gradcheck(lambda *tensors: normed(tensors, MASK), tensors)
+
+
+def test_replicas_of_data_parallel(files, monkeypatch):
+    """DataParallel's own `replicate`, which copies tensors; on a CPU there is nowhere else to copy them to."""
+    replicate = importlib.import_module("torch.nn.parallel.replicate")
+    monkeypatch.setattr(replicate, "_broadcast_coalesced_reshape",
+                        lambda tensors, devices, detach=False: [[one.clone() for one in tensors] for _ in devices])
+    alone, copied = (Elmo(*files, 1, requires_grad=True, dropout=0) for _ in range(2))
+    parts = [first(replica, ids)[0] for replica, ids in zip(replicate.replicate(copied, [0, 1]), IDS.split(3))]
+    expected, _ = first(alone, IDS)
+    assert torch.allclose(torch.cat(parts), expected, atol=SAME_MODEL)
+    for found in (torch.cat(parts), expected):
+        found.sin().sum().backward()
+    for (name, one), other in zip(alone.named_parameters(), copied.parameters(), strict=True):
+        assert one.grad.any() and torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-5), name
 
 
 DISTRIBUTED = """

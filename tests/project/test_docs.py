@@ -58,6 +58,19 @@ def test_named_tests_exist():
     assert len(named) > 40 and named - found == set()
 
 
+def test_public_reports_have_a_test_or_a_reason():
+    """A report comes once; `test_named_tests_exist` looks for the tests."""
+    text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Public reports\n")[2].partition("\n## ")[0]
+    _, _, *rows = re.findall(r"^\|.*\|$", section, re.MULTILINE)
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    reports = [report for first, _, _ in cells for report in first.split(", ")]
+    assert len(set(reports)) == len(reports) > 100
+    assert [report for report in reports if not re.fullmatch(r"[\w-]+/[\w-]+#\d+", report)] == []
+    test = r"`tests/[\w/]+\.py::test_\w+`"
+    assert [last for *_, last in cells if not re.fullmatch(rf"{test}(, {test})*|not offered: .+", last)] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_have_a_language_and_links_a_target(page):
     text = (ROOT / page).read_text(encoding="utf-8")
