@@ -128,8 +128,7 @@ def test_states_asked_for_after_every_result_are_not_computed_otherwise(monkeypa
     next(results := ours.embed_sentences(texts(200), 4))
     results.close()
     assert len(ran) == count + 1
-    ours.elmo_bilm.lstm._states
-    assert len(ran) == count + 2
+    assert ours.elmo_bilm.lstm._states is not None and len(ran) == count + 2
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -172,7 +171,7 @@ def results_until_it_fails(results, kind):
     found = []
     with pytest.raises(kind):
         for vectors in results:
-            found.append(vectors)
+            found.append(vectors)  # noqa: PERF402
     return found
 
 

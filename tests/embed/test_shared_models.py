@@ -1,5 +1,6 @@
 """One model, called by several threads and by streams that are open: every call gets what it would get alone."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_batches_of_threads_run_one_after_the_other(backend):
     order = [min(range(24), key=lambda k, one=one: np.abs(expected[k] - one).max()) for one in found]
     assert_close(found, [expected[k] for k in order])
     assert_close(*([each.numpy() for each in of.elmo_bilm.lstm._states] for of in (shared, alone)))
-    steps = [np.abs(one - other).max() for one, other in zip(expected, expected[1:])]
+    steps = [np.abs(one - other).max() for one, other in itertools.pairwise(expected)]
     distinct = next((k for k, step in enumerate(steps) if step < SAME_MODEL), 24)  # then the states have converged
     assert sorted(k for k in order if k < distinct) == [*range(distinct)]
 

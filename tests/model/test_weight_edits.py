@@ -124,7 +124,7 @@ PARTS = {  # W is [128, 4 * 256], W_P [256, 64]
 @pytest.mark.parametrize("part", PARTS)
 def test_an_edit_of_a_part(part):
     edited, (name, where) = model(), PARTS[part]
-    key = [of for of in edited._layers() if any(edited.get_parameter(name) is weight for weight in of)][0]
+    key = next(of for of in edited._layers() if any(edited.get_parameter(name) is weight for weight in of))
     for number in (0, 1, 255, 258, 515, 1022, 1023):
         before = weight_snapshot.snapshot_of(key)
         assert weight_snapshot.snapshot_of(key) is before

@@ -74,7 +74,8 @@ def test_the_build_has_every_engine():
 
 @pytest.mark.long
 @needs_qemu
-@pytest.mark.parametrize("processor, best", [(name, PROCESSORS[name]) for name in ("core2duo", "Haswell,-fma", "Haswell")])
+@pytest.mark.parametrize("processor, best", [(name, PROCESSORS[name])
+                                             for name in ("core2duo", "Haswell,-fma", "Haswell")])
 def test_every_engine_of_another_processor(processor, best, monkeypatch):
     monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
     passed("qemu-x86_64", "-cpu", processor, program(), best, cases=280)

@@ -52,7 +52,7 @@ def test_operands_of_an_op(edit):
     x, weights, biases = torch.randn(3, 200), [torch.randn(200, 200) / 14 for _ in range(2)], torch.randn(2, 200)
     calls = (lambda backend: linear(x, weights[0], biases[0], backend=backend),
              lambda backend: highway(x, weights[0], biases[0], weights[1], biases[1], backend=backend))
-    for k, tensor in enumerate((weights[0], weights[0], weights[1])):
+    for tensor in (weights[0], weights[0], weights[1]):
         for call in calls:
             call("native")
         edit(tensor)
