@@ -12,7 +12,16 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, LAYERS, STORAGES, check_choice, check_count, local_path
+from elmo_fast.choices import (
+    DEFAULT_BATCH_SIZE,
+    FREE_STATES,
+    LAYERS,
+    STORAGES,
+    check_choice,
+    check_count,
+    check_path,
+    local_path,
+)
 from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.embed.opened import Embeddings
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
@@ -185,7 +194,7 @@ class ContextIndex:
 
         `ConfigurationError` for another file, or a damaged one.
         """
-        where = f"index {os.fspath(path)}"
+        where = f"index {check_path('index', path)}"
         with open_hdf5(path, "index") as file:
             if attribute_of(file, "format", where, str) != FORMAT or attribute_of(file, "version", where, int) != 1:
                 raise ConfigurationError(f"{where}: expected a file that ContextIndex.save wrote (format version 1), "

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -76,7 +77,8 @@ def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray
 
 def not_a_string(error: TypeError) -> ValueError:
     """For a token without a hash, such as a list: the batch has one level of lists too many."""
-    return ValueError(f"token: expected a string, got one of another type ({error})")
+    unhashable = re.search("unhashable type: '(.*?)'", str(error))
+    return ValueError(f"token: expected a string, got {unhashable[1] if unhashable else error}")
 
 
 def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -> list[Sequence[str]]:

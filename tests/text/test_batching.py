@@ -61,7 +61,7 @@ def test_a_batch_may_be_an_array():
     ([["a"], b"the"], r"batch\[1\]: expected a list of tokens, got the bytes"),
     ([None], r"batch\[0\]: expected a list of tokens, got NoneType"),
     ([[None]], "token: expected a string, got NoneType"),
-    ([[["a"]]], "token: expected a string, got one of another type"),
+    ([[["a"]]], "token: expected a string, got list"),
 ])
 def test_what_is_no_batch_is_refused(batch, message):
     with pytest.raises(ValueError, match=f"^{message}"):
