@@ -1,0 +1,213 @@
+"""`BiLm` and `Elmo` of random configurations beside the plain model in float64: layers, states, mixtures, gradients.
+
+The first few run in the quick tier.
+"""
+
+import collections
+import contextlib
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
+from elmo_fast.compat import allennlp
+from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
+from tests.support import plain
+from tests.support.configurations import CLIPS, draw
+from tests.support.engines import ISAS, isa
+from tests.support.plain_elmo import PlainElmo, character_ids, mixture, padded
+
+LIMIT = AGAINST_FLOAT64["highest"]
+SEEDS = [pytest.param(seed, marks=() if seed < 8 else pytest.mark.long) for seed in range(300)]
+
+
+@contextlib.contextmanager
+def running_as(configuration):
+    """Inside the block the engine has the configuration's instruction set and number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(configuration.threads)
+    try:
+        with isa(configuration.isa):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check(name, found, expected, limit=LIMIT):
+    """Relative Frobenius error, which may be none where zeros are expected."""
+    assert found.shape == expected.shape, name
+    error, size = ((values.detach().double()).norm() for values in (found - expected, expected))
+    assert error <= limit * size, f"{name}: {float(error)} of {float(size)}"
+
+
+def test_the_seeds_meet_every_kind():
+    """Each in at least ten configurations."""
+    counts = collections.Counter(kind for seed in SEEDS for kind in kinds(draw(seed.values[0])))
+    met = {name: {value for other, value in counts if other == name} for name, _ in counts}
+    both = {False, True}
+    assert met == {
+        "layers": {1, 2, 3, 4}, "skips": both, "cell clip": set(CLIPS), "projection clip": set(CLIPS), "square": both,
+        "projects": both, "filters": {1, 2, 3, 4}, "odd width": both, "highways": {0, 1, 2}, "char projection": both,
+        "characters": {3, 4, 5, 7, 9, 16, 50}, "activation": {"relu", "tanh"}, "state": {"carry", "zero", "warm"},
+        "backend": {"auto", "torch", "reference"}, "isa": {None, *ISAS}, "threads": {1, 2, 3}, "mixtures": {1, 2, 3},
+        "norm": both, "kept": both, "cached": both, "trained": both, "fixed": both}
+    assert min(counts.values()) >= 10
+
+
+def kinds(of):
+    """(what, value) of a configuration."""
+    lstm, cnn, elmo = of.options.lstm, of.options.char_cnn, of.elmo
+    return {
+        ("layers", lstm.n_layers), ("skips", lstm.use_skip_connections), ("cell clip", lstm.cell_clip),
+        ("projection clip", lstm.proj_clip), ("square", lstm.dim == lstm.projection_dim),
+        ("projects", any(name.endswith("W_P_0") for name in of.weights)), ("filters", len(cnn.filters)),
+        ("odd width", any(width % 2 for width, _ in cnn.filters)), ("highways", cnn.n_highway),
+        ("char projection", "CNN_proj/W_proj" in of.weights), ("characters", cnn.max_characters_per_token),
+        ("activation", cnn.activation), ("state", of.state), ("backend", of.backend), ("isa", of.isa),
+        ("threads", of.threads), ("mixtures", elmo["num_output_representations"]), ("norm", elmo["do_layer_norm"]),
+        ("kept", elmo["keep_sentence_boundaries"]), ("cached", elmo["vocab_to_cache"] is not None),
+        ("trained", elmo["requires_grad"]), ("fixed", elmo["scalar_mix_parameters"] is not None)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@torch.no_grad()
+def test_the_plain_models_agree(seed):
+    """That in torch, and that in NumPy, which knows no batches."""
+    of = draw(seed)
+    sentence = max(of.batches[0], key=len)
+    exact = PlainElmo(of.options, of.weights)
+    ids = torch.stack([character_ids(token, of.options.char_cnn.max_characters_per_token)
+                       for token in ("<S>", *sentence, "</S>")])
+    states = None
+    for _ in range(2):
+        expected, (forward, backward) = plain.layers(ids.numpy(), of.weights, of.options, states)
+        np.testing.assert_allclose(exact.batch([sentence])[0].numpy(), expected, rtol=1e-12, atol=1e-14)
+        states = forward, backward
+
+
+def plain_model(of, trained=False):
+    return PlainElmo(of.options, of.weights, of.state, of.warm_text, trained)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@torch.no_grad()
+def test_layers_and_states(seed):
+    """Every second configuration has the boundaries in its ids, and then rows without any token, too."""
+    of = draw(seed)
+    exact, size = plain_model(of), of.options.char_cnn.max_characters_per_token
+    bilm = BiLm(of.options, of.weights, state=of.state, warm_text=of.warm_text, backend=of.backend)
+    for number, batch in enumerate(of.batches):
+        sentences, boundaries = batch, "add"
+        if seed % 2:
+            sentences = [None if not sentence and (row + number) % 2 else sentence
+                         for row, sentence in enumerate(batch)]
+            batch = [[] if sentence is None else ["<S>", *sentence, "</S>"] for sentence in sentences]
+            boundaries = "present"
+        expected = exact.batch(sentences)
+        with running_as(of):
+            activations, mask = bilm(batch_to_ids(batch, size), boundaries=boundaries)
+        lengths = [0 if layers is None else layers.shape[1] for layers in expected]
+        assert mask.tolist() == [[at < length for at in range(max(lengths))] for length in lengths]
+        for layer, found in enumerate(activations) if any(lengths) else ():
+            assert not found[~mask].any()
+            check(f"layer {layer} of batch {number}", found, padded(
+                [layers if layers is None else layers[layer] for layers in expected], max(lengths)))
+        if of.state != "carry":
+            assert bilm.lstm._states is None
+            continue
+        for name, found, wanted in zip("hc", bilm.lstm._states, exact.states(), strict=True):
+            for layer, values in enumerate(found):
+                check(f"{name} of layer {layer} after batch {number}", values, wanted[layer])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mixtures_and_gradients(seed, tmp_path):
+    """By our import and AllenNLP's; some have cached words, by number, and others beyond them by their characters."""
+    of = draw(seed)
+    elmo, exact = make_elmo(of, (Elmo, allennlp.Elmo)[seed % 2], tmp_path), plain_model(of, of.elmo["requires_grad"])
+    numbers, mixes = cache_words(exact, of.elmo["vocab_to_cache"]), set_mixtures(elmo, seed)
+    for number, batch in enumerate(of.batches):
+        ids, expected = batch_to_ids(batch, of.options.char_cnn.max_characters_per_token), exact.batch(batch)
+        words = [torch.tensor([numbers.get(token, len(numbers) + 1) for token in sentence]) for sentence in batch]
+        lengths = torch.tensor([len(sentence) + 2 * of.elmo["keep_sentence_boundaries"] for sentence in batch])
+        with running_as(of):
+            output = elmo(ids, padded(words, ids.shape[1]).long() if numbers else None)
+            loss(output["elmo_representations"], seed + number)
+        assert torch.equal(output["mask"], (torch.arange(max(lengths)) < lengths[:, None]).long())
+        wanted = [plain_mixture(expected, *mix, of.elmo, max(lengths)) for mix in mixes]
+        loss(wanted, seed + number)
+        for found, mixed in zip(output["elmo_representations"], wanted, strict=True):
+            check(f"a mixture of batch {number}", found, mixed)
+    for name, (found, leaf) in gradients(elmo, exact, mixes).items():
+        assert leaf.requires_grad or found is None, name
+        found, expected = (torch.zeros_like(leaf) if grad is None else grad for grad in (found, leaf.grad))
+        check(f"gradient of {name}", found, expected, GRADIENT_AGAINST_FLOAT64)
+
+
+def make_elmo(of, module, folder):
+    """An `Elmo` of the configuration, by its files."""
+    (folder / "options.json").write_text(json.dumps(of.options.to_dict()))
+    write_weights(folder / "weights.hdf5", of.weights)
+    elmo = module(folder / "options.json", folder / "weights.hdf5", dropout=0, state=of.state, backend=of.backend,
+                  **of.elmo)
+    elmo._elmo_lstm.warm_text = of.warm_text
+    return elmo
+
+
+def cache_words(exact, words):
+    """Cache words' vectors, and those of the boundaries; the number of each word, where 0 is padding."""
+    if words is None:
+        return {}
+    boundaries = dict(zip(("begin", "end"), exact.boundaries))
+    vectors = {name: exact.token_vector(token).detach() for name, token in boundaries.items()}
+    for word in words[1:]:
+        vectors[word] = exact.token_vector(word).detach().requires_grad_(exact.weights["char_embed"].requires_grad)
+    exact.cached, exact.boundaries = vectors, tuple(boundaries)
+    return {word: number for number, word in enumerate(words) if number}
+
+
+def plain_mixture(layers, scalars, gamma, arguments, length):
+    """A mixture of the sentences' layers as `Elmo` with these arguments gives it: [B, length, 2 P]."""
+    mixed = mixture(layers, scalars, gamma, arguments["do_layer_norm"])
+    return padded([values if arguments["keep_sentence_boundaries"] else values[1:-1] for values in mixed], length)
+
+
+def loss(mixtures, seed):
+    """Add the gradients of squared distances from random targets, with random factors."""
+    shape, generator = mixtures[0].shape, np.random.default_rng(seed)
+    factors, targets = (torch.from_numpy(values).to(mixtures[0])
+                        for values in (generator.random(shape), generator.normal(size=shape)))
+    if mixtures[0].requires_grad:
+        sum((factors * (mixed - targets).square()).sum() for mixed in mixtures).backward()
+
+
+def set_mixtures(elmo, seed):
+    """Give the mixtures random weights, unless they are fixed; the same in float64: (scalars [L + 1], gamma [1])."""
+    generator, mixes = torch.Generator().manual_seed(seed), []
+    for k in range(elmo._mixes):
+        mix = getattr(elmo, f"scalar_mix_{k}")
+        if mix.gamma.requires_grad:
+            for parameter in mix.parameters():
+                torch.nn.init.normal_(parameter, generator=generator)
+        mixes.append(tuple(values.detach().double().requires_grad_(mix.gamma.requires_grad)
+                           for values in (torch.cat(list(mix.scalar_parameters)), mix.gamma)))
+    return mixes
+
+
+def gradients(elmo, exact, mixes):
+    """Our gradient and the plain model's tensor by name."""
+    bilm, pairs = elmo._elmo_lstm, {}
+    for module in (bilm.token_source, bilm.lstm):
+        pairs |= {name: (getattr(module, own).grad, exact.weights[name]) for own, name in module.datasets.items()}
+    if bilm._word_embedding is not None:
+        found = bilm._word_embedding.weight.grad
+        words = [word for word in exact.cached if word not in exact.boundaries]
+        pairs |= {word: (found[k], exact.cached[word]) for k, word in enumerate(words, 1) if found is not None}
+    for k, leaves in enumerate(mixes):
+        mix = getattr(elmo, f"scalar_mix_{k}")
+        of_scalars = [scalar.grad for scalar in mix.scalar_parameters]
+        pairs[f"scalars {k}"] = None if of_scalars[0] is None else torch.cat(of_scalars), leaves[0]
+        pairs[f"gamma {k}"] = mix.gamma.grad, leaves[1]
+    return pairs
