@@ -19,7 +19,7 @@ WAITS = 6
 REFUSALS = (ValueError, OSError, ImportError)
 MOST_LETTERS = 1500  # of a refusal
 # Words of errors that blame the code and not the input.
-OF_PYTHON = ("object has no attribute", "object is not", "bytes-like", "unhashable", "NoneType", "unpack ",
+OF_PYTHON = ("object has no attribute", "object is not", "bytes-like", "unhashable", "'NoneType'", "unpack ",
              "unexpected keyword", "index out of range", "unsupported operand", "not supported between")
 
 
