@@ -74,7 +74,7 @@ def kinds(of):
 @pytest.mark.parametrize("seed", range(5))
 @torch.no_grad()
 def test_the_plain_models_agree(seed):
-    """That in torch, and that in NumPy, which knows no batches."""
+    """That in torch, and that in NumPy, without batches."""
     of = draw(seed)
     sentence = max(of.batches[0], key=len)
     exact = PlainElmo(of.options, of.weights)
