@@ -14,6 +14,7 @@ from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from tests.support.files import paths, tiny, write_model
 
+IN_WORDS_OF_TORCH = not hasattr(torch.compiler, "is_exporting")  # torch 2.6 does not say that it exports
 BATCHES = [[["a", "play"], ["b"]], [["one", "longer", "sentence", "naïve"]], [["b"], [], ["a", "play", "."]]]
 
 
@@ -129,13 +130,14 @@ def test_exporters_refuse_in_a_line(folder, tmp_path, make, export, inside):
     with pytest.raises(RuntimeError) as caught:
         export(model if inside else model.inner, batch_to_ids(BATCHES[0]), tmp_path / "model.onnx")
     line = r"(Elmo|BiLm|ElmoTokenEmbedder): expected a call in Python, got torch\.export, .*; export the part .*"
-    assert re.fullmatch(line, str(caught.value))
+    assert re.fullmatch(line, str(caught.value)) or (IN_WORDS_OF_TORCH and "dynamo.disable()" in str(caught.value))
 
 
 @pytest.mark.parametrize("full", [lambda model, ids: torch.export.export(model, (ids,), strict=True),
                                   lambda model, ids: torch.compile(model, fullgraph=True, backend="eager")(ids)])
 def test_a_single_graph_is_refused(folder, full):
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="Elmo: expected a call|an ELMo runs outside"):
+    words = r"dynamo\.disable\(\)" if IN_WORDS_OF_TORCH else "Elmo: expected a call|an ELMo runs outside"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
         full(Tagger(of_elmo, folder, True), batch_to_ids(BATCHES[0]))
 
 
