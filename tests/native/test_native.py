@@ -102,12 +102,13 @@ def test_an_engine_that_the_compiler_cannot_build_is_left_out(tmp_path):
     for name in ("setup.py", "CMakeLists.txt", "pyproject.toml", "README.md", "csrc", "elmo_fast", "kernels"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
     script = f'case "$*" in *-mamx-tile*engine_isa*) echo no such instruction; exit 1;; esac\nexec {COMPILER} "$@"\n'
-    run = python("setup.py", "-q", "build_ext", "--build-lib", tmp_path / "out", cwd=tmp_path, timeout=None,
+    run = python(tmp_path / "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "out", timeout=None,
                  CXX=program(tmp_path / "c++", script), CMAKE_ARGS="-DELMO_FAST_CUDA=OFF")
     assert "installing without the engines of AMX: this compiler failed with them" in run.stderr
     code = "import _native; print(*_native.engines())"
     assert python("-c", code, PYTHONPATH=tmp_path / "out" / "elmo_fast").stdout.split() == [
         "generic", "avx2", "avx512", "amx-emulated"]
+    assert list((tmp_path / "build").iterdir())  # and not that of the checkout
 
 
 @pytest.mark.long
