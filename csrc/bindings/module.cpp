@@ -204,8 +204,9 @@ py::dict engines() {
 }
 
 void bind_cpu(py::module_& m) {
-  m.def("cpu_features", [] { return features_in(cpu_feature_set()); },
-        "Feature of x86 -> whether the CPU has it and the operating system keeps its registers.");
+  m.def(
+      "cpu_features", [] { return features_in(cpu_feature_set()); },
+      "Feature of x86 -> whether the CPU has it and the operating system keeps its registers.");
   m.def("engines", engines, "Level of this build -> feature -> whether its engines need it.");
   m.def("amx_permitted", amx_permitted,
         "Whether this process may use AMX tile data; the first call asks the operating system.");

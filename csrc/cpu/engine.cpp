@@ -58,9 +58,7 @@ Isa cap() {
 
 const Level& level_of(Isa isa) { return levels[static_cast<int>(isa)]; }
 
-uint32_t needed_features(const Level& level) {
-  return level.fp32->features | (level.bf16 ? level.bf16->features : 0);
-}
+uint32_t needed_features(const Level& level) { return level.fp32->features | (level.bf16 ? level.bf16->features : 0); }
 
 Isa best_isa(uint32_t features, bool amx_permitted, Isa cap) {
   for (int k = static_cast<int>(cap); k >= 0; --k)

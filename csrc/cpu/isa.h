@@ -4,8 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
-#include <vector>
 
 namespace elmo_fast {
 
@@ -15,10 +13,12 @@ enum class Isa : int32_t { generic, neon, avx2, avx512, amx, amx_emulated };
 constexpr int isa_count = 6;
 
 // Of x86. A set of them has a bit for each.
+// clang-format off
 enum class Feature : uint32_t {
   sse3, ssse3, sse4_1, sse4_2, popcnt, xsave, avx, f16c, fma, avx2, bmi1, bmi2, lzcnt, movbe,
   avx512f, avx512bw, avx512cd, avx512dq, avx512vl, avx512_bf16, amx_tile, amx_bf16
 };
+// clang-format on
 constexpr int feature_count = 22;
 
 constexpr uint32_t bit(Feature feature) { return 1u << static_cast<uint32_t>(feature); }
