@@ -37,8 +37,8 @@ TOOLS := $(VENV)/.elmo-fast-tools
 LINTERS := $(VENV)/.elmo-fast-linters
 # Tests of code that works with optional libraries.
 WITH_LIBRARIES := tests/integrations tests/scale tests/serve tests/compat/test_elmoformanylangs.py \
-	tests/project/test_site.py tests/project/test_notebooks.py tests/embed/test_layouts.py \
-	tests/embed/test_open_embeddings.py
+	tests/project/test_site.py tests/project/test_notebooks.py tests/vectors/test_layouts.py \
+	tests/vectors/test_open_embeddings.py
 SITE := $(VENV)/.elmo-fast-docs
 LIBRARIES := $(VENV)/.elmo-fast-$(INTEGRATIONS)
 # Named after the checkout: two of them may share an environment, and the last one installed is the one it runs.

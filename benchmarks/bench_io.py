@@ -87,11 +87,11 @@ class Job:
 
     def write(self, layout: Layout, text: Path | None = None, watch: Stopwatch | None = None) -> Path:
         """What `elmo-fast embed` does with its model loaded, from the file of the text to a file of vectors."""
-        from elmo_fast.embed.corpus import Target, write_corpus
-        from elmo_fast.embed.form import Form
-        from elmo_fast.embed.readers import open_texts
-        from elmo_fast.embed.writer import Progress
-        from elmo_fast.model.atomic_file import locked
+        from elmo_fast.embed.progress import Progress
+        from elmo_fast.embed.run import Target, write_corpus
+        from elmo_fast.files.lock import locked
+        from elmo_fast.text.readers import open_texts
+        from elmo_fast.vectors.form import Form
 
         self.embedder.reset_states()
         target = Target(self.target(layout), layout.name, Form("all", dtype=layout.dtype))
@@ -198,15 +198,17 @@ def staged(watch: Stopwatch, runner):
 @contextlib.contextmanager
 def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
     """Every stage of `Job.write` in the body is measured."""
-    from elmo_fast.embed import corpus, form, stream, writer
-    from elmo_fast.embed.layouts import item, packed
+    from elmo_fast.embed import run as embed_run
+    from elmo_fast.embed import stream
+    from elmo_fast.vectors import form, writer
+    from elmo_fast.vectors.layouts import item, packed
 
     places = [(stream._TokenVectors, "rows", "token mapping"), (form.Form, "apply", "converting"),
               (job.embedder.bilm.token_source, "token_ids", "token mapping"), (item, "narrow", "converting"),
               (packed, "narrow", "converting"), (stream.SlotStream, "_converted", "converting"),
-              (writer.SegmentWriter, "_work", "writing"), (corpus._Run, "finish", "writing")]
+              (writer.SegmentWriter, "_work", "writing"), (embed_run._Run, "finish", "writing")]
     if importlib.util.find_spec("pyarrow"):
-        from elmo_fast.embed.layouts import columns
+        from elmo_fast.vectors.layouts import columns
 
         places.append((columns, "narrow", "converting"))
     with contextlib.ExitStack() as stack:

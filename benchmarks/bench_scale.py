@@ -46,16 +46,16 @@ class Arrivals:
 
 def texts_of(sentences: list[list[str]]):
     """What `embed_on_ray` embeds."""
-    from elmo_fast.embed.readers import Text
+    from elmo_fast.text.readers import Text
 
     return (Text(str(number), " ".join(tokens), tokens) for number, tokens in enumerate(sentences))
 
 
 def run_once(bilm, settings, sentences: list[list[str]], workers: int, shard_tokens: int, folder: Path) -> float:
     """Tokens/s of `embed_on_ray`; the directory stays."""
-    from elmo_fast.embed.corpus import Target
+    from elmo_fast.embed.run import Target
     from elmo_fast.scale import Pool
-    from elmo_fast.scale.corpus import embed_on_ray
+    from elmo_fast.scale.run import embed_on_ray
 
     arrivals = Arrivals()
     embed_on_ray(texts_of(sentences), bilm, Target(folder, "parquet", settings.form), settings,
@@ -77,9 +77,9 @@ def check(elmo, settings, sentences: list[list[str]], shard_tokens: int, folder:
 
 def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str, float]:
     """Of the reader, tokens/s, and of a worker's writing, bytes/s, each of them the median of five."""
-    from elmo_fast.embed.layouts import Item, segment
-    from elmo_fast.embed.layouts.shards import checksum
-    from elmo_fast.scale.corpus import shards_of
+    from elmo_fast.scale.run import shards_of
+    from elmo_fast.vectors.layouts import Item, segment
+    from elmo_fast.vectors.layouts.shards import checksum
 
     some = sentences[:400]
     arrays = elmo.embed(some)
@@ -100,8 +100,8 @@ def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str,
 
 def measure(arguments: argparse.Namespace) -> dict:
     from elmo_fast import LoadedElmo
-    from elmo_fast.embed.form import Form
     from elmo_fast.scale.workers import Settings
+    from elmo_fast.vectors.form import Form
 
     bilm = models.build(arguments.size, backend="auto")
     bilm.state = "warm"

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks import common
-from elmo_fast.choices import SIZES
+from elmo_fast.arguments import SIZES
 
-SHARD_TOKENS = 1 << 15  # of elmo_fast.scale.corpus
+SHARD_TOKENS = 1 << 15  # of elmo_fast.scale.run
 WORDS, WORKERS = {"1 M": 10**6, "1 B": 10**9}, (1, 8, 64)
 FORMS = {"average, float16": (1, 2), "all, float32": (3, 4)}  # vectors of a token, bytes of a value
 # What no file of results has: 10 Gbit/s from each machine, a file server, and Ray's start with a process a worker.

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo, load
-    from elmo_fast.embed.contexts import ContextIndex, compare
+    from elmo_fast.embed.build_table import build_token_table, corpus_words, write_token_table
     from elmo_fast.embed.embedder import ElmoEmbedder
-    from elmo_fast.embed.opened import Embeddings, open_embeddings
-    from elmo_fast.embed.readers import open_texts
+    from elmo_fast.errors import ConfigurationError
+    from elmo_fast.explore.contexts import ContextIndex, compare
     from elmo_fast.model.batch_layout import BiLmOutput, remove_boundaries
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.elmo import Elmo
-    from elmo_fast.model.options import ConfigurationError, Options
+    from elmo_fast.model.options import Options
     from elmo_fast.model.scalar_mix import ScalarMix
-    from elmo_fast.model.token_table.build import build_token_table, corpus_words, write_token_table
     from elmo_fast.model.token_table.table import TokenTable
     from elmo_fast.model.weights import random_weights, read_weights, write_weights
     from elmo_fast.scale.dataset import embed_dataset
     from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
     from elmo_fast.text.fasta import FastaRecord, read_fasta
+    from elmo_fast.text.readers import open_texts
     from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
+    from elmo_fast.vectors.opened import Embeddings, open_embeddings
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,17 +35,18 @@ __all__ = [
     "write_token_table", "write_weights",
 ]
 _NAMES = {  # module -> the public names that it defines
+    "errors": ("ConfigurationError",),
     "embed.api": ("LoadedElmo", "load"),
-    "embed.contexts": ("ContextIndex", "compare"),
+    "explore.contexts": ("ContextIndex", "compare"),
     "embed.embedder": ("ElmoEmbedder",),
-    "embed.opened": ("Embeddings", "open_embeddings"),
-    "embed.readers": ("open_texts",),
+    "vectors.opened": ("Embeddings", "open_embeddings"),
+    "text.readers": ("open_texts",),
     "model.batch_layout": ("BiLmOutput", "remove_boundaries"),
     "model.bilm": ("BiLm",),
     "model.elmo": ("Elmo",),
-    "model.options": ("ConfigurationError", "Options"),
+    "model.options": ("Options",),
     "model.scalar_mix": ("ScalarMix",),
-    "model.token_table.build": ("build_token_table", "corpus_words", "write_token_table"),
+    "embed.build_table": ("build_token_table", "corpus_words", "write_token_table"),
     "model.token_table.table": ("TokenTable",),
     "model.weights": ("random_weights", "read_weights", "write_weights"),
     "scale.dataset": ("embed_dataset",),

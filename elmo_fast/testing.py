@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from elmo_fast import choices
+from elmo_fast import arguments
 from elmo_fast.model.options import Options
 from elmo_fast.train.config import FILTERS
 
@@ -18,7 +18,7 @@ GRADIENT_AGAINST_FLOAT64 = 2e-5  # the same of a gradient in fp32, against the r
 AGAINST_TENSORFLOW = 1e-5  # largest absolute error against embeddings that TensorFlow wrote
 SAME_MODEL = 2e-6  # the same between two runs of one model in fp32 whose sums may be ordered differently
 
-SIZES = {"tiny": (32, 16, 1), **choices.SIZES}  # the first is for dry runs
+SIZES = {"tiny": (32, 16, 1), **arguments.SIZES}  # the first is for dry runs
 TINY = {
     "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3,
              "proj_clip": 3},
@@ -40,7 +40,7 @@ def _content(lstm: dict[str, Any], char_cnn: dict[str, Any]) -> dict[str, Any]:
 
 def standard_options(size: str, **lstm) -> dict[str, Any]:
     """Content of a published model's `options.json`; keyword arguments replace entries of `lstm`."""
-    cells, projection, highways = SIZES[choices.check_choice("size", size, tuple(SIZES))]
+    cells, projection, highways = SIZES[arguments.check_choice("size", size, tuple(SIZES))]
     filters = [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS
     return _content({"dim": cells, "projection_dim": projection, **lstm},
                     {"embedding": {"dim": 16}, "filters": filters, "n_highway": highways})

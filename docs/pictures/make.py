@@ -18,7 +18,7 @@ from PIL import Image  # noqa: E402
 
 import elmo_fast  # noqa: E402
 from elmo_fast import cli  # noqa: E402
-from elmo_fast.embed.contexts import ContextIndex  # noqa: E402
+from elmo_fast.explore.contexts import ContextIndex  # noqa: E402
 from elmo_fast.serve.page import router  # noqa: E402
 from tests.support.browser import chromium  # noqa: E402
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.model.system import cores
+from elmo_fast.environment import cores
 
 
 def version_of(package: str) -> str | None:

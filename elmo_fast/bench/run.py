@@ -16,10 +16,9 @@ from elmo_fast.bench import work
 from elmo_fast.bench.machine import machine, version_of
 from elmo_fast.bench.timing import rounded, take_turns
 from elmo_fast.bench.work import generated_sentences
-from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo, load
-from elmo_fast.model.atomic_file import atomic_path, check_target
-from elmo_fast.model.system import peak_memory
+from elmo_fast.environment import extra, peak_memory
+from elmo_fast.files.atomic import atomic_path, check_target
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.cuda import choice, persistent
 from elmo_fast.ops.precision import numerics

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import elmo_fast
-from elmo_fast import stops
+from elmo_fast.files import stops
 
 DONE, FAILED, REFUSED = 0, 1, 2
 _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)

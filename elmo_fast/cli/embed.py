@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elmo_fast import choices
+from elmo_fast import arguments
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
-from elmo_fast.model.atomic_file import check_target, locked
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import check_target
+from elmo_fast.files.lock import locked
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 
 if TYPE_CHECKING:
-    from elmo_fast.embed.corpus import Target  # imports torch: the help of the command needs none
+    from elmo_fast.embed.run import Target  # imports torch: the help of the command needs none
 
 _FILES = "--model", "--options-file", "--weight-file"
 
@@ -31,7 +32,7 @@ def add_commands(commands) -> None:
     add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
     add("output_file", metavar="OUT", help="HDF5 file")
     add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
-    add("--storage", choices=choices.STORAGES, default="float32", help="(default: %(default)s)")
+    add("--storage", choices=arguments.STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:],
                 NUMERICS[2])
     add_command(commands, "models", "elmo_fast.model.sources:public_model_lines",
@@ -56,14 +57,14 @@ def _add_embed(commands) -> None:
     factors = value_of(lambda text: tuple(map(float, text.split(","))), "numbers with commas between them", bool)
     layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="the sum of the layers, each "
                         "times its factor")
-    size = choices.DEFAULT_BATCH_SIZE
-    add("--batch-size", type=at_least(1), help=f"sentences at a time, at most {choices.MOST_SENTENCES:,} (default: "
+    size = arguments.DEFAULT_BATCH_SIZE
+    add("--batch-size", type=at_least(1), help=f"sentences at a time, at most {arguments.MOST_SENTENCES:,} (default: "
         f"{size}; {2 * size} where that is faster)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
     add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")
-    add("--unknown", choices=choices.UNKNOWN, help="a word outside the table gets its own vector, raises an error, or "
-        "gets the vector of <UNK> (default: encode)")
+    add("--unknown", choices=arguments.UNKNOWN, help="a word outside the table gets its own vector, raises an error, "
+        "or gets the vector of <UNK> (default: encode)")
     _add_formats(parser)
     add = parser.add_argument_group("further flags of `allennlp elmo`").add_argument
     add("--forget-sentences", action="store_true", help="leave out sentence_to_index")
@@ -78,14 +79,14 @@ def _add_embed(commands) -> None:
 
 def _add_formats(parser) -> None:
     add = parser.add_argument_group("formats").add_argument
-    add("--layout", choices=choices.LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
+    add("--layout", choices=arguments.LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
         "AllenNLP's for HDF5)")
-    add("--dtype", choices=choices.STORAGES, default="float32", help="(default: %(default)s)")
-    add("--pool", choices=choices.POOLS, help="one vector a text")
+    add("--dtype", choices=arguments.STORAGES, default="float32", help="(default: %(default)s)")
+    add("--pool", choices=arguments.POOLS, help="one vector a text")
     add("--targets", metavar="FILE", help="keep the vectors of these words alone, one a line")
-    add("--format", choices=choices.FORMATS, help="of INPUT (default: by the suffix)")
+    add("--format", choices=arguments.FORMATS, help="of INPUT (default: by the suffix)")
     add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")
-    add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(choices.TOKENIZERS)} or "
+    add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(arguments.TOKENIZERS)} or "
         "package.module:function (default: %(default)s)")
 
 
@@ -114,15 +115,15 @@ def add_seqvec(commands) -> None:
     switch = value_of(lambda text: ("false", "true").index(text.lower()) == 1, "True or False", lambda _: True)
     add("--protein", dest="per_protein", nargs="?", type=switch, const=True, default=False, metavar="True|False",
         help="one vector a protein: the mean over its residues")
-    add("--batchsize", type=int, default=choices.SEQVEC_BATCH_SIZE, metavar="RESIDUES",
+    add("--batchsize", type=int, default=arguments.SEQVEC_BATCH_SIZE, metavar="RESIDUES",
         help="residues that complete a batch (default: %(default)s)")
     add("--split-char", "--split_char", default="|", metavar="C", help="splits headers into fields (default: |)")
     add("--id", type=int, default=1, metavar="N", dest="id_field", help="number of the field, from 0, that identifies "
         "a sequence; -1 takes the whole header (default: %(default)s)")
     add("--cpu", nargs="?", type=switch, const=True, default=False, metavar="True|False", help="use the CPU where "
         "there is a GPU")
-    add("--layer", choices=choices.SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, or "
-        "a single layer (default: %(default)s)")
+    add("--layer", choices=arguments.SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, "
+        "or a single layer (default: %(default)s)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--silent", dest="progress", action="store_false", help="no progress bar")
 
@@ -144,12 +145,12 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
            vocab_path, progress, model, options_file, weight_file, state, precision, backend, allow_nonfinite,
            batch_size, resume, allow_blank, format, field, tokenizer, ray, ray_workers, ray_cpus, ray_gpus,
            **form) -> None:
-    from elmo_fast.embed.corpus import write_corpus
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
-    from elmo_fast.embed.readers import open_texts
-    from elmo_fast.embed.writer import Progress
+    from elmo_fast.embed.progress import Progress
+    from elmo_fast.embed.run import write_corpus
     from elmo_fast.model.manylangs import open_bilm
     from elmo_fast.model.token_table.table import TokenTable
+    from elmo_fast.text.readers import open_texts
 
     if unknown and not token_table:
         raise ConfigurationError(f"--unknown: expected --token-table beside it, got {unknown} alone")
@@ -190,11 +191,11 @@ def _words(path: str) -> frozenset[str]:
 
 
 def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":
-    from elmo_fast.embed import layouts
-    from elmo_fast.embed.corpus import Target
-    from elmo_fast.embed.form import Form
+    from elmo_fast.embed.run import Target
+    from elmo_fast.vectors import layouts
+    from elmo_fast.vectors.form import Form
 
-    words = targets and _words(choices.check_file("--targets", targets))
+    words = targets and _words(arguments.check_file("--targets", targets))
     form, layout = Form(layers, pool, dtype, words), layouts.layout_of(output_file, layout)
     layouts.check_output(layout, output_file, form, "output file")
     options = {"forget_sentences": forget_sentences, "use_sentence_keys": use_sentence_keys}
@@ -208,7 +209,7 @@ def _ray_writer(target: "Target", state: str, batch_size: int | None, resume: bo
                 workers: int | None, cpus: int, gpus: int) -> Callable[..., None]:
     """What writes a target with Ray, a function of texts, model and progress; refuses flags of one process alone."""
     from elmo_fast.scale import Pool
-    from elmo_fast.scale.corpus import embed_on_ray
+    from elmo_fast.scale.run import embed_on_ray
     from elmo_fast.scale.workers import Settings
 
     if resume:
@@ -221,10 +222,10 @@ def _ray_writer(target: "Target", state: str, batch_size: int | None, resume: bo
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,
            **names) -> None:
+    from elmo_fast.embed.build_table import corpus_words, write_token_table
     from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.manylangs import open_bilm
-    from elmo_fast.model.token_table.build import corpus_words, write_token_table
+    from elmo_fast.text.readers import open_texts
 
     check_target(output_file, "output file")
     with locked(output_file, reserve=True):
@@ -252,9 +253,9 @@ def _files(output: str, inputs: list[str | None], model, options_file, weight_fi
     """The model's files; refuses an output that is a file of the model or of the inputs."""
     model = DEFAULT_MODEL if model is options_file is weight_file is None else model
     files = find_model(model, options_file=options_file, weight_file=weight_file)
-    output = choices.local_path(output)
+    output = arguments.local_path(output)
     for path in (*inputs, files.options_file, files.weight_file):
-        path = path and choices.local_path(path)
+        path = path and arguments.local_path(path)
         if path and os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
             raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")
     return files

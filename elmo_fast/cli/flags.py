@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from elmo_fast.choices import BACKENDS, PRECISIONS, STATES
+from elmo_fast.arguments import BACKENDS, PRECISIONS, STATES
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL"

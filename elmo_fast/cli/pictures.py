@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 
-from elmo_fast.choices import FREE_STATES, local_path
+from elmo_fast.arguments import FREE_STATES, local_path
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least
 from elmo_fast.model.sources import DEFAULT_MODEL
 
@@ -44,8 +44,8 @@ def add_commands(commands) -> None:
 
 
 def _compare(first, second, weights, state, output, **model) -> Iterator[str]:
-    from elmo_fast.embed.contexts import compare
-    from elmo_fast.embed.pictures import MAPS, check_picture, named_maps, save_comparison
+    from elmo_fast.explore.contexts import compare
+    from elmo_fast.explore.pictures import MAPS, check_picture, named_maps, save_comparison
 
     if output is not None:
         check_picture(output, MAPS)
@@ -62,9 +62,9 @@ def _compare(first, second, weights, state, output, **model) -> Iterator[str]:
 
 def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, weights, state, save, output,
              **model) -> Iterator[str]:
-    from elmo_fast.embed.nearest import find_contexts, report_lines
-    from elmo_fast.embed.pictures import CONTEXTS, check_picture, save_report
-    from elmo_fast.model.atomic_file import check_target
+    from elmo_fast.explore.nearest import find_contexts, report_lines
+    from elmo_fast.explore.pictures import CONTEXTS, check_picture, save_report
+    from elmo_fast.files.atomic import check_target
 
     corpus = local_path(corpus)
     for name, path in (("-o", output), ("--save", save)):
@@ -95,9 +95,9 @@ def _load(cuda_device, **model):
 
 
 def _index(elmo, corpus, words, layer, state):
-    from elmo_fast.embed.contexts import ContextIndex
-    from elmo_fast.embed.nearest import open_index
-    from elmo_fast.embed.readers import open_texts
+    from elmo_fast.explore.contexts import ContextIndex
+    from elmo_fast.explore.nearest import open_index
+    from elmo_fast.text.readers import open_texts
 
     if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
         if layer or state:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from elmo_fast import stops
-from elmo_fast.choices import DIRECTIONS
+from elmo_fast.arguments import DIRECTIONS
 from elmo_fast.cli.flags import NUMERICS, add_command
+from elmo_fast.files import stops
 from elmo_fast.model.sources import DEFAULT_MODEL
 
 
@@ -29,16 +29,16 @@ def add_commands(commands) -> None:
 
 
 def _score(input_file, tokens, **head) -> Iterator[str]:
-    from elmo_fast.embed.readers import open_texts
     from elmo_fast.embed.scoring import load_head, score_lines
+    from elmo_fast.text.readers import open_texts
 
     with open_texts(input_file, allow_blank=True) as texts:
         yield from stops.checked(score_lines(load_head(**head), texts, tokens))
 
 
 def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
-    from elmo_fast.embed.readers import open_texts
     from elmo_fast.embed.scoring import load_head, substitute_lines
+    from elmo_fast.text.readers import open_texts
 
     with open_texts(input_file, allow_blank=True) as texts:
         yield from stops.checked(substitute_lines(load_head(**head), texts, top, direction, word))

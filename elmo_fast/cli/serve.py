@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import elmo_fast
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, TOKENIZERS
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, TOKENIZERS
 from elmo_fast.cli.flags import add_command, at_least
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.serve.limits import Limits

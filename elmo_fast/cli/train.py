@@ -3,7 +3,7 @@
 import argparse
 import math
 
-from elmo_fast.choices import PRECISIONS, SIZES
+from elmo_fast.arguments import PRECISIONS, SIZES
 from elmo_fast.cli.flags import add_command, at_least, shared, value_of
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
@@ -136,7 +136,7 @@ def train(**arguments) -> None:
 
 
 def _vocab(inputs, output, **limits) -> list[str]:
-    from elmo_fast.train.corpus import make_vocabulary
+    from elmo_fast.train.text import make_vocabulary
 
     words, total = make_vocabulary(inputs, output, **limits)
     return [f"{words:,} words of {total:,} tokens in {output}"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count, check_path, shown
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, check_path, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.manylangs import ManyLangsBiLm, read_config
 from elmo_fast.model.sources import find_model

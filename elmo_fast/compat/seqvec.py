@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count, check_path, shown
-from elmo_fast.embed import layouts
-from elmo_fast.embed.corpus import Runner, Target, write_corpus
+from elmo_fast.arguments import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count, check_path, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.form import Form, Kept
-from elmo_fast.embed.layouts.arrays import WRITERS, write_arrays
-from elmo_fast.embed.readers import Text
-from elmo_fast.embed.writer import Progress
-from elmo_fast.model.atomic_file import locked
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.embed.progress import Progress
+from elmo_fast.embed.run import Runner, Target, write_corpus
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.lock import locked
 from elmo_fast.model.sources import find_model, has_model
 from elmo_fast.text import fasta
+from elmo_fast.text.readers import Text
+from elmo_fast.vectors import layouts
+from elmo_fast.vectors.form import Form, Kept
+from elmo_fast.vectors.layouts.arrays import WRITERS, write_arrays
 
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
 

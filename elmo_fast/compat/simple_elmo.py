@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import LAYERS, check_choice, check_count, check_path, shown
+from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.form import mix_layers
 from elmo_fast.embed.stream import SlotStream
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import SOFTMAX_FILE, ModelFiles, find_model
 from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
 from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.vectors.form import mix_layers
 
 
 class ElmoModel:

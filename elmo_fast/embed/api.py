@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.choices import FREE_STATES, STATES, check_choice, check_path
-from elmo_fast.embed import layouts
-from elmo_fast.embed.corpus import Target, write_corpus
+from elmo_fast.arguments import FREE_STATES, STATES, check_choice, check_path
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.form import Form
-from elmo_fast.embed.readers import Text
-from elmo_fast.embed.writer import Progress
+from elmo_fast.embed.progress import Progress
+from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.manylangs import open_bilm
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.ops.device import available_device
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
+from elmo_fast.text.readers import Text
+from elmo_fast.vectors import layouts
+from elmo_fast.vectors.form import Form
 
 Given = str | Sequence[str] | FastaRecord | Text
 Layers = str | Sequence[float]

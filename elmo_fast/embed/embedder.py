@@ -7,7 +7,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from elmo_fast.choices import (
+from elmo_fast.arguments import (
     DEFAULT_BATCH_SIZE,
     FREE_STATES,
     LAYERS,
@@ -17,22 +17,22 @@ from elmo_fast.choices import (
     check_count,
     shown,
 )
-from elmo_fast.embed import layouts
-from elmo_fast.embed.corpus import Runner, Target, write_corpus
-from elmo_fast.embed.form import Form
-from elmo_fast.embed.readers import read_lines, scan
+from elmo_fast.embed.progress import Progress
+from elmo_fast.embed.run import Runner, Target, write_corpus
 from elmo_fast.embed.stream import SlotStream
-from elmo_fast.embed.writer import Progress
-from elmo_fast.model.atomic_file import locked
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.lock import locked
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.hooked import is_hooked
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence, groups_of
+from elmo_fast.text.readers import read_lines, scan
+from elmo_fast.vectors import layouts
+from elmo_fast.vectors.form import Form
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"

@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from elmo_fast.choices import STATES, check_choice, shown
+from elmo_fast.arguments import STATES, check_choice, shown
 from elmo_fast.embed.carrying import Span, StreamStates
-from elmo_fast.embed.layouts.item import fits_float16
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.lstm import RunState
@@ -21,6 +20,7 @@ from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string
+from elmo_fast.vectors.layouts.item import fits_float16
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.choices import FREE_STATES, check_choice
+from elmo_fast.arguments import FREE_STATES, check_choice
 from elmo_fast.embed.api import Layers, LoadedElmo, Text
 from elmo_fast.text.batching import check_sentence
 

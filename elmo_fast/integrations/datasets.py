@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_path, shown
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_path, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, Text, load
 from elmo_fast.integrations import check_arguments, pooled_vectors, token_vectors, tokenized
 from elmo_fast.model.sources import DEFAULT_MODEL

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, extra
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.api import Layers, LoadedElmo
+from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import Options

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count, extra
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count
 from elmo_fast.embed.api import Layers, LoadedElmo
+from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, width
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm

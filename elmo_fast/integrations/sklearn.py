@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, extra
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.api import Layers, Text, load
+from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, pooled_vectors, tokenized, width
 from elmo_fast.model.sources import DEFAULT_MODEL
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, check_count, extra
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, check_count
 from elmo_fast.embed.api import LoadedElmo, load
+from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.train.export import export_module

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.choices import STATES, check_choice, check_path
+from elmo_fast.arguments import STATES, check_choice, check_path
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import cuda_graph, hooked
 from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.lstm import LstmStack, RunState
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.state_dict import require_data
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache

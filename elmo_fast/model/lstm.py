@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from elmo_fast.choices import STATES, check_choice
+from elmo_fast.arguments import STATES, check_choice
 from elmo_fast.model import state_dict
 from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.carried import CarriedStates

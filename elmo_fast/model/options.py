@@ -1,7 +1,6 @@
 """A model's `options.json` with bilm-tf's keys, checked."""
 
 import dataclasses
-import json
 import numbers
 import os
 import sys
@@ -9,22 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elmo_fast.choices import check_file
+from elmo_fast.arguments import MOST_CELLS
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.json import read_json
 from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
 
 N_CHARACTERS = (261, 262)
 ACTIVATIONS = ("relu", "tanh")
-# Far beyond every model; without bounds a wrong number costs hours and all memory before anything else is checked.
-MOST_LAYERS, MOST_CELLS, MOST_WORDS = 1000, 1 << 20, (1 << 31) - 1
-MOST_JSON = 64 << 20  # bytes of a file
-
-
-class _ConfigurationErrorBase(ValueError):
-    """`compat.allennlp.common.checks` puts AllenNLP's exception here: Python replaces no built-in base of a class."""
-
-
-class ConfigurationError(_ConfigurationErrorBase):
-    """A model, option or file that does not fit. The name is AllenNLP's."""
+# Far beyond every model, as MOST_CELLS is.
+MOST_LAYERS, MOST_WORDS = 1000, (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -125,40 +117,6 @@ class Options:
                     "filters": [list(pair) for pair in self.char_cnn.filters]}
             content["char_cnn"] = content.get("char_cnn", {}) | own
         return content
-
-
-def read_json(path: str | os.PathLike, name: str = "options_file") -> dict[str, Any]:
-    """The object in a JSON file; `ConfigurationError`, which calls the file `name`, for anything else."""
-    path = check_file(name, path, ConfigurationError)
-    where = f"{name} {path}"
-    with open(path, "rb") as file:
-        content = file.read(MOST_JSON + 1)
-    if len(content) > MOST_JSON:
-        raise ConfigurationError(f"{where}: expected at most {MOST_JSON >> 20} MB, got more")
-    content = parse_json(content, where)
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{where}: expected a JSON object, got {content!r:.80}")
-    return content
-
-
-def parse_json(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text in UTF-8, with or without a byte order mark, as Windows editors put it in front.
-
-    `ConfigurationError`, which begins with `where`, for anything else, and for a key that an object has twice.
-    """
-    try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        return json.loads(text, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where}: expected JSON, got something else ({error!s:.160})") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise ValueError(f"the key {twice!r:.80} twice in an object")
-    return found
 
 
 _REQUIRED = object()

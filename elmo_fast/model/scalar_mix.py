@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 
 
 class ScalarMix(nn.Module):

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from elmo_fast.choices import DIRECTIONS, check_choice, check_count, shown
+from elmo_fast.arguments import DIRECTIONS, check_choice, check_count, shown
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.hdf5 import dataset_of, open_hdf5
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.hdf5 import dataset_of, open_hdf5
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.weights import check_finite
 from elmo_fast.ops.linear import linear
 from elmo_fast.text.batching import check_batch

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from elmo_fast.choices import cache_directory, check_choice, check_path
-from elmo_fast.model.archives import DAMAGE, Member, is_archive, open_archive
-from elmo_fast.model.atomic_file import Disk, store_once
-from elmo_fast.model.downloads import cache_path, fetch, is_url
-from elmo_fast.model.hdf5 import check_unpacked
-from elmo_fast.model.options import ConfigurationError
-from elmo_fast.stops import interruptible
+from elmo_fast.arguments import check_choice, check_path
+from elmo_fast.environment import cache_directory
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.archives import DAMAGE, Member, is_archive, open_archive
+from elmo_fast.files.atomic import Disk, store_once
+from elmo_fast.files.downloads import cache_path, fetch, is_url
+from elmo_fast.files.hdf5 import check_unpacked
+from elmo_fast.files.stops import interruptible
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {

@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping
 import h5py
 import numpy as np
 
-from elmo_fast import stops
-from elmo_fast.model.atomic_file import atomic_hdf5, check_target
-from elmo_fast.model.hdf5 import datasets_of, open_hdf5
-from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
+from elmo_fast.environment import memory_size
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import check_target
+from elmo_fast.files.hdf5 import atomic_hdf5, datasets_of, open_hdf5
+from elmo_fast.model.options import N_CHARACTERS, Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
-from elmo_fast.model.system import memory_size
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 

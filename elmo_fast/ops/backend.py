@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from elmo_fast.choices import BACKENDS, check_choice
+from elmo_fast.arguments import BACKENDS, check_choice
 
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")

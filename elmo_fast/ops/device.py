@@ -9,7 +9,7 @@ import contextlib
 import numpy as np
 import torch
 
-from elmo_fast.choices import shown
+from elmo_fast.arguments import shown
 
 
 def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -5,7 +5,8 @@ import platform
 
 import torch
 
-from elmo_fast.choices import SIZES, version
+from elmo_fast.arguments import SIZES
+from elmo_fast.environment import version
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
 from elmo_fast.ops.cpu import runs_precision
 from elmo_fast.ops.cuda import choice, persistent

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from elmo_fast.choices import PRECISIONS, check_choice
+from elmo_fast.arguments import PRECISIONS, check_choice
 
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 import elmo_fast.ops.cuda.lstm  # noqa: F401  registers the implementation on CUDA
-from elmo_fast.choices import shown
+from elmo_fast.arguments import shown
 from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.cpu import on_cpu

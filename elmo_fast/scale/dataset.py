@@ -3,10 +3,11 @@
 import os
 from typing import TYPE_CHECKING
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count, extra, shown
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, load
-from elmo_fast.embed.form import Form
+from elmo_fast.environment import extra
 from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.vectors.form import Form
 
 if TYPE_CHECKING:
     from ray.data import Dataset

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import FREE_STATES, MOST_SENTENCES, check_choice, check_count, extra, shown
+from elmo_fast.arguments import FREE_STATES, MOST_SENTENCES, check_choice, check_count, shown
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.form import Form, Kept
-from elmo_fast.embed.layouts.item import narrow
+from elmo_fast.environment import extra
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import Options
+from elmo_fast.vectors.form import Form, Kept
+from elmo_fast.vectors.layouts.item import narrow
 
 with extra("ray"):
     import pyarrow as pa

@@ -10,10 +10,11 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from elmo_fast.choices import extra, shown
-from elmo_fast.embed.form import Form
+from elmo_fast.arguments import shown
+from elmo_fast.environment import extra
 from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
+from elmo_fast.vectors.form import Form
 
 with extra("serve"):
     from fastapi import APIRouter, Depends, FastAPI, Request, Response

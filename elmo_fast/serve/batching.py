@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, MOST_SENTENCES, check_count
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, MOST_SENTENCES, check_count
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.bilm import BiLm

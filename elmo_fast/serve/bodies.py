@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from elmo_fast.choices import extra
+from elmo_fast.environment import extra
 from elmo_fast.serve.limits import Limits
 
 with extra("serve"):

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from elmo_fast.choices import extra, local_path
+from elmo_fast.arguments import local_path
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.contexts import ContextIndex, compare
-from elmo_fast.embed.nearest import context_of, open_index
-from elmo_fast.embed.pages import COSINE_STYLE
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.environment import extra
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.explore.contexts import ContextIndex, compare
+from elmo_fast.explore.nearest import context_of, open_index
+from elmo_fast.explore.pages import COSINE_STYLE
 
 with extra("serve"):
     from fastapi import APIRouter, Depends, HTTPException

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from elmo_fast import stops
-from elmo_fast.choices import check_file, extra
+from elmo_fast.arguments import check_file
+from elmo_fast.environment import extra
+from elmo_fast.files import stops
 from elmo_fast.serve.app import Service, create_app
 from elmo_fast.serve.batching import SharedElmo
 from elmo_fast.serve.limits import Limits

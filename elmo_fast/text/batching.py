@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from elmo_fast.choices import shown
+from elmo_fast.arguments import shown
 from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Vocabulary

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from elmo_fast.choices import shown
+from elmo_fast.arguments import shown
 
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
 MAX_CHARACTERS_PER_TOKEN, MOST_CHARACTERS_PER_TOKEN = 50, 10_000

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from elmo_fast.choices import check_file
-from elmo_fast.text.compressed import MOST_LINE, check_line, open_text
+from elmo_fast.arguments import check_file
+from elmo_fast.files.compressed import MOST_LINE, check_line, open_text
 
 
 class FastaRecord(NamedTuple):

@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from elmo_fast.choices import TOKENIZERS, shown
+from elmo_fast.arguments import TOKENIZERS, shown
 
 Tokenizer = Callable[[str], Sequence[str]]
 _AT_ONCE = 1 << 16  # letters; of a longer text the tokens are found one by one, so that other threads get their turns

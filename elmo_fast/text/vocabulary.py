@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.choices import check_file, shown
+from elmo_fast.arguments import check_file, shown
+from elmo_fast.files.compressed import open_bounded
 from elmo_fast.text import characters
-from elmo_fast.text.compressed import open_bounded
 
 UNKNOWN_TOKEN = "<UNK>"
 SPECIAL_WORDS = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)

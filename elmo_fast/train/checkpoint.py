@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import check_path, local_path
-from elmo_fast.model.atomic_file import Disk, atomic_path, write_bytes
-from elmo_fast.model.options import ConfigurationError, read_json
+from elmo_fast.arguments import check_path, local_path
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import Disk, atomic_path, write_bytes
+from elmo_fast.files.compressed import open_bounded
+from elmo_fast.files.json import read_json
+from elmo_fast.files.tensors import is_plain, load_tensors
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.tensors import is_plain, load_tensors
 from elmo_fast.model.weights import check_finite, check_shapes, read_model
-from elmo_fast.text.compressed import open_bounded
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes

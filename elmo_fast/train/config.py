@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elmo_fast.choices import SIZES, shown
-from elmo_fast.model.options import ConfigurationError, Options, read_json
+from elmo_fast.arguments import SIZES, shown
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.json import read_json
+from elmo_fast.model.options import Options
 
 DECAYS = ("constant", "linear", "cosine")
 OPTIMIZERS = ("adagrad", "adamw")

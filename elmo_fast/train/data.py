@@ -14,7 +14,7 @@ import torch
 
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.corpus import Order, Sentences, Shard
+from elmo_fast.train.text import Order, Sentences, Shard
 
 
 class Rows:

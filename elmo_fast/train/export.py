@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import check_path
-from elmo_fast.model.atomic_file import atomic_directory
+from elmo_fast.arguments import check_path
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import atomic_directory
+from elmo_fast.files.tensors import described, is_plain, load_tensors
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE, vocabulary_in
-from elmo_fast.model.tensors import described, is_plain, load_tensors
 from elmo_fast.model.weights import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
 

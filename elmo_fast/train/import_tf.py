@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from elmo_fast.choices import check_path, local_path
-from elmo_fast.model.atomic_file import atomic_directory
-from elmo_fast.model.options import ConfigurationError, read_json
+from elmo_fast.arguments import check_path, local_path
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import atomic_directory
+from elmo_fast.files.json import read_json
+from elmo_fast.files.stops import interruptible
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import check_finite, lstm_name
-from elmo_fast.stops import interruptible
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
 from elmo_fast.train.config import OptimizerConfig, TrainConfig

@@ -5,9 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from elmo_fast.choices import extra, local_path
-from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.model.options import ConfigurationError, parse_json
+from elmo_fast.arguments import local_path
+from elmo_fast.environment import extra
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import atomic_path
+from elmo_fast.files.json import parse_json
 
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
 

@@ -12,18 +12,18 @@ import torch
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from elmo_fast import stops
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
 from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.config import RunConfig
-from elmo_fast.train.corpus import Order, Shard
 from elmo_fast.train.data import Batch, BatchStream
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import TrainLog, plot_losses
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
+from elmo_fast.train.text import Order, Shard
 
 
 class Trainer:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.model import LanguageModel, UsedRows
 

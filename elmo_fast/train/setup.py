@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast import stops
-from elmo_fast.choices import check_path, local_path
-from elmo_fast.model.atomic_file import locked, remove_partials
-from elmo_fast.model.options import ConfigurationError, read_json
+from elmo_fast.arguments import check_path, local_path
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.json import read_json
+from elmo_fast.files.lock import locked, remove_partials
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
@@ -23,11 +24,11 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
 from elmo_fast.train.config import RunConfig, TrainConfig, published_size
-from elmo_fast.train.corpus import Shard, read_shards
 from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
+from elmo_fast.train.text import Shard, read_shards
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast.embed.contexts import ContextIndex, compare
-from elmo_fast.embed.nearest import Context, Group, Plane, Report, find_contexts, report_lines
-from elmo_fast.embed.pages import report_page
-from elmo_fast.embed.pictures import save_report
+from elmo_fast.explore.contexts import ContextIndex, compare
+from elmo_fast.explore.nearest import Context, Group, Plane, Report, find_contexts, report_lines
+from elmo_fast.explore.pages import report_page
+from elmo_fast.explore.pictures import save_report
 from tests.support.files import names, run, write_model
 
 CORPUS = ["The play opened in spring .", "", "They Play outside <b>&amp;</b> play", "no such word", "猫 and a play"]

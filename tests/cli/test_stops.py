@@ -10,11 +10,11 @@ import weakref
 import numpy as np
 import pytest
 
-from elmo_fast import stops
 from elmo_fast.embed import stream
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.layouts.allennlp import Hdf5Writer
+from elmo_fast.files import stops
 from elmo_fast.model.softmax_head import SoftmaxHead
+from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
 from tests.support.files import names, paths, run, start, write_model
 
 LINE = "elmo-fast: error: interrupted; no output was left behind\n"
@@ -108,7 +108,7 @@ def test_in_python_a_stop_is_python_s_own(folder, monkeypatch):
 
 
 def test_a_second_ctrl_c_ends_the_process(tmp_path):
-    process = start("import time\nfrom elmo_fast.stops import stoppable\n"
+    process = start("import time\nfrom elmo_fast.files.stops import stoppable\n"
                     "with stoppable(in_command=True):\n    print('ready', flush=True)\n"
                     "    while True:\n        time.sleep(0.01)")
     assert process.stdout.readline() == "ready\n"

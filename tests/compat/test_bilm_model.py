@@ -16,9 +16,8 @@ import torch
 from elmo_fast import BiLm, ConfigurationError, remove_boundaries
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
-from elmo_fast.embed import stream
+from elmo_fast.embed import build_table, stream
 from elmo_fast.model.encoder import CharacterEncoder
-from elmo_fast.model.token_table import build
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
 from tests.support.files import ROOT, names, read_hdf5
@@ -192,7 +191,7 @@ def inputs(tmp_path, files):
 @runs("`dump_token_embeddings(vocab_file, options_file, weight_file, outfile)`")
 @pytest.mark.parametrize("block", [3, 4096])
 def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
-    monkeypatch.setattr(build, "_WORDS_A_BLOCK", block)
+    monkeypatch.setattr(build_table, "_WORDS_A_BLOCK", block)
     vocab, _, *model = inputs
     dump_token_embeddings(vocab, *model, tmp_path / "out.hdf5")
     found = read_hdf5(tmp_path / "out.hdf5")

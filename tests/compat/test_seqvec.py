@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, ElmoEmbedder, open_embeddings
-from elmo_fast.choices import SEQVEC_LAYERS
+from elmo_fast.arguments import SEQVEC_LAYERS
 from elmo_fast.compat import allennlp, seqvec
-from elmo_fast.embed import corpus
-from elmo_fast.embed.partial import PartialResult
+from elmo_fast.embed import run as embed_run
+from elmo_fast.vectors.partial import PartialResult
 from tests.support.files import ROOT, names, paths, read_hdf5, run, tiny, write_model
 from tests.support.migrating import runs
 
@@ -257,7 +257,7 @@ def test_a_run_that_was_killed_goes_on(folder, fasta, tmp_path, monkeypatch, nam
 
     (tmp_path / "whole").mkdir()
     embed(tmp_path / "whole")
-    monkeypatch.setattr(corpus, "COMMIT_SECONDS", 0)
+    monkeypatch.setattr(embed_run, "COMMIT_SECONDS", 0)
     commit = PartialResult.commit
     for count in cuts:
         left = iter([*[commit] * count, None])

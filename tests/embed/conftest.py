@@ -1,11 +1,11 @@
 import pytest
 
-from elmo_fast.embed import corpus
+from elmo_fast.embed import run as embed_run
 from elmo_fast.embed import stream as slot_stream
 
 
 @pytest.fixture
 def short_sections(monkeypatch):
     """A commit after every group, and little reading ahead."""
-    monkeypatch.setattr(corpus, "COMMIT_SECONDS", 0)
+    monkeypatch.setattr(embed_run, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 32)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.layouts import allennlp
-from elmo_fast.embed.layouts.allennlp import AllennlpSource, Index, hdf5_file
-from elmo_fast.embed.layouts.arrays import write_arrays
 from elmo_fast.train.checkpoint import copy_vocabulary, write_json
-from elmo_fast.train.corpus import make_vocabulary
+from elmo_fast.train.text import make_vocabulary
+from elmo_fast.vectors.layouts import allennlp
+from elmo_fast.vectors.layouts.allennlp import AllennlpSource, Index, hdf5_file
+from elmo_fast.vectors.layouts.arrays import write_arrays
 from tests.support.files import full_disk, names
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.corpus import Target, write_corpus
-from elmo_fast.embed.form import Form
-from elmo_fast.embed.readers import Text
+from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.text.readers import Text
+from elmo_fast.vectors.form import Form
 from tests.support.files import flip, full_disk, names
 from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
 

@@ -11,8 +11,8 @@ from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from elmo_fast.embed import embedder
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, run, write_model

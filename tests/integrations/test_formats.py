@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts import Item
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts import Item
 from tests.support.files import ROOT
 from tests.support.vectors import make_items, write
 

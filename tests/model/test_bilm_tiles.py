@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from elmo_fast import TokenTable, batch_to_ids, build_token_table, write_token_table
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.engines import TILE_ISAS, isa

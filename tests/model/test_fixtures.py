@@ -16,8 +16,9 @@ from elmo_fast.cli import main
 from elmo_fast.compat import allennlp
 from elmo_fast.compat import bilm as bilm_tf
 from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.batch_layout import remove_boundaries
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import Options
 from elmo_fast.testing import AGAINST_TENSORFLOW
 from tests.support import models, plain
 from tests.support.files import paths, read_hdf5

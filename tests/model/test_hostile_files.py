@@ -11,11 +11,10 @@ import torch
 
 import elmo_fast
 from elmo_fast import BiLm, ConfigurationError, Vocabulary
-from elmo_fast.model import hdf5
-from elmo_fast.model.hdf5 import open_hdf5
-from elmo_fast.model.options import parse_json, read_json
+from elmo_fast.files import compressed, hdf5
+from elmo_fast.files.hdf5 import open_hdf5
+from elmo_fast.files.json import parse_json, read_json
 from elmo_fast.model.softmax_head import read_softmax
-from elmo_fast.text import compressed
 from elmo_fast.text.fasta import read_fasta
 from tests.support.files import paths, write_model
 from tests.support.manylangs import write_manylangs
@@ -207,8 +206,7 @@ def test_words_unpack_to_a_bounded_size(tmp_path, monkeypatch):
 
 
 def test_lines_and_records_have_a_limit(tmp_path, monkeypatch):
-    from elmo_fast.embed import readers
-    from elmo_fast.text import fasta
+    from elmo_fast.text import fasta, readers
 
     for module in (compressed, readers, fasta):
         monkeypatch.setattr(module, "MOST_LINE", 1000)

@@ -11,14 +11,14 @@ import torch
 
 import elmo_fast
 from elmo_fast import ConfigurationError, TokenBatcher, Vocabulary
-from elmo_fast.choices import check_file, check_path, local_path
+from elmo_fast.arguments import check_file, check_path, local_path
 from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder
 from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.bilm.data import LMDataset
 from elmo_fast.compat.seqvec import embed_fasta, get_elmo_model
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.model.sources import find_model
-from elmo_fast.train.corpus import make_vocabulary, read_shards
+from elmo_fast.train.text import make_vocabulary, read_shards
 from tests.support.files import names, paths, run, write_model
 from tests.support.sources import assert_is, contents, left
 
@@ -177,7 +177,7 @@ def zeros(path, size, name="big.txt"):
 @pytest.mark.parametrize("name", ["big.txt", "options.json"])
 def test_a_tar_bomb_is_refused_before_it_is_unpacked(tmp_path, cache, monkeypatch, name):
     archive = zeros(tmp_path / "m.tar.gz", 1 << 22, name)
-    monkeypatch.setattr("elmo_fast.model.archives._MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("elmo_fast.files.archives._MOST_UNPACKED", 1 << 20)
     with pytest.raises(ConfigurationError, match=f"^model {archive}: expected at most 0 GB, or 10 times the .* bytes "):
         find_model(archive)
     assert left(cache, "*.part") == []

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from elmo_fast.model import atomic_file
-from elmo_fast.model.atomic_file import store_once
+from elmo_fast.files import atomic
+from elmo_fast.files.atomic import store_once
 from elmo_fast.model.sources import cache_path, fetch, find_model
 from tests.support.files import kill, names, start, start_until, until
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 HOLDER = """
 import time
 from pathlib import Path
-from elmo_fast.model.atomic_file import store_once
+from elmo_fast.files.atomic import store_once
 
 def make(part):
     {write}
@@ -121,7 +121,7 @@ def test_a_complete_copy_is_read_without_a_lock(slow_web, model, tmp_path, cache
     go.set()
     archive = shutil.make_archive(str(tmp_path / "m"), "zip", model)
     found = fetch(url), find_model(archive)
-    monkeypatch.setattr(atomic_file, "locked", None)  # a lock would write into the cache, which may be read-only
+    monkeypatch.setattr(atomic, "locked", None)  # a lock would write into the cache, which may be read-only
     folders = [folder for folder, _, _ in os.walk(cache)]
     with contextlib.ExitStack() as stack:
         for folder in folders:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from elmo_fast import BiLm, ConfigurationError
-from elmo_fast.model import downloads, hdf5, sources
+from elmo_fast.files import downloads, hdf5
+from elmo_fast.model import sources
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import full_disk, names, paths, tiny, write_model
 from tests.support.sources import assert_is, contents, left, pack

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, TokenTable
-from elmo_fast.model.seal import ROWS
+from elmo_fast.files.seal import ROWS
+from elmo_fast.files.strings import joined, split
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.text.characters import encode_tokens, to_model_ids
-from elmo_fast.text.strings import joined, split
 from tests.support.files import flip, names
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "naïve", "🙂", "", "a b", "x" * 60, "line\nbreak", "nul\0byte", "\ud800", "the"]

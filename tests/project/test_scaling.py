@@ -63,5 +63,5 @@ def test_the_tables_of_the_page_are_those_of_the_simulation():
 
 
 def test_the_shards_are_those_of_the_command():
-    corpus = common.ROOT / "elmo_fast" / "scale" / "corpus.py"
-    assert "SHARD_TOKENS = 1 << 15 " in corpus.read_text(encoding="utf-8") and scaling.SHARD_TOKENS == 1 << 15
+    source = common.ROOT / "elmo_fast" / "scale" / "run.py"
+    assert "SHARD_TOKENS = 1 << 15 " in source.read_text(encoding="utf-8") and scaling.SHARD_TOKENS == 1 << 15

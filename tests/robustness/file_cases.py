@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 import elmo_fast
-from elmo_fast.embed.contexts import ContextIndex
-from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts.shards import MANIFEST, _sum
-from elmo_fast.embed.nearest import open_index
-from elmo_fast.model import seal
+from elmo_fast.explore.contexts import ContextIndex
+from elmo_fast.explore.nearest import open_index
+from elmo_fast.files import seal
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.shards import MANIFEST, _sum
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes
 from tests.robustness.structure import (
     changed_tensor,

@@ -26,9 +26,9 @@ import h5py
 import torch
 from tqdm import tqdm
 
-from elmo_fast.embed import corpus
+from elmo_fast.embed import run
 from elmo_fast.embed import stream as slot_stream
-from elmo_fast.model import atomic_file
+from elmo_fast.files import lock as lock_module
 from elmo_fast.train.log import read_log
 from tests.robustness.world import World
 from tests.support.tf_checkpoints import import_values, made_up, write_folder
@@ -200,7 +200,7 @@ class Kills:
 
 def record_lock(output: Path, record: Path) -> None:
     """From here on this process writes down when it has the lock of `output`, and when its work under it is done."""
-    lock, remove, holding = atomic_file._lock, atomic_file._remove, {}
+    lock, remove, holding = lock_module._lock, lock_module.remove, {}
 
     def recorded_lock(final, mine, wait):
         file = lock(final, mine, wait)
@@ -213,7 +213,7 @@ def record_lock(output: Path, record: Path) -> None:
             record.write_text(f"{holding.pop(path)} {time.monotonic()}")
         remove(path)
 
-    atomic_file._lock, atomic_file._remove = recorded_lock, recorded_remove
+    lock_module._lock, lock_module.remove = recorded_lock, recorded_remove
 
 
 def race(name: str, command: Command, folder: Path, processes: int, expected: str, rng: random.Random) -> list[str]:
@@ -270,7 +270,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    corpus.COMMIT_SECONDS, slot_stream._TOKENS_AHEAD, slot_stream._ROWS_PER_CHUNK = 0.02, 64, 64  # many commits
+    run.COMMIT_SECONDS, slot_stream._TOKENS_AHEAD, slot_stream._ROWS_PER_CHUNK = 0.02, 64, 64  # many commits
     rng, faults = random.Random(arguments.seed), []
     with tempfile.TemporaryDirectory() as name:
         world = World(Path(name).resolve())

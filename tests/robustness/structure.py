@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import torch
 
-from elmo_fast.model import seal
-from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.files import seal
+from elmo_fast.files.hdf5 import open_hdf5
 from tests.robustness.damage import HOSTILE, HOSTILE_NUMBERS, damage_bytes
 
 _WAYS = ("attribute", "attribute", "axes", "big endian", "chunks", "cycle", "deep", "empty", "empty space", "group",

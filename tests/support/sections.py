@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from elmo_fast import ElmoEmbedder, open_embeddings
-from elmo_fast.embed.corpus import Target, write_corpus
-from elmo_fast.embed.form import Form
-from elmo_fast.embed.partial import PartialResult
-from elmo_fast.embed.readers import Text
+from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.text.readers import Text
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.partial import PartialResult
 from tests.support.models import SHAPES, bilm
 
 RNG = np.random.default_rng(0)

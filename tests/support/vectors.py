@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts import Item, join, place, segment
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts import Item, join, place, segment
 from tests.support.files import flip
 
 LIBRARY = [pytest.mark.long, pytest.mark.skipif(not find_spec("pyarrow"),

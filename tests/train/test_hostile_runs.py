@@ -106,7 +106,7 @@ def test_accumulators_of_another_model_name_the_file(trained, tmp_path):
 
 
 def test_a_vocabulary_that_unpacks_for_ever_is_refused(trained, tmp_path, monkeypatch):
-    from elmo_fast.text import compressed
+    from elmo_fast.files import compressed
 
     monkeypatch.setattr(compressed, "MOST_UNPACKED", 1 << 12)
     with gzip.open(tmp_path / "vocab.txt.gz", "wb") as file:

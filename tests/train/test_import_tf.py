@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.train.checkpoint import weights_of_run
 from elmo_fast.train.import_tf import find_checkpoint
 from elmo_fast.train.setup import start_or_resume

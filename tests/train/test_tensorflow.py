@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.train.import_tf import PYTHON_VARIABLE, import_checkpoint, open_checkpoint
 from tests.support.files import ROOT, program, run
 from tests.support.tf_checkpoints import KINDS, accumulators, import_values, made_up, names_of, restored, write_folder

@@ -5,7 +5,7 @@ that putting `elmo_fast.compat.` in front of an old import is enough. What diffe
 Where AllenNLP itself is installed, its configurations build these classes as soon as this package is imported.
 """
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE
 from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder
 from elmo_fast.compat.allennlp.common.checks import ConfigurationError
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer

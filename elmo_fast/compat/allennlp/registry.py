@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from elmo_fast.choices import shown
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.arguments import shown
+from elmo_fast.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 

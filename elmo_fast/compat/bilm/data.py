@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.choices import check_count, check_path
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.arguments import check_count, check_path
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.text.batching import Batcher, TokenBatcher
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.choices import check_count, shown
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.arguments import check_count, shown
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.scalar_mix import masked_layer_norm
 
 

@@ -10,24 +10,24 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from elmo_fast.choices import MOST_SENTENCES, check_count, check_file
+from elmo_fast.arguments import MOST_SENTENCES, check_count, check_file
 from elmo_fast.compat.bilm.elmo import Variables
-from elmo_fast.embed.layouts.allennlp import hdf5_file
-from elmo_fast.embed.readers import read_lines, scan
+from elmo_fast.embed.build_table import encoded
 from elmo_fast.embed.stream import SlotStream
-from elmo_fast.model.atomic_file import check_target
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import check_target
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_table.build import encoded
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_finite, read_model
 from elmo_fast.ops.reference import State
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.vectors.layouts.allennlp import hdf5_file
 
 __all__ = ["BidirectionalLanguageModel", "BilmOps", "dump_bilm_embeddings", "dump_token_embeddings"]
 _Path = str | os.PathLike

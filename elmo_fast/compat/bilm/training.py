@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from elmo_fast import stops
-from elmo_fast.choices import check_count, check_path, shown
+from elmo_fast.arguments import check_count, check_path, shown
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset
-from elmo_fast.model.atomic_file import locked
-from elmo_fast.model.options import ConfigurationError, read_json
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.json import read_json
+from elmo_fast.files.lock import locked
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import write_weights
 from elmo_fast.ops.device import available_device

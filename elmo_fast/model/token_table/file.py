@@ -15,14 +15,15 @@ import h5py
 import numpy as np
 import torch
 
-from elmo_fast import stops
-from elmo_fast.choices import PRECISIONS, STORAGES, check_path, local_path, shown
-from elmo_fast.model.atomic_file import HDF5_ERRORS, check_target, locked, new_hdf5, replace
-from elmo_fast.model.hdf5 import attribute_of, dataset_of, open_hdf5, strings_of
-from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.seal import ROWS, Blocks, read_seal, write_seal
+from elmo_fast.arguments import PRECISIONS, STORAGES, check_path, local_path, shown
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import check_target, replace
+from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, dataset_of, new_hdf5, open_hdf5, strings_of
+from elmo_fast.files.lock import locked
+from elmo_fast.files.seal import ROWS, Blocks, read_seal, write_seal
+from elmo_fast.files.strings import joined
 from elmo_fast.text.batching import BOUNDARIES
-from elmo_fast.text.strings import joined
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 2  # 1: without a seal

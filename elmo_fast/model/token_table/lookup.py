@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.choices import check_choice
+from elmo_fast.arguments import check_choice
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
 from elmo_fast.model.encoder import TokenSource
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.choices import UNKNOWN, check_choice, local_path, shown
-from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.seal import Blocks
+from elmo_fast.arguments import UNKNOWN, check_choice, local_path, shown
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.seal import Blocks
 from elmo_fast.model.token_table.file import read_table, words_of, write_table
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import check_precision, lowest

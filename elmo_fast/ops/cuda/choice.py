@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from elmo_fast.choices import cache_directory, check_choice, version
+from elmo_fast.arguments import check_choice
+from elmo_fast.environment import cache_directory, version
 from elmo_fast.ops.cuda.blocks import Operands
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"

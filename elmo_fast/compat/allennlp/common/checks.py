@@ -1,18 +1,18 @@
 """`allennlp.common.checks`: the exception that is caught around ELMo."""
 
+from elmo_fast import errors
 from elmo_fast.compat.allennlp import registry
-from elmo_fast.model import options
 
 __all__ = ["ConfigurationError"]
 
 # AllenNLP's own class where AllenNLP is installed. Ours then derives from it: `except` with either name catches both.
-ConfigurationError = registry.base_class("allennlp.common.checks", "ConfigurationError", options.ConfigurationError)
+ConfigurationError = registry.base_class("allennlp.common.checks", "ConfigurationError", errors.ConfigurationError)
 
-if not issubclass(options.ConfigurationError, ConfigurationError):
+if not issubclass(errors.ConfigurationError, ConfigurationError):
     class _Base(ValueError, ConfigurationError):
         """AllenNLP's prints and pickles `message`, which only its own constructor sets."""
 
         message = property(ValueError.__str__)
         __str__ = ValueError.__str__
 
-    options.ConfigurationError.__bases__ = (_Base,)
+    errors.ConfigurationError.__bases__ = (_Base,)

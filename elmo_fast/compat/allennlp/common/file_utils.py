@@ -2,8 +2,8 @@
 
 import os
 
-from elmo_fast.choices import check_path
-from elmo_fast.model.downloads import fetch
+from elmo_fast.arguments import check_path
+from elmo_fast.files.downloads import fetch
 
 __all__ = ["cached_path"]
 

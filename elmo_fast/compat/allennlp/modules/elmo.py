@@ -13,10 +13,11 @@ from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoChara
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import elmo
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.weights import read_model

@@ -12,7 +12,7 @@ from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import (
     check_lstm,
     random_cell,
 )
-from elmo_fast.model.downloads import fetch
+from elmo_fast.files.downloads import fetch
 from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import LstmOptions, Options

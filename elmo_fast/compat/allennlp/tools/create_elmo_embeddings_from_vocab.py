@@ -10,12 +10,12 @@ from typing import IO
 
 import torch
 
-from elmo_fast.choices import check_count, check_file, check_path
+from elmo_fast.arguments import check_count, check_file, check_path
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.embed.embedder import torch_device
-from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import atomic_path
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import BOUNDARIES
 
 UNKNOWN = "@@UNKNOWN@@"  # the unknown word of AllenNLP's vocabularies

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from elmo_fast.compat.allennlp import registry
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.text import characters
 from elmo_fast.text.batching import check_iterable
 

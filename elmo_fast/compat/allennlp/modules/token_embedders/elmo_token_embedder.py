@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from elmo_fast.choices import shown
+from elmo_fast.arguments import shown
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.outside_graphs import outside_graphs
 
 _TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_embedder", "TokenEmbedder", nn.Module)

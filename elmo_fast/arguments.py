@@ -1,0 +1,80 @@
+"""Accepted values and defaults of arguments, and their checks.
+
+Imports no torch: the command's help reads it.
+"""
+
+import os
+from collections.abc import Sequence
+from numbers import Integral
+
+BACKENDS = ("auto", "reference", "torch", "native")
+PRECISIONS = ("highest", "high", "medium")
+STATES = ("carry", "zero", "warm")
+FREE_STATES = STATES[1:]  # vectors depend on their own text alone, not on order and batches
+LAYERS = ("all", "top", "average")
+POOLS = ("mean", "max", "first_last")
+UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
+STORAGES = ("float32", "float16")  # of stored vectors
+LAYOUTS = ("allennlp", "packed", "parquet", "arrow", "npz", "npy")  # of files of vectors
+DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
+FORMATS = ("text", "conllu", "fasta", "jsonl", "parquet")  # of input files
+TOKENIZERS = ("whitespace", "simple")
+SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
+# LSTM cells, projection and highway layers of the published models.
+SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
+
+# Far beyond every model; without a bound a wrong number costs hours and all memory before anything else is checked.
+MOST_CELLS = 1 << 20  # of an LSTM layer
+DEFAULT_BATCH_SIZE, MOST_SENTENCES = 64, 1 << 20  # of a batch
+SEQVEC_BATCH_SIZE = 15000  # residues
+
+
+def shown(value: object) -> str:
+    """A value for a message: one line of at most 80 characters, also of arrays."""
+    return " ".join(f"{value!r:.400}".split())[:80]
+
+
+def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:
+    """The value itself, or an error that names the argument when it is none of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise error(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
+    return value
+
+
+def check_count(name: str, value: int, error: type[ValueError] = ValueError, most: int | None = None) -> int:
+    """The value itself, or an error that names the argument unless it is an integer of at least 1, at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise error(f"{name}: expected an integer of at least 1, got {shown(value)}")
+    if most is not None and value > most:
+        raise error(f"{name}: expected an integer of at most {most:,}, got {value:,}")
+    return value
+
+
+def check_path(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:
+    """`local_path` of the value, or an error that names the argument when it is neither a string nor a path of one."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
+        raise error(f"{name}: expected a path or URL, got {shown(value)}")
+    return local_path(value)
+
+
+def check_file(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:
+    """As `check_path`, of a file to read: `OSError` that names the argument for a directory, and where nothing is."""
+    path = check_path(name, value, error)
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{name}: expected a file, got the directory {path}")
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{name}: expected a file, found nothing at {path}")
+    return path
+
+
+def local_path(value: str | os.PathLike) -> str:
+    """A path as a string, with the home directory for `~` or `~user` at its beginning; of a `file:` URL its path.
+
+    Other URLs are unchanged.
+    """
+    path = os.fspath(value)
+    if path.startswith("file:/") and "::" not in path:
+        from urllib.request import url2pathname  # milliseconds, which the command's help does not have
+
+        path = url2pathname(path.removeprefix("file:").removeprefix("//localhost").removeprefix("//"))
+    return os.path.expanduser(path)

@@ -1,0 +1,100 @@
+"""Token tables computed by a model: in memory, or into a file by a run that can be resumed."""
+
+import collections
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from elmo_fast.arguments import STORAGES, check_choice, shown
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.encoder import TokenSource
+from elmo_fast.model.token_table.file import table_writer, words_of
+from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.ops.device import available_device
+from elmo_fast.ops.precision import numerics
+from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, not_a_string
+
+_WORDS_A_BLOCK = 1 << 13  # between two writes
+_WORDS_AT_ONCE = 1 << 10  # in one call of the encoder, whose values then stay in the processor's caches
+
+logger = logging.getLogger(__name__)
+
+
+def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], *, storage: str = "float32",
+                      device: torch.device | str | None = None, unknown: str = "encode", grow: bool | int = False,
+                      progress: bool = False) -> TokenTable:
+    """The table of a vocabulary file, or of words in order, in memory.
+
+    The model encodes on the device it is on, in its own precision; the table is on `device`, the CPU by default. Words
+    that lack `<S>` or `</S>` get them at their end; a file that lacks them is refused. `storage` is `float32` or
+    `float16`; `unknown` and `grow` are those of `TokenTable`.
+    """
+    place = available_device("cpu" if device is None else device)
+    words = words_of(vocabulary)
+    values = np.empty((len(words), _encoder(bilm).dim), dtype=check_choice("storage", storage, STORAGES))
+    done = 0
+    for vectors in encoded(bilm, words, 0, progress):
+        values[done : done + len(vectors)] = vectors
+        done += len(vectors)
+    vectors = torch.from_numpy(values).to(place)
+    return TokenTable(vectors, words, bilm.fingerprint(), unknown=unknown, grow=grow, precision=bilm.computes_in)
+
+
+def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, *,
+                      storage: str = "float32", progress: bool = False) -> None:
+    """Write the table of a vocabulary to a file that `TokenTable.open` and bilm-tf read, without holding it in memory.
+
+    After a run was killed, the same call resumes it from `PATH.part`, which holds what was computed.
+    """
+    words = words_of(vocabulary)
+    shape = len(words), _encoder(bilm).dim
+    check_choice("storage", storage, STORAGES)
+    with table_writer(path, words, shape, storage, bilm.fingerprint(), bilm.computes_in, resume=True) as writer:
+        if writer.done:
+            logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(words))
+        for vectors in encoded(bilm, words, writer.done, progress):
+            writer.append(vectors)
+            stops.check()
+
+
+def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
+    """`<S>`, `</S>` and every word of tokenized sentences, the most frequent first: a vocabulary for a table."""
+    check_iterable(sentences, "sentences")
+    tokens = itertools.chain.from_iterable(
+        check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
+    try:
+        counts = collections.Counter(tokens)
+    except TypeError as error:
+        raise not_a_string(error) from error
+    for word in counts:
+        if not isinstance(word, str):
+            raise ValueError(f"token: expected a string, got {type(word).__name__} ({shown(word)})")
+    return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
+
+
+def _encoder(bilm: BiLm) -> TokenSource:
+    if bilm.token_source.boundaries != BOUNDARIES:
+        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one of "
+                                 "ELMoForManyLangs, which encodes words itself")
+    return bilm.token_source
+
+
+def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Iterator[np.ndarray]:
+    """Vectors of the words from `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
+    encoder, precision = _encoder(bilm), bilm.computes_in
+    device = next(encoder.parameters()).device
+    with tqdm(total=len(words), initial=first, unit=" words", disable=None if progress else True) as bar:
+        for begin in range(first, len(words), _WORDS_A_BLOCK):
+            ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)
+            with torch.no_grad(), numerics(precision, device):
+                pieces = [encoder.encode_rows(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]
+            yield torch.cat(pieces).float().cpu().numpy()
+            stops.check()
+            bar.update(len(ids))

@@ -1,0 +1,50 @@
+"""A bar of texts and tokens on stderr."""
+
+import io
+import sys
+import time
+
+from tqdm import tqdm
+
+
+class Progress:
+    """A bar of texts with their tokens, where stderr is a terminal; `lines` gives a line every ten seconds elsewhere.
+
+    `total` is the number of texts where it is known, `unit` what they are.
+    """
+
+    def __init__(self, how: bool | str, total: int | None = None, unit: str = "sentences"):
+        as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False}
+        self._how = {"total": total, "unit": f" {unit}", "disable": None if how else True,
+                     **(as_lines if how == "lines" else {})}
+
+    def __enter__(self) -> "Progress":
+        self._tokens, self._begin = 0, time.monotonic()
+        self._bar = tqdm(**self._how)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bar.close()
+
+    def skip(self, texts: int) -> None:
+        """Begin after so many texts, which an earlier run embedded."""
+        if texts:
+            self._bar.initial = self._bar.n = self._bar.last_print_n = texts
+
+    def update(self, tokens: int, texts: int = 1) -> None:
+        """Count texts of so many tokens together."""
+        if not self._bar.disable:
+            self._tokens += tokens
+            rate = self._tokens / max(time.monotonic() - self._begin, 1e-3)
+            self._bar.set_postfix_str(f"{tqdm.format_sizeof(self._tokens)} tokens, {tqdm.format_sizeof(rate)}/s",
+                                      refresh=False)
+            self._bar.update(texts)
+
+
+class _Lines(io.TextIOBase):
+    """stderr for tqdm, each of its updates a line of its own."""
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            print(line, file=sys.stderr, flush=True)
+        return len(text)

@@ -1,0 +1,348 @@
+"""Cosines between the tokens of two texts, and the nearest contexts of a word in a corpus."""
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import tee
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import torch
+
+from elmo_fast.arguments import (
+    DEFAULT_BATCH_SIZE,
+    FREE_STATES,
+    LAYERS,
+    STORAGES,
+    check_choice,
+    check_count,
+    check_path,
+    local_path,
+)
+from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import check_target
+from elmo_fast.files.hdf5 import atomic_hdf5, attribute_of, dataset_of, open_hdf5, strings_of
+from elmo_fast.files.strings import joined, spans
+from elmo_fast.text.batching import check_iterable
+from elmo_fast.text.fasta import FastaRecord
+from elmo_fast.vectors.opened import Embeddings
+
+FORMAT = "elmo-fast context index"
+_ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The tokens of two texts and their vectors, float32 [layers, tokens, dim]."""
+
+    first_tokens: Sequence[str]
+    second_tokens: Sequence[str]
+    first: np.ndarray
+    second: np.ndarray
+
+    def layers(self) -> np.ndarray:
+        """Cosines of every pair of tokens, a layer at a time: float32 [layers, T1, T2], NaN for a vector of zeros."""
+        return np.stack([cosines(a, b) for a, b in zip(self.first, self.second)])
+
+    def mixed(self, weights: Sequence[float]) -> np.ndarray:
+        """Cosines of a mixture of the layers, with a weight for each of them: float32 [T1, T2]."""
+        factors = np.asarray(weights, np.float64)
+        if factors.shape != (len(self.first),):
+            raise ValueError(f"weights: expected {len(self.first)} numbers, one for each layer, got shape "
+                             f"{factors.shape}")
+        return cosines(np.tensordot(factors, self.first, axes=1), np.tensordot(factors, self.second, axes=1))
+
+    def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Dot products between the layers: of pairs of tokens float64 [layers, layers, T1, T2], and of every token
+        with itself [layers, layers, T1] and [layers, layers, T2].
+
+        With weights w, the cosine of a mixture is `w cross w / sqrt((w first w) (w second w))`.
+        """
+        first, second = self.first.astype(np.float64), self.second.astype(np.float64)
+        cross = np.tensordot(first, second, axes=(2, 2)).swapaxes(1, 2)
+        return cross, *(np.einsum("ktd,ltd->klt", layers, layers) for layers in (first, second))
+
+
+def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm") -> Comparison:
+    """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens. `state` is warm or zero."""
+    check_choice("state", state, FREE_STATES)
+    rows, columns = list(tokens_of(first, "first")), list(tokens_of(second, "second"))
+    for name, tokens in (("first", rows), ("second", columns)):
+        if not tokens:
+            raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
+    return Comparison(rows, columns, *elmo.embed([rows, columns], state=state))
+
+
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Cosines of the rows of two arrays [..., dim], summed in float64: float32 [M, N], NaN for a row of zeros."""
+    return (_unit(first, np.float64) @ _unit(second, np.float64).T).clip(-1, 1).astype(np.float32)
+
+
+class Neighbour(NamedTuple):
+    """An occurrence in an index: its cosine, its number, and its text and position there."""
+
+    similarity: float
+    number: int
+    text: int
+    position: int
+
+
+class ContextIndex:
+    """Occurrences of words with their vectors, and the exact nearest of them by cosine.
+
+    `texts` are lists of tokens; occurrence k is token `places[k, 1]` of text `places[k, 0]`, and `vectors[k]` its
+    vector: float16 or float32 [n, dim], an array, or what reads like one from a file. `lines` are the texts' numbers in
+    the corpus, `layers` what was kept of the layers of the model, whose fingerprint is `model` (where it is known).
+    """
+
+    def __init__(self, texts: Sequence[Sequence[str]], places: np.ndarray, vectors: np.ndarray, *,
+                 lines: Sequence[int] | None = None, layers: Layers = "average", state: str = "warm",
+                 model: str | None = None):
+        if vectors.ndim != 2 or places.shape != (len(vectors), 2):
+            raise ValueError("vectors, places: expected [n, dim] and [n, 2], got "
+                             f"{list(vectors.shape)} and {list(places.shape)}")
+        self.texts = texts
+        self.places = places
+        self.vectors = vectors
+        self.lines = np.arange(len(texts)) if lines is None else np.asarray(lines, np.int64)
+        self.layers = layers
+        self.state = state
+        self.model = model
+
+    @classmethod
+    def build(cls, elmo: LoadedElmo, texts: Iterable[Given], *, words: Collection[str] | None = None,
+              layers: Layers = "average", state: str = "warm", dtype: str = "float32",
+              batch_size: int = DEFAULT_BATCH_SIZE) -> "ContextIndex":
+        """An index of a corpus in memory: of every token, or of `words` alone, whatever their capitals.
+
+        Texts are read as they are needed, and those without the words are not embedded. `layers` as in
+        `LoadedElmo.embed`, but not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32
+        or float16.
+        """
+        check_choice("state", state, FREE_STATES)
+        check_choice("dtype", dtype, STORAGES)
+        if isinstance(layers, str) and layers == "all":
+            raise ValueError("layers: expected a layer or a mixture of them, got 'all'")
+        if isinstance(texts, FastaRecord):
+            raise ValueError("texts: expected a list of texts, got one FastaRecord; put it into a list")
+        check_iterable(texts, "texts")
+        return cls._gather(_embedded(elmo, _chosen(texts, words), layers, state, batch_size), dtype,
+                           elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint())
+
+    @classmethod
+    def from_embeddings(cls, embeddings: Embeddings, *, words: Collection[str] | None = None) -> "ContextIndex":
+        """An index in memory of the vectors of a file, of every token that it has or of `words` alone.
+
+        Where the file has all layers, their average is kept. Vectors are kept with length 1, in the file's type.
+        `ConfigurationError` for pooled vectors, and for a file that has no tokens.
+        """
+        if embeddings.pool:
+            raise ConfigurationError("embeddings: expected vectors of tokens, got pooled ones")
+        about = embeddings.fingerprint or {}
+        state = about.get("state")
+        layers = "average" if embeddings.layers in (None, "all") else embeddings.layers
+        width = embeddings[0].shape[-1] if len(embeddings) else 0
+        return cls._gather(_stored_rows(embeddings, words), embeddings.dtype.name, width, layers=layers,
+                           state=state if state in FREE_STATES else "warm", model=about.get("model"))
+
+    @classmethod
+    def _gather(cls, rows: Iterable[tuple[int, list[str], np.ndarray, np.ndarray]], dtype: str, width: int,
+                **about) -> "ContextIndex":
+        """An index of (number, tokens, positions [n], vectors [n, dim]) of texts."""
+        kept: list[list[str]] = []
+        lines, places, vectors = [], [np.zeros((0, 2), np.int64)], [np.zeros((0, width), dtype)]
+        for line, tokens, positions, array in rows:
+            places.append(np.stack([np.full(len(positions), len(kept)), positions], axis=1))
+            vectors.append(_unit(array).astype(dtype))
+            kept.append(tokens)
+            lines.append(line)
+        return cls(kept, np.concatenate(places), np.concatenate(vectors), lines=lines, **about)
+
+    def check(self, elmo: LoadedElmo) -> "ContextIndex":
+        """The index itself; `ConfigurationError` for vectors of another model."""
+        width, own = self.vectors.shape[1], elmo.bilm.get_output_dim()
+        if len(self) and (width != own or self.model not in (None, elmo.bilm.fingerprint())):
+            raise ConfigurationError(f"index: expected vectors of this model, of {own} values, got those of another "
+                                     f"one, of {width}")
+        return self
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the index to an HDF5 file, atomically."""
+        check_target(path, "index")
+        content, ends = joined([token for text in self.texts for token in text])
+        with atomic_hdf5(path) as (file, disk):
+            file.attrs["format"], file.attrs["version"], file.attrs["state"] = FORMAT, 1, self.state
+            file.attrs["model"] = self.model or ""
+            file.attrs["layers"] = self.layers if isinstance(self.layers, str) else np.asarray(self.layers, np.float64)
+            for name, values in (("places", self.places), ("lines", self.lines), ("token_bytes", content),
+                                 ("token_ends", ends),
+                                 ("text_ends", np.cumsum([len(text) for text in self.texts], dtype=np.int64))):
+                file.create_dataset(name, data=values)
+            stored = file.create_dataset("vectors", self.vectors.shape, self.vectors.dtype)
+            for rows in _slices(len(self.vectors)):
+                stored[rows] = self.vectors[rows]
+                disk.check()
+                stops.check()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "ContextIndex":
+        """The index of a file that `save` wrote; its vectors stay there and are read when they are needed.
+
+        `ConfigurationError` for another file, or a damaged one.
+        """
+        where = f"index {check_path('index', path)}"
+        with open_hdf5(path, "index") as file:
+            if attribute_of(file, "format", where, str) != FORMAT or attribute_of(file, "version", where, int) != 1:
+                raise ConfigurationError(f"{where}: expected a file that ContextIndex.save wrote (format version 1), "
+                                         "got another HDF5 file")
+            texts = _stored_texts(file, where)
+            places = dataset_of(file, "places", where, "i", None, 2)[...]
+            lines = dataset_of(file, "lines", where, "i" if texts else "fi", len(texts))[...]  # once f8 without texts
+            lengths = np.array([len(text) for text in texts], np.int64)
+            text, position = places.T
+            if (places < 0).any() or (text >= len(texts)).any() or (position >= lengths[text]).any():
+                raise ConfigurationError(f"{where}: places: expected occurrences in the texts, found some outside: "
+                                         "the file is damaged")
+            return cls(texts, places, _stored(path, dataset_of(file, "vectors", where, "f", len(places), None), where),
+                       lines=lines, layers=_stored_layers(file, where),
+                       model=attribute_of(file, "model", where, str) or None,
+                       state=check_choice(f"{where}: state", attribute_of(file, "state", where, str), FREE_STATES,
+                                          ConfigurationError))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def occurrences(self, word: str) -> np.ndarray:
+        """Numbers of the occurrences of a word, whatever its capitals: int64 [n], in the order of the corpus."""
+        return self._by_word.get(word.casefold(), np.zeros(0, np.int64))
+
+    @cached_property
+    def _by_word(self) -> dict[str, np.ndarray]:
+        found: dict[str, list[int]] = {}
+        for number, (text, position) in enumerate(self.places.tolist()):
+            found.setdefault(self.texts[text][position].casefold(), []).append(number)
+        return {word: np.array(numbers, np.int64) for word, numbers in found.items()}
+
+    def nearest(self, query: int | np.ndarray, top: int = 10, *, among: np.ndarray | None = None,
+                center: bool = False) -> list[Neighbour]:
+        """The occurrences nearest to one of them, given by its number and left out, or to a vector [dim].
+
+        `among` are the numbers to search, by default all. `center` subtracts the mean of the searched vectors, of
+        length 1 before, from them and from the query. Equal ones are in the order of the corpus. The search is exact,
+        in fp32, 16,384 vectors at a time.
+        """
+        check_count("top", top)
+        numbers = np.arange(len(self)) if among is None else np.asarray(among, np.int64)
+        is_number = isinstance(query, (int, np.integer))
+        vector = np.asarray(self.vectors[query] if is_number else query, np.float32)
+        if vector.shape != self.vectors.shape[1:]:
+            raise ValueError(f"query: expected a vector of {self.vectors.shape[1]} values, those of the index's model, "
+                             f"got shape {vector.shape}")
+        mean = self._mean(numbers) if center else None
+        vector = _unit(vector) if mean is None else _unit(_unit(vector) - mean)
+        best, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        for rows, block in self._blocks(numbers):
+            block = block if mean is None else _unit(block) - mean
+            with np.errstate(invalid="ignore"):
+                found = block @ vector / np.sqrt(np.einsum("nd,nd->n", block, block))
+            found = np.nan_to_num(found, nan=-2)  # a zero vector is last
+            rows, found = (rows[rows != query], found[rows != query]) if is_number else (rows, found)
+            best, scores = np.concatenate([best, rows]), np.concatenate([scores, found])
+            order = np.lexsort((best, -scores))[:top]
+            best, scores = best[order], scores[order]
+        return [Neighbour(score if score > -2 else float("nan"), number, *self.places[number].tolist())
+                for number, score in zip(best.tolist(), scores.clip(-2, 1).tolist())]
+
+    def _blocks(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Numbers and their vectors, float32; torch converts float16 many times as fast as NumPy."""
+        for rows in _slices(len(numbers)):
+            yield numbers[rows], torch.from_numpy(self.vectors[numbers[rows]]).float().numpy()
+
+    def _mean(self, numbers: np.ndarray) -> np.ndarray:
+        total = np.zeros(self.vectors.shape[1])
+        for _, block in self._blocks(numbers):
+            total += np.nansum(_unit(block), axis=0, dtype=np.float64)
+        return (total / max(1, len(numbers))).astype(np.float32)
+
+
+def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
+    """Coordinates of vectors [n, dim], scaled to length 1, along their two directions of greatest variance, and the
+    fraction of the variance that these have: float32 [n, 2] and a number from 0 to 1.
+    """
+    vectors = np.nan_to_num(_unit(vectors, np.float64))
+    vectors -= vectors.mean(axis=0, keepdims=True)
+    variances, axes = np.linalg.eigh(vectors.T @ vectors)  # ascending
+    axes = axes[:, :-3:-1]
+    axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])
+    total = variances.sum()
+    return (vectors @ axes).astype(np.float32), float(variances[-2:].sum() / total) if total > 0 else 1.0
+
+
+def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
+    vectors = np.asarray(vectors, dtype)
+    with np.errstate(invalid="ignore"):
+        return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def _chosen(texts: Iterable[Given], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
+    """(number, tokens, positions int64 of the words) of the texts that have any."""
+    wanted = None if words is None else {word.casefold() for word in words}
+    for number, text in enumerate(texts):
+        tokens = list(tokens_of(text, f"texts[{number}]"))
+        positions = [at for at, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
+        if positions:
+            yield number, tokens, np.array(positions, np.int64)
+
+
+def _embedded(elmo: LoadedElmo, chosen: Iterator[tuple[int, list[str], np.ndarray]], layers: Layers, state: str,
+              batch_size: int) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
+    chosen, running = tee(chosen)
+    arrays = elmo.stream((tokens for _, tokens, _ in running), layers, state, batch_size=batch_size)
+    for array, (number, tokens, positions) in zip(arrays, chosen):
+        yield number, tokens, positions, array[positions]
+        stops.check()
+
+
+def _stored_rows(embeddings: Embeddings,
+                 words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
+    texts = (embeddings.tokens(number) for number in range(len(embeddings)))
+    for number, tokens, positions in _chosen(texts, words):
+        stored = embeddings.positions(number)
+        rows = positions if stored is None else np.flatnonzero(np.isin(stored, positions))
+        if len(rows):
+            vectors = np.asarray(embeddings[number], np.float32)
+            vectors = vectors.mean(axis=0) if vectors.ndim == 3 else vectors
+            embeddings.check_vectors(number, vectors, range(len(tokens)) if stored is None else stored)
+            yield number, tokens, positions if stored is None else np.asarray(stored)[rows], vectors[rows]
+        stops.check()
+
+
+def _slices(count: int) -> Iterator[slice]:
+    return (slice(start, min(count, start + _ROWS_AT_ONCE)) for start in range(0, count, _ROWS_AT_ONCE))
+
+
+def _stored(path: str | os.PathLike, dataset: h5py.Dataset, where: str) -> np.ndarray:
+    """The rows of a contiguous dataset, mapped from the file: [n, dim], read-only."""
+    if dataset.dtype not in STORAGES:
+        raise ConfigurationError(f"{where}: vectors: expected {' or '.join(STORAGES)}, found {dataset.dtype}")
+    offset = dataset.id.get_offset()
+    return dataset[...] if offset is None else np.memmap(local_path(path), dataset.dtype, "r", offset, dataset.shape)
+
+
+def _stored_texts(file: h5py.File, where: str) -> list[list[str]]:
+    tokens, ends = strings_of(file, "token_bytes", "token_ends", where), dataset_of(file, "text_ends", where, "i", None)
+    try:
+        return [tokens[start:end] for start, end in spans(ends[...], len(tokens))]
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: text_{error}: the file is damaged") from error
+
+
+def _stored_layers(file: h5py.File, where: str) -> Layers:
+    found = file.attrs.get("layers")
+    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind == "f" and np.isfinite(found).all():
+        return tuple(found.tolist())
+    return check_choice(f"{where}: layers", found, LAYERS[1:], ConfigurationError)

@@ -1,0 +1,164 @@
+"""The nearest contexts of a word, as a report to print or draw."""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from elmo_fast.arguments import check_path
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.explore.contexts import FORMAT, ContextIndex, principal_plane
+from elmo_fast.files.hdf5 import attribute_of, open_hdf5
+from elmo_fast.vectors.opened import open_embeddings
+
+_SIDE = 56  # characters shown on either side of the word
+_MOST_POINTS = 1000
+_HDF5, _PARQUET = b"\x89HDF", b"PAR1"
+_VECTORS = _HDF5, _PARQUET, b"ARROW1", b"PK", b"\x93NUMPY"  # how files of vectors begin
+
+
+@dataclass(frozen=True)
+class Context:
+    """A word with the text on either side; `line` and `token` count from 1, and are None outside the corpus."""
+
+    before: str
+    word: str
+    after: str
+    line: int | None = None
+    token: int | None = None
+    similarity: float | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """A context and those nearest to it, the nearest first."""
+
+    query: Context
+    neighbours: list[Context]
+
+
+@dataclass(frozen=True)
+class Plane:
+    """Occurrences of the word in the plane of greatest variance: `points` float32 [n, 2], and `fraction` of it.
+
+    The first `queries` of them are those of the groups.
+    """
+
+    points: np.ndarray
+    contexts: list[Context]
+    queries: int
+    fraction: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Groups of nearest contexts of a word that occurs `count` times in a corpus."""
+
+    word: str
+    count: int
+    groups: list[Group]
+    plane: Plane
+
+
+def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None) -> ContextIndex | None:
+    """The index of a file that `ContextIndex.save` wrote, or of vectors that `open_embeddings` opens; None for text.
+
+    `words` as in `ContextIndex.from_embeddings`.
+    """
+    path, start = check_path("index", path), b""
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            start = file.read(8)
+    if not os.path.isdir(path) and not start.startswith(_VECTORS):
+        return None
+    if start.startswith(_HDF5):
+        with open_hdf5(path, "index") as file:
+            is_index = attribute_of(file, "format", f"index {os.fspath(path)}", str) == FORMAT
+        if is_index:
+            return ContextIndex.load(path)
+    try:
+        embeddings = open_embeddings(path)
+    except ConfigurationError:
+        if start.startswith(_PARQUET):  # of texts
+            return None
+        raise
+    with embeddings:
+        return ContextIndex.from_embeddings(embeddings, words=words)
+
+
+def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence: str | Sequence[str] | None = None,
+                  top: int = 10, queries: int = 3, any_word: bool = False, center: bool = False) -> Report:
+    """The nearest contexts of a word in a sentence, or else of `queries` of its occurrences, spread over the corpus.
+
+    The occurrences of the word are searched, or with `any_word` all that the index has; `center` as in
+    `ContextIndex.nearest`. `ValueError` for a word that is not in the corpus, or not in the sentence.
+    """
+    numbers = index.check(elmo).occurrences(word)
+    least = 1 if sentence or any_word else 2
+    if len(numbers) < least:
+        raise ValueError(f"word: expected one that the corpus has{' at least twice' if least == 2 else ''}, in any "
+                         f"capitals, got {word!r}, found {len(numbers)} times")
+    among = None if any_word else numbers
+    if sentence is None:
+        chosen = [int(numbers[at]) for at in np.linspace(0, len(numbers) - 1, min(queries, len(numbers))).astype(int)]
+        shown, vectors = [context_of(index, number) for number in chosen], index.vectors[np.array(chosen)]
+    else:
+        tokens, at = _place(sentence, word)
+        shown = [_around(tokens, at)]
+        vectors = elmo.embed([tokens], index.layers, index.state)[0][[at]]
+        chosen = list(vectors)
+    groups = [Group(context, [context_of(index, near.number, near.similarity)
+                              for near in index.nearest(query, top, among=among, center=center)])
+              for context, query in zip(shown, chosen)]
+    return Report(word, len(numbers), groups, _plane(index, numbers, shown, np.asarray(vectors, np.float32)))
+
+
+def report_lines(report: Report) -> Iterator[str]:
+    """Tab-separated rows of a report: the cosine, or `query`, the line, the token, and the context."""
+    for group in report.groups:
+        for context in (group.query, *group.neighbours):
+            similarity = "query" if context.similarity is None else f"{context.similarity:.4f}"
+            place = (str(context.line or "-"), str(context.token or "-"))
+            words = " ".join(filter(None, (context.before, f"[{context.word}]", context.after)))
+            yield "\t".join((similarity, *place, " ".join(words.split())))
+
+
+def _place(sentence: str | Sequence[str], word: str) -> tuple[list[str], int]:
+    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
+    for at, token in enumerate(tokens):
+        if token.casefold() == word.casefold():
+            return tokens, at
+    raise ValueError(f"sentence: expected a sentence with the word {word!r} as a token, got {' '.join(tokens)!r:.80}")
+
+
+def context_of(index: ContextIndex, number: int, similarity: float | None = None) -> Context:
+    """An occurrence of an index with the words around it."""
+    text, at = index.places[number].tolist()
+    return _around(index.texts[text], at, int(index.lines[text]) + 1, at + 1, similarity)
+
+
+def _around(tokens: Sequence[str], at: int, *place) -> Context:
+    before, after = _cut(tokens[:at][::-1]), _cut(tokens[at + 1 :])
+    return Context(" ".join(before[::-1]), tokens[at], " ".join(after), *place)
+
+
+def _cut(tokens: Sequence[str]) -> list[str]:
+    """The first tokens, as many as fit; an ellipsis in place of the others."""
+    length = 0
+    for count, token in enumerate(tokens):
+        length += len(token) + 1
+        if length > _SIDE:
+            return [*tokens[:count], "\u2026"]
+    return list(tokens)
+
+
+def _plane(index: ContextIndex, numbers: np.ndarray, queries: list[Context], vectors: np.ndarray) -> Plane:
+    places = {(query.line, query.token) for query in queries}
+    step = -(-len(numbers) // _MOST_POINTS)
+    others = [(number, context) for number in numbers[::step].tolist()
+              if ((context := context_of(index, number)).line, context.token) not in places]
+    rows = np.asarray(index.vectors[np.array([number for number, _ in others], np.int64)], np.float32)
+    points, fraction = principal_plane(np.concatenate([vectors, rows]))
+    return Plane(points, [*queries, *(context for _, context in others)], len(queries), fraction)

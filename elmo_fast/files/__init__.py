@@ -1,0 +1,1 @@
+"""Ground floor: files, locked, written atomically, read within bounds."""

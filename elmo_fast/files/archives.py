@@ -1,0 +1,114 @@
+"""Archives of models, ZIP and tar (`.tar`, `.tar.gz`, `.tar.bz2`, `.tar.xz`): their members, never out of bounds."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from elmo_fast.files import stops
+from elmo_fast.files.hdf5 import check_unpacked
+
+# RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError,
+          OSError, ValueError)
+_COMPRESSIONS: dict[bytes, Callable] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+_TAR, _TAR_AT, _BLOCK = b"ustar", 257, 512
+_LARGEST_HEADER = 1 << 20  # bytes; tarfile reads a header as a whole
+_MOST_MEMBERS = 100_000
+_MOST_UNPACKED = 1 << 30  # bytes of a tar of any size: a tar is decompressed to its end before a member is known
+
+
+class Member(NamedTuple):
+    """A file of an archive: its path there, its bytes, and what opens it, to be read in the order of the list."""
+
+    path: str
+    size: int
+    open: Callable[[], IO[bytes]]
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is a ZIP, or begins as a tar or as a compressed file."""
+    with open(path, "rb") as file:
+        start = file.read(_BLOCK)
+    return start.startswith(tuple(_COMPRESSIONS)) or _is_tar(start) or zipfile.is_zipfile(path)
+
+
+@contextlib.contextmanager
+def open_archive(path: Path) -> Iterator[list[Member]]:
+    """The files of an archive; links are left out. `DAMAGE`, in the body too, for one that is damaged or cut short."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            yield [Member(info.filename, info.file_size, lambda info=info: archive.open(info))
+                   for info in archive.infolist()]
+        return
+    with _Tar(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+        members = []
+        for number, info in enumerate(archive):
+            if number == _MOST_MEMBERS:
+                raise ValueError(f"more than {_MOST_MEMBERS:,} members")
+            if info.isreg():
+                members.append(Member(info.name, info.size, lambda info=info: archive.extractfile(info)))
+        stream.check_end(archive.offset)
+        yield members
+
+
+def _is_tar(start: bytes) -> bool:
+    return start[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR
+
+
+class _Tar(io.RawIOBase):
+    """A tar's bytes, decompressed, as far as `check_unpacked` allows, and headers of at most 1 MiB."""
+
+    def __init__(self, path: Path):
+        self._name, self._stored = f"model {path}", path.stat().st_size
+        with open(path, "rb") as file:
+            start = file.read(max(map(len, _COMPRESSIONS)))
+        opener: Any = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), open)
+        self._file = opener(path, "rb")
+        if not _is_tar(self._file.read(_BLOCK)):
+            raise tarfile.ReadError("no tar inside")
+        self._file.seek(0)
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _LARGEST_HEADER:
+            raise ValueError(f"a header of {size:,} bytes")
+        self._check(self._file.tell() + size)
+        return self._file.read(size)
+
+    def _check(self, end: int) -> None:
+        check_unpacked(self._name, end, self._stored, _MOST_UNPACKED)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._check(offset)
+        if offset < self._file.tell():
+            self._file.seek(offset)
+        while (left := offset - self._file.tell()) and self._file.read(min(left, _LARGEST_HEADER)):
+            stops.check()
+        return self._file.tell()
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def check_end(self, offset: int) -> None:
+        """Raise for a damaged header at `offset`, which tarfile takes for the end, and for a wrong checksum."""
+        self.seek(offset)
+        if self.read(_BLOCK).strip(b"\0"):
+            raise tarfile.ReadError("a damaged header")
+        while self.read(_LARGEST_HEADER):
+            stops.check()

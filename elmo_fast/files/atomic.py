@@ -1,0 +1,167 @@
+"""Files and directories written atomically: they take their name only when complete, and written to the disk."""
+
+import contextlib
+import ctypes
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from elmo_fast.arguments import check_path, local_path
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.lock import locked, remove
+
+_TRIM_EVERY = 32 << 20  # bytes written between two returns of free memory
+
+
+@contextlib.contextmanager
+def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
+    """A path beside `target` that replaces it when the body succeeds, and is removed when the body fails.
+
+    The body makes a file there. A symbolic link is followed, an old file replaced. Other writers are refused.
+    """
+    final = Path(os.path.realpath(local_path(target)))
+    with locked(final) as part:
+        yield part
+        replace(part, final)
+
+
+def replace(part: Path, final: Path) -> None:
+    """Rename a closed file, in place of an old one. `PermissionError` names that: on Windows it must not be open."""
+    try:
+        os.replace(part, final)
+    except PermissionError as error:
+        reason = f"expected a file that can be replaced ({error.strerror}); on Windows, close it in other programs"
+        raise PermissionError(error.errno, reason, os.fspath(final)) from error
+
+
+def store_once(target: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` write `target`, a file or a directory, at another path, unless it is there.
+
+    A process or a thread that does so already is waited for, and its copy is taken. A file that is there is not locked.
+    """
+    final = Path(os.path.realpath(target))
+    if not final.exists():
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with locked(final, wait=True) as part:
+            if not final.exists():
+                make(part)
+                part.rename(final)
+
+
+@contextlib.contextmanager
+def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iterator[Path]:
+    """A new directory that becomes `target`, by a rename, when the body succeeds; `target` must not exist.
+
+    With `last` it may be a directory: the new files are moved into it. `last`, a file without which nothing can be
+    loaded, is removed before the others are moved and put there at the end: old and new files do not mix.
+    """
+    target = local_path(target)
+    final = Path(os.path.realpath(target))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with locked(final) as part:
+        is_new = not os.path.lexists(target)
+        if not is_new and (last is None or not final.is_dir()):
+            raise ConfigurationError(f"output: expected a new directory, found {target} there already")
+        part = part if is_new else final / part.name
+        part.mkdir()
+        try:
+            yield part
+            if is_new:
+                part.rename(final)
+            else:
+                (final / last).unlink(missing_ok=True)
+                for file in sorted(part.iterdir(), key=lambda file: file.name == last):
+                    replace(file, final / file.name)
+        finally:
+            remove(part)
+
+
+def check_target(path: str | os.PathLike, name: str) -> None:
+    """Raise `OSError` when no file can be written at `path`, before any work is done for it; `name` is what it is.
+
+    `ValueError` for what is no path.
+    """
+    target = check_path(name, path)
+    folder = target if target.endswith(("/", os.sep)) else os.path.dirname(os.path.realpath(target))
+    if not target:
+        raise FileNotFoundError(f"{name}: expected a file's path, got an empty one")
+    if os.path.isdir(target):
+        raise IsADirectoryError(f"{name}: expected a file's path, got the directory {target}")
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{name}: expected an existing directory, found none at {folder}")
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise PermissionError(f"{name}: expected an ordinary file, which can be replaced when all is written, "
+                              f"got the device or pipe {target}")
+    if not os.access(folder, os.W_OK) or (os.path.exists(target) and not os.access(target, os.W_OK)):
+        raise PermissionError(f"{name}: expected a path that can be written, got {target}")
+
+
+class Disk(io.FileIO):
+    """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one."""
+
+    def __init__(self, part: Path, target: str | os.PathLike):
+        super().__init__(part, "x+")
+        self.target = os.fspath(target)
+        self.failure: BaseException | None = None
+        self._since_trim = 0
+
+    def write(self, values) -> int:
+        """Write all of `values`, or store the error and report success."""
+        size = memoryview(values).nbytes
+        try:
+            rest = memoryview(values).cast("B")
+            while rest and not self.failure:
+                rest = rest[super().write(rest):]
+        except BaseException as error:
+            self.failure = error
+        self._since_trim += size
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, or store the error; after a failure nothing is done."""
+        try:
+            return size if self.failure else super().truncate(size)
+        except BaseException as error:
+            self.failure = error
+            return size
+
+    def check(self) -> None:
+        """Raise the stored error. Every 32 MiB, return free memory to the system.
+
+        HDF5's records of data sets fragment the heap between the large arrays of a model, whose freed memory is then
+        not reused: the process would grow with the file.
+        """
+        if self._since_trim >= _TRIM_EVERY:
+            self._since_trim = 0
+            with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has it
+                ctypes.CDLL(None).malloc_trim(0)
+        if isinstance(self.failure, OSError):
+            raise OSError(self.failure.errno, self.failure.strerror, self.target) from self.failure
+        if self.failure:
+            raise self.failure
+
+
+def write_bytes(target: str | os.PathLike, content: bytes) -> None:
+    """Write a file atomically."""
+    with atomic_path(target) as part, Disk(part, target) as disk:
+        disk.write(content)
+        disk.check()
+
+
+def to_disk(path: Path) -> None:
+    """Have the system write a file, or the names in a directory, to the disk.
+
+    Windows has no such call for directories, which it does not open, nor for files that are open to read alone.
+    """
+    is_directory = path.is_dir()
+    try:
+        opened = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
+    except PermissionError:
+        if is_directory and os.access(path, os.R_OK):
+            return
+        raise
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

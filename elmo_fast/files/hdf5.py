@@ -1,0 +1,236 @@
+"""HDF5 files: written atomically; read within plausible sizes, with errors that name the file."""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elmo_fast.arguments import check_path, shown
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import Disk, atomic_path
+from elmo_fast.files.strings import split
+
+if TYPE_CHECKING:
+    import h5py  # imported where it is used: the help of the command needs none
+
+# h5py's errors for damaged files: HDF5's own, mapped to the nearest Python error.
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+MOST_UNPACKED = 8 << 30  # bytes; more are accepted where the file itself has a tenth of them
+MOST_EXPANSION = 10
+_MOST_DEPTH = 256  # of groups in each other: a sentence used as a key has a group for every slash
+# Groups that the paths of all objects lead through; more are accepted where the file has 64 bytes for each of them.
+_MOST_STEPS = 1 << 16
+_KINDS = {"f": "floating-point numbers", "i": "signed integers", "u": "unsigned integers"}  # of NumPy
+
+
+@contextlib.contextmanager
+def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
+    """An HDF5 file to read; `name` is what it is.
+
+    Raises `OSError` where there is no file that can be read, and `ConfigurationError` for damage found in the body, for
+    links and datasets that lead out of the file, and for datasets that unpack to implausible sizes.
+    """
+    import h5py
+
+    source = check_path(name, path)
+    if os.path.isdir(source):
+        raise IsADirectoryError(f"{name}: expected an HDF5 file, got the directory {source}")
+    if not os.path.exists(source):
+        raise FileNotFoundError(f"{name}: expected an HDF5 file, found nothing at {source}")
+    if not os.access(source, os.R_OK):
+        raise PermissionError(f"{name}: expected a file that can be read, got {source}")
+    try:
+        with h5py.File(source, "r") as file:
+            limit_cache(file)
+            _check_inside(file, f"{name} {source}")
+            yield file
+    except ConfigurationError:
+        raise
+    except HDF5_ERRORS as error:
+        raise ConfigurationError(f"{name} {source}: expected an HDF5 file, got something else or a file cut short "
+                                 f"or damaged ({error})") from error
+
+
+def _check_inside(file: "h5py.File", where: str) -> None:
+    """Refuse soft and external links, external storage and virtual datasets: they can read any file of the user's."""
+    import h5py
+
+    stored, extents = os.path.getsize(file.filename), []
+    for link, kind in _links(file, where, max(_MOST_STEPS, stored >> 6)):
+        shown = f"{where}: {_shown(link)}"
+        if kind != h5py.h5l.TYPE_HARD:
+            raise ConfigurationError(f"{shown}: expected a dataset in the file itself, found a link to another place")
+        item = h5py.h5o.open(file.id, link)
+        if not isinstance(item, h5py.h5d.DatasetID):
+            continue
+        properties = item.get_create_plist()
+        if properties.get_external_count() or properties.get_layout() == h5py.h5d.VIRTUAL:
+            raise ConfigurationError(f"{shown}: expected values in the file itself, found them in other files")
+        check_unpacked(shown, item.get_space().get_select_npoints() * item.get_type().get_size(), stored)
+        if properties.get_layout() == h5py.h5d.CONTIGUOUS and item.get_offset() is not None:
+            extents.append((item.get_offset(), item.get_storage_size()))
+    _check_heaps(file.filename, sorted(extents))
+    for attribute in file.attrs:
+        if file.attrs.get_id(attribute).get_type().get_class() == h5py.h5t.VLEN:  # HDF5 crashes over damaged ones
+            raise ConfigurationError(f"{where}: attribute {_shown(attribute)}: expected numbers or strings, found "
+                                     "sequences")
+
+
+def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]:
+    """Path and type of every link, hard links followed; `ConfigurationError` where they lead too deep or too far."""
+    links: list[tuple[bytes, int]] = []
+    left = steps
+
+    def visit(link: bytes, info) -> bool | None:
+        """True ends the walk: an exception inside HDF5's own recursion is another by the time it comes out."""
+        nonlocal left
+        depth = 1 + link.count(b"/")
+        left -= depth
+        links.append((link, info.type))
+        return depth > _MOST_DEPTH or left < 0 or None
+
+    if file.id.links.visit(visit, info=True):
+        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {_MOST_DEPTH} groups in each "
+                                 "other, and fewer paths in a file of this size, found more")
+    return links
+
+
+def _shown(name: bytes | str) -> str:
+    """A name for a message."""
+    text = name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
+    return f"{text[:80]}..." if len(text) > 80 else text
+
+
+def _names(group: "h5py.Group") -> str:
+    """The first names in a group, for a message."""
+    names = [_shown(name) for name, _ in zip(group, range(8))]
+    return ", ".join(names) + ("" if len(group) <= len(names) else f" and {len(group) - len(names):,} more")
+
+
+def datasets_of(file: "h5py.File", where: str) -> dict[str, "h5py.Dataset"]:
+    """All datasets by path; `ConfigurationError` for a name that is not UTF-8."""
+    import h5py
+
+    found: dict[str, h5py.Dataset] = {}
+    for link, _ in _links(file, where, max(_MOST_STEPS, os.path.getsize(file.filename) >> 6)):
+        try:
+            name = link.decode()
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{where}: {_shown(link)}: expected names in UTF-8, found other bytes") from None
+        item = file[link]
+        if isinstance(item, h5py.Dataset):
+            found[name] = item
+    return found
+
+
+def dataset_of(file: "h5py.File", name: str, where: str, kinds: str = "", *shape: int | None) -> "h5py.Dataset":
+    """A dataset whose type is of one of NumPy's `kinds` and whose axes have these sizes, None for any size; without
+    `kinds` of any type and shape.
+
+    `ConfigurationError` that names `where` and the dataset for anything else.
+    """
+    import h5py
+
+    item = file.get(name)
+    if not isinstance(item, h5py.Dataset):
+        raise ConfigurationError(f"{where}: expected the dataset {name}, found "
+                                 f"{f'[{_names(file)}]' if item is None else 'a group'}: another file, or damaged")
+    own = item.shape
+    fits = own is not None and (not kinds or (item.dtype.kind in kinds and len(own) == len(shape) and all(
+        size in (None, found) for size, found in zip(shape, own))))
+    if not fits:
+        axes = ", ".join("any" if size is None else str(size) for size in shape)
+        wanted = f"{' or '.join(map(_KINDS.__getitem__, kinds))} of shape [{axes}]" if kinds else "values"
+        raise ConfigurationError(f"{where}: {name}: expected {wanted}, found {item.dtype!s:.80} of shape {own}")
+    return item
+
+
+def strings_of(file: "h5py.File", name: str, ends: str, where: str) -> list[str]:
+    """Strings that `text.strings.joined` stored in two datasets."""
+    content, limits = (dataset_of(file, *each, None)[...] for each in ((name, where, "u"), (ends, where, "i")))
+    try:
+        return split(content, limits)
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: {name}, {ends}: expected strings in UTF-8 end to end and where they end, "
+                                 f"found others: the file is damaged ({error!s:.100})") from error
+
+
+def attribute_of(file: "h5py.File", name: str, where: str, kind: type, default: Any = None) -> Any:
+    """An attribute of the file that is a string or an integer, or the default where it is absent."""
+    found = file.attrs.get(name)
+    if isinstance(found, np.integer):
+        found = int(found)
+    if found is not None and type(found) is not kind:
+        raise ConfigurationError(f"{where}: attribute {name}: expected {kind.__name__}, found {shown(found)}")
+    return default if found is None else found
+
+
+def _check_heaps(path: str, extents: list[tuple[int, int]]) -> None:
+    """Raise `ValueError` for a damaged heap of strings outside the datasets' extents: HDF5 reads some for ever.
+
+    A heap is `GCOL`, a version, its size, then objects: number u16, references u16, 4 bytes, size u64 and values;
+    number 0 is the free space, whose size is that of all of it ("Global Heap" in HDF5's file format specification).
+    """
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = 0
+        for offset, size in [*extents, (len(content), 0)]:
+            while (heap := content.find(b"GCOL\1", end, offset)) >= 0:
+                end = heap + int.from_bytes(content[heap + 8 : heap + 16], "little")
+                at = heap + 16
+                if not at <= end <= len(content):
+                    raise ValueError("a heap of strings is cut short")
+                while at + 16 <= end:
+                    own = int.from_bytes(content[at + 8 : at + 16], "little")
+                    own = 16 + (own + 7 & ~7) if any(content[at : at + 2]) else own
+                    if not 16 <= own <= end - at:
+                        raise ValueError("a heap of strings is damaged")
+                    at += own
+            end = max(end, offset + size)
+
+
+def check_unpacked(name: str, size: int, stored: int, most: int | None = None) -> None:
+    """Raise `ConfigurationError` when `size` bytes cannot be what a packed file of `stored` bytes holds in earnest.
+
+    `most` bytes, by default 8 GB, are accepted of any file.
+    """
+    most = MOST_UNPACKED if most is None else most
+    if size > max(most, MOST_EXPANSION * stored):
+        raise ConfigurationError(f"{name}: expected at most {most >> 30} GB, or {MOST_EXPANSION} times the "
+                                 f"{stored:,} bytes of the file, when unpacked, found {size:,} bytes")
+
+
+@contextlib.contextmanager
+def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
+    """A new HDF5 file that becomes `target` when the body succeeds, and its `Disk`, to check in a long body."""
+    with atomic_path(target) as part, new_hdf5(part, target) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple["h5py.File", Disk]]:
+    """A new HDF5 file, with options of `h5py.File`, and its `Disk`; errors name `target`."""
+    import h5py
+
+    with Disk(path, target) as disk:
+        with h5py.File(disk, "w", **options) as file:
+            limit_cache(file)
+            yield file, disk
+        disk.check()
+
+
+def limit_cache(file: "h5py.File") -> None:
+    """Keep HDF5's cache of records at 1 MiB and what a large one needs, such as the names of a group.
+
+    By itself it grows to 32 MiB with a file of many datasets, whose small records take ten times that in memory.
+    """
+    config = file.id.get_mdc_config()
+    config.set_initial_size = True
+    config.initial_size = config.min_size = 1 << 20
+    config.max_size = 128 << 20  # the most that HDF5 takes
+    config.incr_mode = config.decr_mode = 0  # no change with the rate of hits
+    config.flash_incr_mode, config.flash_multiple, config.flash_threshold = 1, 1.1, 0.1
+    file.id.set_mdc_config(config)

@@ -1,0 +1,44 @@
+"""JSON files, whose errors name the file."""
+
+import json
+import os
+from typing import Any
+
+from elmo_fast.arguments import check_file
+from elmo_fast.errors import ConfigurationError
+
+MOST_JSON = 64 << 20  # bytes of a file
+
+
+def read_json(path: str | os.PathLike, name: str = "options_file") -> dict[str, Any]:
+    """The object in a JSON file; `ConfigurationError`, which calls the file `name`, for anything else."""
+    path = check_file(name, path, ConfigurationError)
+    where = f"{name} {path}"
+    with open(path, "rb") as file:
+        content = file.read(MOST_JSON + 1)
+    if len(content) > MOST_JSON:
+        raise ConfigurationError(f"{where}: expected at most {MOST_JSON >> 20} MB, got more")
+    content = parse_json(content, where)
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{where}: expected a JSON object, got {content!r:.80}")
+    return content
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The value of a JSON text in UTF-8, with or without a byte order mark, as Windows editors put it in front.
+
+    `ConfigurationError`, which begins with `where`, for anything else, and for a key that an object has twice.
+    """
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        return json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where}: expected JSON, got something else ({error!s:.160})") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"the key {twice!r:.80} twice in an object")
+    return found

@@ -1,0 +1,51 @@
+"""Tensors in files that `torch.save` wrote, read without running code from them."""
+
+import os
+import zipfile
+from typing import Any
+
+import torch
+
+from elmo_fast.arguments import local_path
+from elmo_fast.errors import ConfigurationError
+
+
+def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str = "") -> Any:
+    """What `torch.save` wrote, on the CPU. Errors call the file `name` and say that `expected` was expected."""
+    if not os.path.isfile(path := local_path(path)):
+        raise FileNotFoundError(f"{name}: expected a file, found none at {path}")
+    try:
+        is_packed = _is_packed(path)
+        content = None if is_packed else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged pickles raise whatever their operations do
+        raise ConfigurationError(f"{name} {path}: expected {expected}, got another or a truncated file "
+                                 f"({type(error).__name__}){remedy}") from error
+    if is_packed:
+        raise ConfigurationError(f"{name} {path}: expected {expected}, got a compressed file{remedy}")
+    return content
+
+
+def _is_packed(path: str | os.PathLike) -> bool:
+    """Whether members of an archive are compressed: `torch.save` does not do so, and they may unpack to any size."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist())
+
+
+def is_plain(value: Any, dtype: torch.dtype | None = None) -> bool:
+    """Whether it is a tensor of numbers in memory: not sparse, quantized or without values, and each number is there.
+
+    A file can give a tensor of one number any size, with a stride of 0. `dtype`: of any floating-point type without it.
+    """
+    return (isinstance(value, torch.Tensor) and not value.is_nested and value.layout == torch.strided
+            and value.device.type == "cpu" and (value.is_floating_point() if dtype is None else value.dtype == dtype)
+            and value.numel() * value.element_size() <= value.untyped_storage().nbytes())
+
+
+def described(value: Any) -> str:
+    """What was found in place of a plain tensor, for a message."""
+    if not isinstance(value, torch.Tensor):
+        return "none" if value is None else type(value).__name__
+    shape = "nested shapes" if value.is_nested else f"shape {tuple(value.shape)}"
+    return f"{value.dtype} of {shape}, {value.layout}, on {value.device}".replace("torch.", "")

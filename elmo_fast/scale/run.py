@@ -1,0 +1,209 @@
+"""`elmo-fast embed --ray`: texts to a directory of shards, which workers on many machines write."""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.progress import Progress
+from elmo_fast.embed.run import Target
+from elmo_fast.environment import extra, version
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import atomic_directory
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.scale import Pool
+from elmo_fast.scale.workers import Settings, SharedModel, Worker
+from elmo_fast.text.readers import Text
+from elmo_fast.vectors.layouts import Item, is_directory, segment
+from elmo_fast.vectors.layouts.shards import SUFFIXES, checksum, write_manifest
+from elmo_fast.vectors.opened import open_embeddings
+
+with extra("ray"):
+    import ray
+
+SHARD_TOKENS = 1 << 15  # a shard is what is computed again when a worker is killed
+_SHARD_TEXTS = 1 << 14
+_MOST_TRIES = 4  # of a shard: a worker that dies is replaced
+_LOOK_SECONDS = 0.2  # between two looks for a stop
+_QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+class Shard(NamedTuple):
+    """Consecutive texts, with the numbers of the shard and of its first text."""
+
+    number: int
+    start: int
+    texts: list[Text]
+
+
+def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, pool: Pool, *,
+                 progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS) -> None:
+    """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
+
+    Shards are numbered in the order of the texts; workers write them beside the target, on a file system that all
+    machines share. The directory gets its name when all shards stand there, their sizes and keys have been compared
+    with those read, and `manifest.json` is written.
+    """
+    if not is_directory(target.layout, target.path):
+        raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
+                                 f"{target.path} for {target.layout}")
+    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _cluster(pool):
+        shared = SharedModel.of(LoadedElmo(bilm), settings)
+        fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
+                       "precision": bilm.precision, "backend": bilm.backend,
+                       "device": "cuda" if settings.gpus else "cpu"}
+        kind = ray.remote(ShardWriter).options(max_restarts=-1, max_task_retries=_MOST_TRIES - 1,
+                                               **settings.resources)
+        count = pool.workers or _room(settings)
+        workers = [kind.remote(shared, settings, target, part, fingerprint) for _ in range(count)]
+        entries: dict[int, dict[str, Any]] = {}
+        with progress or Progress(False) as bar:
+            for shard, entry in _written(shards_of(texts, shard_tokens), workers):
+                _check(shard, part / entry["file"], entry["bytes"])
+                entries[shard.number] = entry
+                bar.update(sum(len(text.tokens) for text in shard.texts), len(shard.texts))
+        shards = [entries[number] for number in range(len(entries))]
+        for name in {path.name for path in part.iterdir()} - {entry["file"] for entry in shards}:
+            (part / name).unlink()  # of a worker that was killed
+        write_manifest(part, target.layout, settings.form.describe(), fingerprint, shards)
+
+
+@contextlib.contextmanager
+def _cluster(pool: Pool) -> Iterator[None]:
+    """A connection to the cluster, on which Ray is silent."""
+    if pool.address.startswith("ray://"):
+        raise ConfigurationError("--ray: expected the address of a cluster that this machine belongs to (HOST:PORT or "
+                                 f"auto), got Ray Client's {pool.address}")
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    local = {"include_dashboard": False} if pool.address == "local" else {}
+    try:
+        try:
+            with _silence(), _handlers_kept():
+                ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
+        except (ConnectionError, ValueError) as error:
+            raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {pool.address} "
+                                     f"({error}); one with a token wants RAY_AUTH_MODE=token") from error
+        except Exception as error:  # Ray has no type of its own for a machine that starts it too slowly
+            raise OSError(f"--ray: expected Ray to start, or to answer, at {pool.address} ({error})") from error
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing on the descriptor of stderr: Ray's library in C++ prints there which log level it was given."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """After the body a stop is handled as before: Ray's own handlers end the process, and leave what was written."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if is_main and handler is not None:
+                signal.signal(number, handler)
+
+
+def _room(settings: Settings) -> int:
+    """Workers that the cluster has room for."""
+    there = ray.cluster_resources()
+    return max(1, int(there.get("GPU", 0) // settings.gpus if settings.gpus else there.get("CPU", 0) // settings.cpus))
+
+
+def shards_of(texts: Iterable[Text], shard_tokens: int = SHARD_TOKENS) -> Iterator[Shard]:
+    """Texts in shards of about so many tokens."""
+    number, start, tokens = 0, 0, 0
+    some: list[Text] = []
+    for text in texts:
+        some.append(text)
+        tokens += len(text.tokens)
+        if tokens >= shard_tokens or len(some) == _SHARD_TEXTS:
+            yield Shard(number, start, some)
+            number, start, tokens, some = number + 1, start + len(some), 0, []
+    if some:
+        yield Shard(number, start, some)
+
+
+class ShardWriter(Worker):
+    """Writes shards into a directory. A shard that is written again is the same, and takes the place of the first."""
+
+    def __init__(self, shared: SharedModel, settings: Settings, target: Target, part: Path, fingerprint: dict):
+        super().__init__(shared, settings)
+        self._target, self._part, self._fingerprint = target, part, fingerprint
+
+    def write(self, number: int, texts: list[Text]) -> dict[str, Any]:
+        """Write a shard: its entry in the manifest."""
+        if not self._part.is_dir():
+            raise OSError("output: expected a directory on a file system that all machines share, found no "
+                          f"{self._part} on {ray.util.get_node_ip_address()}")
+        layout, path = self._target.layout, self._part / f"{number:05}.{secrets.token_hex(4)}.new"
+        with segment(layout, path, self._target.path, self._settings.form, fingerprint=self._fingerprint) as writer:
+            for text, kept in zip(texts, self.kept([text.tokens for text in texts])):
+                writer.write(Item(*text, kept.positions, kept.vectors))
+        entry = {"file": f"{number:05}{SUFFIXES[layout]}", "texts": len(texts), "bytes": path.stat().st_size,
+                 "crc32": checksum(path)}
+        path.replace(self._part / entry["file"])
+        return entry
+
+
+def _written(shards: Iterable[Shard], workers: list[Any]) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    """Shards as they are written, with their entries in the manifest. A worker that is ready has one at a time."""
+    running: dict[ray.ObjectRef, tuple[Any, Shard | None]] = {
+        worker.__ray_ready__.remote(): (worker, None) for worker in workers}
+    for shard in shards:
+        worker, done, entry = _first(running)
+        running[worker.write.remote(shard.number, shard.texts)] = worker, shard
+        if done:
+            yield done, entry
+    while any(shard for _, shard in running.values()):
+        _, done, entry = _first(running)
+        if done:
+            yield done, entry
+
+
+def _first(running: dict[Any, tuple[Any, Shard | None]]) -> tuple[Any, Shard | None, dict[str, Any]]:
+    """Wait for a worker: the worker, and the shard that it wrote with its entry, or None when it has become ready."""
+    done: list[Any] = []
+    while not done:
+        stops.check()
+        done, _ = ray.wait(list(running), timeout=_LOOK_SECONDS)
+    worker, shard = running.pop(done[0])
+    try:
+        return worker, shard, ray.get(done[0])
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        if shard is None or not isinstance(error, ray.exceptions.RayActorError):
+            raise OSError(f"--ray: expected Ray to run the workers ({error}); see Ray's log") from error
+        raise OSError(f"shard {shard.number}, from text {shard.start} on: expected a worker to embed it, {_MOST_TRIES} "
+                      "have died of it; see Ray's log, and whether there was memory") from error
+
+
+def _check(shard: Shard, path: Path, size: int) -> None:
+    """Raise `RuntimeError` unless a file has the size and the keys of a shard."""
+    with open_embeddings(path) as opened:
+        if path.stat().st_size != size or opened.keys != [text.key for text in shard.texts]:
+            raise RuntimeError(f"{path}: expected the {len(shard.texts)} texts from {shard.start} on, in {size} bytes, "
+                               f"found others, or {path.stat().st_size} bytes")

@@ -1,0 +1,295 @@
+"""Texts of input files as one stream: `open_texts`; and the lines of an open file: `read_lines`."""
+
+import contextlib
+import functools
+import glob
+import io
+import itertools
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, NamedTuple
+
+from elmo_fast.arguments import FORMATS, check_choice, local_path, shown
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, open_text, split_suffix
+from elmo_fast.text import records
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
+
+_SUFFIXES = {".conllu": "conllu", ".fasta": "fasta", ".fa": "fasta", ".faa": "fasta", ".jsonl": "jsonl",
+             ".ndjson": "jsonl", ".parquet": "parquet"}
+_OF_LINES: dict[str, Callable] = {"conllu": records.read_conllu, "fasta": records.read_fasta,
+                                  "jsonl": records.read_json_lines}
+_WITH_FIELD = ("jsonl", "parquet")
+_WITH_TOKENS = ("conllu", "fasta")
+_NAMED_BLANKS = 10  # line numbers in an error
+
+
+class Text(NamedTuple):
+    """A text of an input.
+
+    `key` is its number in the stream, from 0, the first word of a FASTA header, or the `id` of a JSON object or a row.
+    `text` is without outer whitespace; that of a list of tokens has a space between them.
+    """
+
+    key: str
+    text: str
+    tokens: Sequence[str]
+
+
+def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, format: str | None = None,
+               field: str | None = None, tokenizer: str | Tokenizer = "whitespace",
+               allow_blank: bool = False) -> "Texts":
+    """Texts of files in their order, as one stream.
+
+    `inputs` are paths, globs, whose files are sorted, and `-` for stdin. The format of a file is that of its suffix,
+    below one of .gz, .bz2, .xz and .zst if there is one, unless `format` says it: `text` (a text a line), `conllu`,
+    `fasta` (a letter a token), `jsonl` or `parquet`. `field` is the key or column of the last two, by default "text": a
+    string, or a list of tokens. Strings are split by `tokenizer`: `whitespace`, `simple` (words and punctuation apart),
+    a function from a string to a list of tokens, or its place as `package.module:function`. Texts without tokens are
+    refused unless `allow_blank`.
+
+    Raises `ConfigurationError` and `OSError` for inputs that are absent, directories, or at odds with the arguments;
+    while texts are read, `ValueError` naming the file, and the line where there is one, for what cannot be read.
+    """
+    is_list = isinstance(inputs, Iterable) and not isinstance(inputs, (str, os.PathLike, io.IOBase))
+    names = [name for given in (inputs if is_list else [inputs]) for name in _find(given)]
+    if not names:
+        raise ConfigurationError("input: expected at least one file, got none")
+    if names.count(STDIN) > 1:
+        raise ConfigurationError("input: expected stdin (-) once, got it twice")
+    if format is not None:
+        check_choice("format", format, FORMATS, ConfigurationError)
+    sources = [_Source(name, format or _format_of(name)) for name in names]
+    if field is not None:
+        _check_formats(sources, _WITH_FIELD, f"field: expected files of {', '.join(_WITH_FIELD)} beside {field!r}")
+    if tokenizer != "whitespace":
+        split = tuple(kind for kind in FORMATS if kind not in _WITH_TOKENS)
+        _check_formats(sources, split, f"tokenizer: expected files of {', '.join(split)}")
+    for source in sources:
+        source.check()
+    return Texts(sources, field or "text", find_tokenizer(tokenizer), allow_blank)
+
+
+class Texts:
+    """The texts of `open_texts`, to be iterated over once, or as long as a `with` block leaves them open."""
+
+    def __init__(self, sources: "Sequence[_Source]", field: str, tokenize: Tokenizer, allow_blank: bool):
+        self._sources, self._field, self._allow_blank = sources, field, allow_blank
+        self._texts = self._read(tokenize)
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, without stdin."""
+        return [source.name for source in self._sources if source.name != STDIN]
+
+    def count(self) -> int | None:
+        """The number of texts; None where an input is a pipe. Reads the inputs through, and refuses what is wrong."""
+        if not all(source.is_regular() for source in self._sources):
+            return None
+        return sum(source.count(self._field, self._allow_blank) for source in self._sources)
+
+    def close(self) -> None:
+        """Close what is open; there are no further texts."""
+        self._texts.close()
+
+    def __iter__(self) -> Iterator[Text]:
+        return self._texts
+
+    def __enter__(self) -> "Texts":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _read(self, tokenize: Tokenizer):
+        numbers = itertools.count()
+        for source in self._sources:
+            for key, text, tokens in source.read(self._field, self._allow_blank):
+                tokens = tokenize(text) if tokens is None else tokens
+                number = next(numbers)
+                if not tokens and not self._allow_blank:
+                    raise _no_tokens(number, source.name)
+                yield Text(str(number) if key is None else key, text, tokens)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An input's name and format."""
+
+    name: str
+    format: str
+
+    def check(self) -> None:
+        if self.name == STDIN and sys.stdin is None:
+            raise ConfigurationError("input file: expected text on stdin, which is closed")
+        if self.format == "parquet":
+            records.check_parquet(self.name)
+        elif split_suffix(self.name)[1] == ".zst":
+            find_zstd()
+
+    def is_regular(self) -> bool:
+        return stat.S_ISREG(os.stat(sys.stdin.fileno() if self.name == STDIN else self.name).st_mode)
+
+    def read(self, field: str, allow_blank: bool) -> Iterator[records.Record]:
+        record = None
+        for record in self._records(field, allow_blank):
+            yield record
+        if record is None:
+            raise ConfigurationError(f"input file: expected at least one text, got none in {self.name}")
+
+    def _records(self, field: str, allow_blank: bool) -> Iterator[records.Record]:
+        if self.format == "parquet":
+            yield from records.read_parquet(self.name, field)
+            return
+        with open_text(self.name) as file:
+            if self.format == "text":
+                yield from ((None, text, None) for text in _texts(file, allow_blank, self.name))
+            else:
+                yield from _OF_LINES[self.format](_decoded(file, self.name), self.name, field)
+
+    def count(self, field: str, allow_blank: bool) -> int:
+        if self.format == "parquet":
+            return records.count_parquet(self.name, field)
+        with _rewound(self.name):
+            if self.format == "text":
+                with open_text(self.name) as file:
+                    return _count_lines(file, allow_blank, self.name)
+            count = 0
+            for count, (_, text, tokens) in enumerate(stops.checked(self.read(field, allow_blank)), start=1):
+                if not (tokens if tokens is not None else text) and not allow_blank:
+                    raise _no_tokens(count - 1, self.name)
+            return count
+
+
+def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Text]:
+    """Lines of a file, split on whitespace; refuses a file without lines and, unless allowed, blank lines."""
+    for number, text in enumerate(_texts(file, allow_blank)):
+        yield Text(str(number), text, text.split())
+
+
+def scan(file: IO[str], allow_blank: bool = False) -> int | None:
+    """The number of lines, before they are read; None for a file that cannot be rewound. Refuses as `read_lines`."""
+    if not file.seekable():
+        return None
+    start = file.tell()
+    try:
+        return _count_lines(file, allow_blank)
+    finally:
+        file.seek(start)
+
+
+def _texts(file: IO[str], allow_blank: bool, name: str = "") -> Iterator[str]:
+    number = -1
+    for number, line in enumerate(_decoded(file, name)):
+        text = line.strip()
+        if not text and not allow_blank:
+            raise ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index "
+                                     f"{number}{_of(name)}; remove it, or allow blank lines")
+        yield text
+    if number < 0:
+        raise ConfigurationError("input file: expected one tokenized sentence a line, got an empty file"
+                                 f"{name and f': {name}'}")
+
+
+def _count_lines(file: IO[str], allow_blank: bool, name: str = "") -> int:
+    blank: list[int] = []
+    count = 0
+    for count, text in enumerate(stops.checked(_texts(file, True, name)), start=1):
+        if not text and len(blank) <= _NAMED_BLANKS:
+            blank.append(count - 1)
+    if blank and not allow_blank:
+        shown = ", ".join(map(str, blank[:_NAMED_BLANKS])) + (", ..." if len(blank) > _NAMED_BLANKS else "")
+        raise ConfigurationError(f"input file: expected a sentence on every line, got blank lines at indexes {shown}"
+                                 f"{_of(name)}; remove them, or allow blank lines")
+    return count
+
+
+def _decoded(file: IO[str], name: str = "") -> Iterator[str]:
+    may_have_mark = getattr(file, "encoding", None) != "utf-8-sig"  # else the decoder has removed it
+    try:
+        read = stops.interruptible(file.readline) if _waits(file) else file.readline
+        for number, line in enumerate(iter(functools.partial(read, MOST_LINE), "")):
+            if not isinstance(line, str):
+                raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
+                                         f"opened for {type(line).__name__}")
+            check_line(line, "input file", name)
+            # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word, and no line.
+            if text := line.removeprefix("\ufeff") if number == 0 and may_have_mark else line:
+                yield text
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)}{_of(name)} "
+                                 f"({error})") from error
+
+
+def _waits(file: IO[str]) -> bool:
+    """Whether reading may wait for another process, also below a decompressor."""
+    try:
+        return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except (OSError, AttributeError):  # in memory
+        return not file.seekable()
+
+
+def _position(file: IO[str]) -> str:
+    """The first undecodable line: the decoder reads whole blocks, and its error does not say which line it was."""
+    if not file.seekable() or not hasattr(file, "buffer"):
+        return ""
+    with contextlib.suppress(io.UnsupportedOperation):  # a compressed pipe
+        file.buffer.seek(0)
+        for number, line in enumerate(file.buffer):
+            try:
+                line.decode(file.encoding)
+            except UnicodeDecodeError:
+                return f" at line index {number}"
+    return ""
+
+
+def _find(given: str | os.PathLike) -> list[str]:
+    if not isinstance(given, (str, os.PathLike)):
+        raise ConfigurationError(f"input: expected paths, got {shown(given)}")
+    name = local_path(given)
+    if name == STDIN:
+        return [name]
+    if not os.path.exists(name) and glob.has_magic(name):
+        found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+        if not found:
+            raise FileNotFoundError(f"input: expected files, found none at {name}")
+        return found
+    if os.path.isdir(name):
+        raise IsADirectoryError(f"input: expected a file or a glob, got the directory {name}; {name.rstrip('/')}/* are "
+                                "its files")
+    os.stat(name)
+    return [name]
+
+
+def _format_of(name: str) -> str:
+    return _SUFFIXES.get(os.path.splitext(split_suffix(name)[0])[1].lower(), "text")
+
+
+def _check_formats(sources: Sequence[_Source], accepted: Sequence[str], expected: str) -> None:
+    for source in sources:
+        if source.format not in accepted:
+            raise ConfigurationError(f"{expected}, got {source.name} of {source.format}")
+
+
+@contextlib.contextmanager
+def _rewound(name: str) -> Iterator[None]:
+    """After the body stdin, a file then, stands where it stood before."""
+    start = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) if name == STDIN else 0
+    try:
+        yield
+    finally:
+        if name == STDIN:
+            os.lseek(sys.stdin.fileno(), start, os.SEEK_SET)
+
+
+def _no_tokens(number: int, name: str) -> ConfigurationError:
+    return ConfigurationError(f"input file: expected tokens in every text, got none in number {number}{_of(name)}; "
+                              "remove it, or allow blank lines")
+
+
+def _of(name: str) -> str:
+    return f" of {name}" if name else ""

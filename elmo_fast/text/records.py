@@ -1,0 +1,154 @@
+"""Texts of CoNLL-U, FASTA, JSON lines and Parquet. A line's number in an error counts from 1."""
+
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from elmo_fast.environment import extra
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.compressed import split_suffix
+from elmo_fast.files.json import parse_json
+from elmo_fast.text.fasta import parse_fasta
+
+Record = tuple[str | None, str, Sequence[str] | None]  # key and tokens, None where the input gives none, and text
+
+ID = "id"  # the key or column that names a text
+_MOST_WORDS = 1 << 24  # of a sentence, which is read whole
+_BATCH = 1024  # rows of a Parquet file at a time
+_BUFFER = 1 << 20  # bytes of a column read at a time
+_SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
+
+
+def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
+    """Sentences of CoNLL-U: the forms of their words, without multiword ranges, empty nodes and comments."""
+    tokens: list[str] | None = None
+    for number, line in enumerate(itertools.chain(lines, [""]), start=1):  # a blank line ends the last sentence
+        line = line.rstrip("\n")
+        if not line or line.isspace():
+            if tokens is not None:
+                yield None, " ".join(tokens), tokens
+            tokens = None
+        elif not line.startswith("#"):
+            tokens = [] if tokens is None else tokens
+            columns = line.split("\t")
+            if len(columns) != 10:
+                raise ConfigurationError(f"CoNLL-U: expected 10 columns separated by tabs, got {len(columns)} at line "
+                                         f"{number} of {name}")
+            if len(tokens) >= _MOST_WORDS:
+                raise ConfigurationError(f"CoNLL-U: expected sentences of at most {_MOST_WORDS:,} words, got a longer "
+                                         f"one at line {number} of {name}")
+            if columns[0].isdecimal() and columns[1].strip():
+                tokens.append(columns[1])
+            elif not _SKIPPED_ID.fullmatch(columns[0]):
+                raise ConfigurationError(f"CoNLL-U: expected a number and a form, got {columns[0]!r:.20} and "
+                                         f"{columns[1]!r:.20} at line {number} of {name}")
+
+
+def read_fasta(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
+    """Sequences, a letter a token; the key is the first word of the header."""
+    for header, sequence in parse_fasta(lines, name):
+        yield next(iter(header.split()), None), sequence, list(sequence)
+
+
+def read_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
+    """Objects with a string or a list of tokens in `field`, and perhaps `id`. Blank lines are nothing."""
+    for number, line in enumerate(lines, start=1):
+        if line.isspace():
+            continue
+        where = f"at line {number} of {name}"
+        record = parse_json(line, f"JSON lines: expected an object on every line, got {line.strip()[:40]!r} {where}")
+        if not isinstance(record, dict):
+            raise ConfigurationError(f"JSON lines: expected an object on every line, got {line.strip()!r:.40} {where}")
+        if field not in record:
+            raise ConfigurationError(f"JSON lines: expected the key {field!r}, got {list(record)!s:.80} {where}")
+        found = _record(record.get(ID), record[field], field, where)
+        if "\\u" in line:
+            try:
+                f"{found[0]}{found[1]}".encode()
+            except UnicodeEncodeError as error:
+                raise ConfigurationError(f"JSON lines: expected text, got half of a surrogate pair {where}") from error
+        yield found
+
+
+def read_parquet(name: str, field: str) -> Iterator[Record]:
+    """Rows with a string or a list of strings in the column `field`, and perhaps a column `id`; a batch in memory."""
+    with _parquet(name, field) as file:
+        columns = [field, *([ID] if file.schema_arrow.get_field_index(ID) >= 0 else [])]
+        rows = itertools.count(1)
+        for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
+            texts = batch.column(field).to_pylist()
+            keys = batch.column(ID).to_pylist() if ID in columns else [None] * len(texts)
+            for key, text, row in zip(keys, texts, rows):
+                yield _record(key, text, field, f"in row {row} of {name}")
+        _check_rows(next(rows) - 1, file, name)
+
+
+def count_parquet(name: str, field: str) -> int:
+    """Rows of a file, once its columns are found to fit."""
+    with _parquet(name, field) as file:
+        _check_rows(sum(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)), file, name)
+        return file.metadata.num_rows
+
+
+def _check_rows(found: int, file: Any, name: str) -> None:
+    if found != file.metadata.num_rows:
+        raise ConfigurationError(f"Parquet: expected the {file.metadata.num_rows:,} rows of its metadata in {name}, "
+                                 f"found {found:,}")
+
+
+def check_parquet(name: str) -> None:
+    """Refuse what is no file or compressed as a whole; `ImportError` without pyarrow."""
+    if not os.path.isfile(name) or split_suffix(name)[1]:
+        raise ConfigurationError(f"Parquet: expected a file, not compressed as a whole and no pipe, got {name}")
+    _pyarrow()
+
+
+def _pyarrow() -> Any:
+    with extra("parquet"):
+        import pyarrow.parquet
+    return pyarrow
+
+
+@contextlib.contextmanager
+def _parquet(name: str, field: str) -> Iterator[Any]:
+    """An open file whose column `field` fits; what is damaged, also in the body, is a `ConfigurationError`."""
+    pyarrow = _pyarrow()
+    try:
+        # With pre_buffer, its default, all columns of a row group are in memory.
+        with pyarrow.parquet.ParquetFile(name, buffer_size=_BUFFER, pre_buffer=False,
+                                         page_checksum_verification=True) as file:
+            _check_column(file.schema_arrow, field, name, pyarrow.types)
+            yield file
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or name
+            raise
+        raise ConfigurationError(f"Parquet: expected a complete file, got {name} ({' '.join(str(error).split()):.160})"
+                                 ) from error
+
+
+def _check_column(schema: Any, field: str, name: str, types: Any) -> None:
+    if schema.get_field_index(field) < 0:
+        raise ConfigurationError(f"Parquet: expected a column {field!r}, got {schema.names!s:.80} in {name}")
+    found = kind = schema.field(field).type
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise ConfigurationError(f"Parquet: expected strings or lists of strings in column {field!r}, got {found} in "
+                                 f"{name}")
+
+
+def _record(key: Any, text: Any, field: str, where: str) -> Record:
+    if key is not None and (isinstance(key, bool) or not isinstance(key, (str, int))):
+        raise ConfigurationError(f"{ID}: expected a string or an integer, got {key!r:.40} {where}")
+    key = None if key is None else str(key)
+    if isinstance(text, str):
+        return key, text.strip(), None
+    if not isinstance(text, list) or not all(isinstance(token, str) for token in text):
+        raise ConfigurationError(f"{field}: expected a string or a list of strings, got {text!r:.40} {where}")
+    return key, " ".join(text), text

@@ -1,0 +1,300 @@
+"""Files of a corpus, a tokenized sentence a line: counted in parallel, their vocabulary, sentences in any order."""
+
+import concurrent.futures
+import functools
+import glob
+import hashlib
+import itertools
+import multiprocessing
+import operator
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from elmo_fast.arguments import local_path, shown
+from elmo_fast.environment import cores
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import check_target, write_bytes
+from elmo_fast.files.lock import locked
+from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
+from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
+
+_CHUNK = 32 << 20  # bytes that a process counts at a time
+_NEWLINE = ord("\n")
+_GROUP_SENTENCES = 1 << 22  # shuffled together; 16 bytes each in memory
+_GROUP_FILES = 256
+
+Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered in that epoch's order
+
+
+class Shard(NamedTuple):
+    """One file: its size in bytes, lines and whitespace-separated tokens, and a hash of its text."""
+
+    path: str
+    size: int
+    sentences: int
+    tokens: int
+    digest: str
+
+    @property
+    def predictions(self) -> int:
+        """Tokens that a model predicts in a direction, with the ends of sentences."""
+        return self.tokens + self.sentences
+
+
+def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
+    """Sorted files that paths and globs match, without repetition. `FileNotFoundError` without a match."""
+    found: set[str] = set()
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, Sequence) or not all(isinstance(pattern, (str, os.PathLike)) for pattern in listed):
+        raise ValueError(f"{name}: expected paths of text, got {shown(patterns)}")
+    if not listed:
+        raise FileNotFoundError(f"{name}: expected at least one file of text, got none")
+    for pattern in map(local_path, listed):
+        paths = [pattern] if os.path.isfile(pattern) else filter(os.path.isfile, glob.glob(pattern, recursive=True))
+        if os.path.isdir(pattern):
+            raise IsADirectoryError(f"{name}: expected files or globs, got the directory {pattern}; "
+                                    f"{pattern.rstrip('/')}/* are its files")
+        if not (matches := set(paths)):
+            raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
+        found |= matches
+    return sorted(found)
+
+
+def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
+    """Count every file that `patterns` match. `ValueError` for an empty file and for bytes that are not UTF-8."""
+    shards = []
+    for path, chunks in itertools.groupby(map_chunks(_count, find_files(patterns, name)), operator.itemgetter(0)):
+        lines, tokens, digests = zip(*(counted for _, counted in chunks))
+        digest = hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+        shards.append(Shard(path, os.path.getsize(path), sum(lines), sum(tokens), digest))
+    for shard in shards:
+        if not shard.tokens:
+            raise ValueError(f"{name}: expected sentences in every file, found no token in {shard.path}")
+    return shards
+
+
+def _count(text: str) -> tuple[int, int, bytes]:
+    """Lines, tokens, and a hash of the text."""
+    lines = text.count("\n") + bool(text and not text.endswith("\n"))
+    return lines, len(text.split()), hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, min_count: int = 1,
+                    max_size: int | None = None, processes: int | None = None) -> tuple[int, int]:
+    """Write the words of the texts that `inputs` (paths and globs) match; returns words written and tokens counted.
+
+    `<S>`, `</S>` and `<UNK>` come first, then words by descending count, equal counts in the order of code points.
+    Words counted less than `min_count` times are left out, and words beyond `max_size`, which includes the first three.
+    """
+    check_target(output, "output")
+    if max_size is not None and max_size <= len(SPECIAL_WORDS):
+        raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
+    with locked(output, reserve=True):
+        counts: Counter[str] = Counter()
+        for _, words in map_chunks(_count_words, find_files(inputs, "inputs"), processes):
+            counts.update(words)
+        total = counts.total()
+        if not total:
+            raise ValueError("inputs: expected words, found none")
+        by_count = sorted((-counts[word], word) for word in counts.keys() - {*SPECIAL_WORDS, SKIPPED_LINE}
+                          if counts[word] >= min_count)
+        words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
+        write_bytes(output, "".join(f"{word}\n" for word in words).encode())
+        return len(words), total
+
+
+def _count_words(text: str) -> Counter:
+    return Counter(text.split())
+
+
+def map_chunks(function: Callable, paths: Iterable[str], processes: int | None = None) -> Iterator[tuple[str, object]]:
+    """(path, `function(text)`) for chunks of complete lines that together are the files, in the files' order.
+
+    More than one chunk is counted by as many processes as there are cores, or by `processes`.
+    """
+    sizes = {path: os.path.getsize(path) for path in paths}
+    chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
+    count = functools.partial(_on_chunk, function)
+    wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores()), len(chunks))
+    if wanted == 1:
+        yield from stops.checked(map(count, chunks))
+        return
+    with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent) as pool:
+        try:
+            yield from stops.checked(pool.map(count, chunks))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end this process when that was killed: it would wait for work for ever.
+
+    On Windows the number of a parent stays when it has ended; elsewhere other forks may hold the pipe that shows it. So
+    both are looked at.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent, number = multiprocessing.parent_process(), os.getppid()
+
+    def watch() -> None:
+        while parent.is_alive() and os.getppid() == number:
+            parent.join(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _on_chunk(function: Callable, chunk: tuple[str, int, int]) -> tuple[str, object]:
+    path, first, size = chunk
+    with open(path, "rb") as file:
+        if first:
+            file.seek(first - 1)
+            file.readline()  # the line that began in the chunk before belongs to it
+        start = file.tell()
+        text = file.read(max(0, first + size - start))
+        text += file.readline() if text and not text.endswith(b"\n") else b""
+    return path, function(_decode(text, path, start))
+
+
+def _decode(text: bytes, path: str, start: int) -> str:
+    """The text at `start` of a file, whose byte order mark is no part of its first word."""
+    try:
+        decoded = text.decode("utf-8")
+        return decoded if start else decoded.removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        with open(path, "rb") as file:
+            line = file.read(start + error.start).count(b"\n") + 1
+        raise ValueError(f"{path}, line {line}: expected UTF-8 text, got undecodable bytes ({error.reason} at byte "
+                         f"{start + error.start})") from None
+
+
+class Lines:
+    """The lines of a file by number, `expected` of them. Memory holds 8 bytes a line, the text stays on the disk."""
+
+    def __init__(self, path: str, expected: int):
+        self.path = path
+        self._text = np.asarray(np.memmap(path, np.uint8, "r"))
+        ends = [first + 1 + np.flatnonzero(self._text[first : first + _CHUNK] == _NEWLINE)
+                for first in range(0, len(self._text), _CHUNK)]
+        self._starts = np.concatenate([[0], *ends])
+        if self._text[-1] != _NEWLINE:
+            self._starts = np.append(self._starts, len(self._text))
+        if len(self) != expected:
+            raise ValueError(f"{path}: expected the {expected} lines it had when the run began, found {len(self)}")
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def tokens(self, number: int) -> list[str]:
+        first, last = self._starts[number : number + 2].tolist()
+        return _decode(self._text[first:last].tobytes(), self.path, first).split()
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of sentences. Without a seed: file after file, line after line, once.
+
+    With a seed, shards are shuffled and gathered into groups, and all sentences of a group are shuffled together: read
+    book after book, a model forgets the books before. Stream number `stream` takes every `streams`-th sentence of that
+    order, starting with its own number; forward and reverse text are shuffled independently. With `reverse` a sentence
+    is read from its end.
+    """
+
+    seed: int | None = None
+    reverse: bool = False
+    stream: int = 0
+    streams: int = 1
+
+    def groups(self, epoch: int, shards: Sequence[Shard]) -> list[list[int]]:
+        """Shard numbers of every group, in the order of an epoch."""
+        if self.seed is None:
+            return [[number] for number in range(len(shards))]
+        groups, capacity = [], 0
+        for number in self._generator(epoch).permutation(len(shards)).tolist():
+            if not groups or shards[number].sentences > capacity or len(groups[-1]) == _GROUP_FILES:
+                groups.append([])
+                capacity = _GROUP_SENTENCES
+            groups[-1].append(number)
+            capacity -= shards[number].sentences
+        return groups
+
+    def lengths(self, epoch: int, shards: Sequence[Shard]) -> list[int]:
+        """This stream's sentences in every group of an epoch."""
+        counts = (sum(shards[number].sentences for number in group) for group in self.groups(epoch, shards))
+        return [len(range(self.stream, count, self.streams)) for count in counts]
+
+    def sentences(self, epoch: int, group: int, count: int) -> np.ndarray:
+        """Numbers of this stream's sentences of a group that has `count`, in the order of an epoch."""
+        order = np.arange(count) if self.seed is None else self._generator(epoch, group + 1).permutation(count)
+        return order[self.stream :: self.streams]
+
+    def _generator(self, *which: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, int(self.reverse), *which])
+
+
+class Sentences(Iterator):
+    """Sentences in an order, from any location on: lists of tokens with `<S>` and `</S>` around them.
+
+    Holds the line indexes of a single group of shards at a time.
+    """
+
+    def __init__(self, shards: Sequence[Shard], order: Order, start: Location = (0, 0, 0)):
+        sentences = sum(shard.sentences for shard in shards)
+        if sentences < order.streams:
+            raise ValueError(f"train: expected at least {order.streams} sentences, one per stream, "
+                             f"got {sentences} sentences")
+        self._order = order
+        self.location = start  # of the next sentence
+        self._group = functools.lru_cache(maxsize=1)(functools.partial(_Group, shards, order))
+
+    def __next__(self) -> tuple[Location, list[str]]:
+        """The next sentence and its location; `StopIteration` after the last sentence of an order without a seed."""
+        epoch, group, sentence = self.location
+        first = epoch
+        while epoch <= first + 1:
+            if epoch and self._order.seed is None:
+                raise StopIteration
+            current = self._group(epoch, group)
+            if sentence < len(current.numbers):
+                self.location = epoch, group, sentence + 1
+                return (epoch, group, sentence), self.at((epoch, group, sentence))
+            group, sentence = group + 1, 0
+            if group == current.groups:
+                epoch, group = epoch + 1, 0
+        raise ValueError(f"train: expected sentences for stream {self._order.stream} of {self._order.streams} in an "
+                         "epoch, got none: groups of files have fewer sentences than streams")
+
+    def at(self, location: Location) -> list[str]:
+        tokens = self._group(*location[:2]).tokens(location[2])
+        sentence = [BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN]
+        return sentence[::-1] if self._order.reverse else sentence
+
+
+class _Group:
+    """Shards shuffled together: their lines, and `numbers`, the order of this stream's among them."""
+
+    def __init__(self, shards: Sequence[Shard], order: Order, epoch: int, group: int):
+        groups = order.groups(epoch, shards)
+        if not 0 <= group < len(groups):
+            raise ConfigurationError(f"checkpoint: expected positions in {len(groups)} groups of files, got group "
+                                     f"{group}")
+        self.groups = len(groups)
+        self._lines = [Lines(shards[number].path, shards[number].sentences) for number in groups[group]]
+        self._firsts = np.cumsum([0, *map(len, self._lines)])  # every shard's first line, counted over all, and the end
+        self.numbers = order.sentences(epoch, group, int(self._firsts[-1]))
+
+    def tokens(self, sentence: int) -> list[str]:
+        if not 0 <= sentence < len(self.numbers):
+            raise ConfigurationError(f"checkpoint: expected positions in the {len(self.numbers)} sentences of a group "
+                                     f"of files, got sentence {sentence}")
+        number = int(self.numbers[sentence])
+        shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return self._lines[shard].tokens(number - int(self._firsts[shard]))

@@ -1,0 +1,114 @@
+"""What is kept of a text's vectors: mixed layers, pooled tokens, the vectors of chosen words."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from elmo_fast.arguments import LAYERS, STORAGES, check_choice, shown
+from elmo_fast.errors import ConfigurationError
+
+
+class Kept(NamedTuple):
+    """Vectors, and with targets the positions of their tokens in the text, int64 [n]."""
+
+    vectors: np.ndarray
+    positions: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is kept of a text's vectors [layers, T, 2 P], and the type that it is stored in.
+
+    `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool` drops the
+    axis of tokens: `mean`, `max`, or `first_last`, the forward half of the last token beside the backward half of the
+    first token. With `targets` the tokens that are none of these words are left out. `dtype` is `float32` or `float16`.
+    """
+
+    layers: str | Sequence[float] = "all"
+    pool: str | None = None
+    dtype: str = "float32"
+    targets: frozenset[str] | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", _factors(self.layers))
+        if self.pool is not None and not (isinstance(self.pool, str) and self.pool in POOLS):
+            raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {shown(self.pool)}")
+        check_choice("dtype", self.dtype, STORAGES)
+        if self.targets is not None:
+            if isinstance(self.targets, str) or not all(isinstance(word, str) for word in self.targets):
+                raise ValueError(f"targets: expected words, got {shown(self.targets)}")
+            object.__setattr__(self, "targets", frozenset(self.targets))
+            if self.pool:
+                raise ValueError("pool: expected None with targets, whose vectors are those of single words, got "
+                                 f"{shown(self.pool)}")
+
+    def check(self, num_layers: int) -> "Form":
+        """The form itself; `ValueError` unless `layers` fits a model of so many layers."""
+        if isinstance(self.layers, str):
+            if self.layers not in LAYERS:
+                raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or {num_layers} numbers, got "
+                                 f"{shown(self.layers)}")
+        elif (shape := np.shape(self.layers)) != (num_layers,):
+            raise ValueError(f"layers: expected {num_layers} numbers, one for each layer, got shape {shape}")
+        return self
+
+    def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Kept:
+        """What is kept of the vectors of a text, [layers, T, 2 P]; nothing in it is a view of one layer."""
+        mixed = mix_layers(vectors, self.layers)
+        if self.pool:
+            if not vectors.shape[1]:
+                raise ConfigurationError("pool: expected at least one token to pool, got a text without tokens")
+            return Kept(POOLS[self.pool](mixed), None)
+        if self.targets is None:
+            return Kept(mixed.copy() if self.layers == "top" else mixed, None)
+        positions = np.array([at for at, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
+        return Kept(mixed[..., positions, :], positions)
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Whether values are stored as they are computed, but for their type."""
+        return self.pool is None and self.layers in ("all", "top")
+
+    def describe(self) -> dict:
+        """The form as JSON values; of the targets only that there are any."""
+        return {"layers": self.layers if isinstance(self.layers, str) else list(self.layers), "pool": self.pool,
+                "dtype": self.dtype, "targets": self.targets is not None}
+
+
+def mix_layers(vectors: np.ndarray, layers: str | Sequence[float]) -> np.ndarray:
+    """[layers, ...] as it is for `all`, else [...]: the last layer for `top`, the mean for `average`, a sum."""
+    if isinstance(layers, str):
+        if layers == "all":
+            return vectors
+        return vectors[-1] if layers == "top" else vectors.mean(axis=0)
+    return np.tensordot(np.asarray(layers, dtype=np.float32), vectors, axes=1)
+
+
+def _factors(layers: Sequence[float]) -> tuple:
+    expected = f"layers: expected one of {', '.join(LAYERS)} or numbers that float32 holds, got {shown(layers)}"
+    try:
+        with np.errstate(over="ignore"):
+            factors = np.asarray(layers, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(expected) from error
+    if not np.isfinite(factors).all():
+        raise ValueError(expected)
+    return _tuples(factors.tolist())
+
+
+def _tuples(values):
+    return tuple(map(_tuples, values)) if isinstance(values, list) else values
+
+
+def _first_last(vectors: np.ndarray) -> np.ndarray:
+    half = vectors.shape[-1] // 2
+    return np.concatenate([vectors[..., -1, :half], vectors[..., 0, half:]], axis=-1)
+
+
+# [..., tokens, 2 P] to [..., 2 P]
+POOLS: dict[str, Callable] = {"mean": partial(np.mean, axis=-2), "max": partial(np.max, axis=-2),
+                              "first_last": _first_last}

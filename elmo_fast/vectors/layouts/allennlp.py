@@ -1,0 +1,337 @@
+"""HDF5 with a dataset a text: AllenNLP's, with `sentence_to_index`, and SeqVec's, whose keys are identifiers."""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import h5py
+import numpy as np
+
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import Disk, atomic_path, check_target
+from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, limit_cache, new_hdf5, open_hdf5
+from elmo_fast.files.json import parse_json
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.embeddings import Embeddings
+from elmo_fast.vectors.layouts.item import Item, narrowed
+
+INDEX = "sentence_to_index"
+_ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
+# Records of datasets go into blocks of their own, and the vectors between the blocks stand end to end.
+_OPTIONS = {"meta_block_size": 1 << 16}
+_MOST_SPACES = 1 << 12  # that are kept for texts of the same shape
+_MOST_JSON = 2**31 - 1  # bytes of an index: NumPy holds no longer string
+_COPIED = 1 << 20  # bytes of an index that are copied at a time
+
+logger = logging.getLogger(__name__)
+
+
+class Hdf5Writer:
+    """Writes a dataset a key into an open file. Errors are those for sentences as keys, or for identifiers.
+
+    HDF5 gives every dataset its place, and the values go there past HDF5: half the time of `h5py.Group.create_dataset`.
+    """
+
+    def __init__(self, file: h5py.File, disk: Disk, dtype: str | None = None, sentences: bool = False):
+        self._file, self._disk, self._dtype, self._sentences = file, disk, dtype, sentences
+        self._types: dict[np.dtype, h5py.h5t.TypeID] = {}
+        self._spaces: dict[tuple[int, ...], h5py.h5s.SpaceID] = {}
+        self._properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        self._properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        self._properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        self._properties.set_obj_track_times(False)
+        self._links = {}
+        for name, encoding in (("ascii", h5py.h5t.CSET_ASCII), ("utf-8", h5py.h5t.CSET_UTF8)):
+            self._links[name] = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+            self._links[name].set_char_encoding(encoding)
+
+    def write(self, key: str, vectors: np.ndarray) -> h5py.h5d.DatasetID:
+        """Add a dataset; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
+        values = np.ascontiguousarray(vectors, dtype=self._dtype)
+        dataset = self.create(key, values.shape, values.dtype)
+        if values.size:
+            self._disk.seek(dataset.get_offset())
+            self._disk.write(values)
+        self.check()
+        return dataset
+
+    def create(self, key: str, shape: tuple[int, ...], dtype: np.dtype) -> h5py.h5d.DatasetID:
+        """Add a dataset whose values are not written."""
+        try:
+            if "\0" in key or key.rpartition("/")[2] in ("", "."):
+                raise ValueError("HDF5 would cut the name or take it for a group's")
+            parent, _, name = key.rpartition("/")
+            place = self._file.require_group(parent).id if parent else self._file.id
+            links = self._links["ascii" if name.isascii() else "utf-8"]
+            if dtype not in self._types:
+                self._types[dtype] = h5py.h5t.py_create(dtype, logical=True)
+            if shape not in self._spaces:
+                if len(self._spaces) >= _MOST_SPACES:
+                    self._spaces.clear()
+                self._spaces[shape] = h5py.h5s.create_simple(shape)
+            return h5py.h5d.create(place, name.encode(), self._types[dtype], self._spaces[shape], self._properties,
+                                   links)
+        except (ValueError, TypeError) as error:
+            raise self._refused(key, error) from error
+
+    def check(self) -> None:
+        """Raise the error of a failed write, or a requested stop."""
+        self._disk.check()
+        stops.check()
+
+    def write_index(self, index: "Index") -> None:
+        """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
+        if INDEX in self._file:
+            raise ConfigurationError(f"output: expected keys other than {INDEX}, which AllenNLP's layout needs itself")
+        if index.size > _MOST_JSON:
+            logger.warning("%s has no %s: HDF5 holds a string of at most 2 GiB, and it has %.1f", self._disk.target,
+                           INDEX, index.size / 2**30)
+            return
+        dataset = self.create(INDEX, (1,), np.dtype(f"S{index.size}"))
+        self._disk.seek(dataset.get_offset())
+        for piece in index.json():
+            self._disk.write(piece)
+            self.check()
+
+    def _refused(self, key: str, error: Exception) -> ConfigurationError:
+        if not self._sentences:
+            return ConfigurationError(f"output: expected identifiers that HDF5 takes as names, got {key!r:.60} "
+                                      f"({error}); .npz takes any")
+        with contextlib.suppress(*HDF5_ERRORS):
+            if "\0" not in key and key.rpartition("/")[2] not in ("", ".") and key in self._file:
+                return ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or "
+                                          f"as a part of another's path) in {self._disk.target}; line numbers always "
+                                          "work")
+        return ConfigurationError("use_sentence_keys: expected sentences that HDF5 takes as names, got "
+                                  f"{key!r:.80}; line numbers always work")
+
+
+@contextlib.contextmanager
+def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
+    """A writer of a file that appears at `path` only when the body succeeds; `OSError` where none can be written."""
+    check_target(path, "output file")
+    with atomic_path(path) as part, new_hdf5(part, path, **_OPTIONS) as (file, disk):
+        yield Hdf5Writer(file, disk, "float32", sentences=True)
+
+
+class Index:
+    """The JSON of AllenNLP's `sentence_to_index`, in a file in `folder` until all texts are known.
+
+    The file has no name but on Windows, which removes no open file.
+    """
+
+    def __init__(self, folder: Path, target):
+        self._path, self._target = folder / f"{secrets.token_hex(4)}.index", target
+        self._recent: list[str] = []
+        self._size = 0
+
+    def __enter__(self) -> "Index":
+        self._file = open(self._path, "x+b", buffering=0)
+        with contextlib.suppress(PermissionError):
+            self._path.unlink()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def add(self, text: str, key: str) -> None:
+        """Add a text; of equal texts a JSON reader takes the last."""
+        self._append(f"{json.dumps(text)}: {json.dumps(key)}")
+
+    def extend(self, index: bytes) -> None:
+        """Add what the JSON of another index has."""
+        if pairs := index[1:-1].decode():
+            self._append(pairs)
+
+    def _append(self, pairs: str) -> None:
+        self._recent += ", ", pairs
+        self._size += 2 + len(pairs)
+        if len(self._recent) >= 1 << 12:
+            self._flush()
+
+    def _flush(self) -> None:
+        rest = memoryview("".join(self._recent).encode())
+        self._recent = []
+        try:
+            while rest:
+                rest = rest[self._file.write(rest):]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(self._target)) from error
+
+    @property
+    def size(self) -> int:
+        """Bytes of the JSON: a separator goes before every pair but the first, and two braces around all."""
+        return max(2, self._size)
+
+    def json(self) -> Iterator[bytes]:
+        """The JSON, in pieces."""
+        self._flush()
+        self._file.seek(2)
+        yield b"{"
+        while piece := self._file.read(_COPIED):
+            yield piece
+        yield b"}"
+
+
+class AllennlpWriter:
+    """Writes texts as AllenNLP's `ElmoEmbedder`."""
+
+    def __init__(self, writer: Hdf5Writer, form: Form, use_sentence_keys: bool, index: Index | None):
+        self._writer, self._dtype = writer, np.dtype(form.dtype)
+        self._sentence_keys, self._index = use_sentence_keys, index
+
+    def write(self, item: Item) -> None:
+        key = item.text if self._sentence_keys else item.key
+        dataset = self._writer.write(key, narrowed(item, self._dtype))
+        if item.positions is not None:
+            try:
+                h5py.Dataset(dataset).attrs["positions"] = item.positions
+            except (OSError, RuntimeError) as error:
+                raise ConfigurationError(f"targets: expected at most 8,000 of them in a text for AllenNLP's layout, "
+                                         f"got {len(item.positions)} in text {item.key}; packed holds any number"
+                                         ) from error
+        if self._index is not None:
+            self._index.add(item.text, key)
+
+
+@contextlib.contextmanager
+def segment(path: Path, target, form: Form, *, fingerprint: dict | None = None,
+            use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
+    """A writer of a file at `path`, whose errors name `target`."""
+    indexed = not (forget_sentences or use_sentence_keys)
+    with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path.parent, target) as index:
+        file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
+        writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
+        yield AllennlpWriter(writer, form, use_sentence_keys, index if indexed else None)
+        if indexed:
+            writer.write_index(index)
+
+
+def join(segments: Sequence[Path], part: Path, target, form: Form, *, use_sentence_keys: bool = False,
+         forget_sentences: bool = False, **_) -> None:
+    """One file out of many. Values are copied from file to file; HDF5 makes their records alone."""
+    indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
+    with new_hdf5(part, target, **_OPTIONS) as (file, disk), Index(part.parent, target) as index:
+        writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
+        for path in segments:
+            with h5py.File(path, "r") as source, open(path, "rb") as content:
+                limit_cache(source)
+                file.attrs[_ABOUT] = source.attrs[_ABOUT]
+                for link in _links(source):
+                    item = h5py.h5o.open(source.id, link)
+                    if isinstance(item, h5py.h5d.DatasetID) and not (indexed and link == INDEX.encode()):
+                        _copy(item, content, writer.create(_name(link), item.shape, dtype), disk)
+                        writer.check()
+                if indexed:
+                    index.extend(source[INDEX][0])
+        if indexed:
+            writer.write_index(index)
+
+
+def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.DatasetID, disk: Disk) -> None:
+    if offset := dataset.get_offset():
+        content.seek(offset)
+        disk.seek(copy.get_offset())
+        disk.write(content.read(dataset.get_storage_size()))
+    if h5py.h5a.get_num_attrs(dataset):
+        h5py.Dataset(copy).attrs["positions"] = h5py.Dataset(dataset).attrs["positions"]
+
+
+def _keys(file: h5py.File) -> list[str]:
+    """Paths of all datasets but AllenNLP's index, by name. A group is what has something in it."""
+    names = [_name(link) for link in _links(file)]
+    inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if _has_index(file) else set())
+    return [name for name in names if name not in inner]
+
+
+def _links(file: h5py.File) -> list[bytes]:
+    links: list[bytes] = []
+    file.id.links.visit(links.append)
+    return links
+
+
+def _name(link: bytes) -> str:
+    return link.decode("utf-8", "surrogateescape")
+
+
+def _has_index(file: h5py.File) -> bool:
+    """Whether the file has AllenNLP's `sentence_to_index`, and not vectors of that name."""
+    found = file.get(INDEX)
+    return isinstance(found, h5py.Dataset) and found.dtype.kind != "f"
+
+
+def _read_index(file: h5py.File, where: str) -> dict[str, str]:
+    """Texts by key. Of equal texts, which its JSON has twice, the last counts."""
+    dataset = file[INDEX]
+    if dataset.shape != (1,) or h5py.check_string_dtype(dataset.dtype) is None:
+        raise ConfigurationError(f"{where}: {INDEX}: expected a string, found {dataset.dtype!s:.80} of shape "
+                                 f"{dataset.shape}")
+    try:
+        index = json.loads(dataset[0])
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{where}: {INDEX}: expected JSON, found something else ({error!s:.160})") from error
+    if not isinstance(index, dict) or not all(isinstance(key, str) for key in index.values()):
+        raise ConfigurationError(f"{where}: {INDEX}: expected an object that gives sentences their keys, found another "
+                                 f"value, {index!r:.80}")
+    return {key: text for text, key in index.items()}
+
+
+class AllennlpSource(Embeddings):
+    """A file of this layout: the texts by number where all keys are numbers, else as in the index, or by key."""
+
+    layout = "allennlp"
+    _expected, _damage = "vectors that can be read, found damage", HDF5_ERRORS
+
+    def __init__(self, path: str | os.PathLike):
+        self._stack = contextlib.ExitStack()
+        self._name = os.fspath(path)
+        self._file = self._stack.enter_context(open_hdf5(path, "embeddings"))
+        with self._reading():
+            where = f"embeddings {self._name}"
+            about = attribute_of(self._file, _ABOUT, where, str)
+            if about is not None:
+                self._describe(parse_json(about, f"{where}: attribute {_ABOUT}"))
+            self._texts = _read_index(self._file, where) if _has_index(self._file) else {}
+            self.keys = _keys(self._file)
+        if all(key.isascii() and key.isdecimal() for key in self.keys):
+            self.keys.sort(key=int)
+        elif sorted(self._texts) == sorted(self.keys):
+            self.keys = list(self._texts)
+
+    def _vectors(self, number: int) -> np.ndarray:
+        with self._reading():
+            dataset = h5py.h5d.open(self._file.id, self.keys[number].encode("utf-8", "surrogateescape"))
+            if not isinstance(dataset, h5py.h5d.DatasetID) or dataset.dtype.kind != "f" or dataset.shape is None:
+                raise ValueError(f"{self.keys[number]!r:.60} is no dataset of floats")
+            values = np.empty(dataset.shape, dataset.dtype)
+            if values.size:
+                dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
+            return values
+
+    def _text(self, number: int) -> str:
+        return self._texts[self.keys[number]]
+
+    def _tokens(self, number: int) -> list[str]:
+        return self._text(number).split()
+
+    def _positions(self, number: int) -> np.ndarray | None:
+        with self._reading():
+            attributes = self._file[self.keys[number].encode("utf-8", "surrogateescape")].attrs
+            if "positions" not in attributes:
+                return None
+            kind, where = attributes.get_id("positions").dtype, f"embeddings {self._name}: {self.keys[number]:.80}"
+            found = attributes["positions"] if kind.kind == "i" else None
+            if np.ndim(found) != 1 or (found < 0).any():
+                raise ConfigurationError(f"{where}: attribute positions: expected integers of at least 0, found "
+                                         f"{kind!s:.80}")
+            return found
+
+    def close(self) -> None:
+        self._stack.close()

@@ -1,0 +1,239 @@
+"""NumPy's files: `.npz` with an array a text or a target word, `.npy` of pooled vectors with names in a `.json`."""
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elmo_fast.arguments import local_path
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import Disk, replace
+from elmo_fast.files.hdf5 import check_unpacked, new_hdf5
+from elmo_fast.files.json import parse_json
+from elmo_fast.files.lock import locked
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
+from elmo_fast.vectors.layouts.embeddings import Embeddings
+from elmo_fast.vectors.layouts.item import Item, narrowed
+
+_COPIED = 1 << 24  # bytes at once
+_EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
+
+
+def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
+    path = local_path(path)
+    suffix, final, names = Path(path).suffix, Path(os.path.realpath(path)), Path(os.path.realpath(names_of(path)))
+    with (locked(names) if suffix == ".npy" else contextlib.nullcontext()) as names_part, locked(final) as part:
+        with WRITERS[suffix](part, path, names_part) as write:
+            for name, values in arrays:
+                write(name, np.asanyarray(values))
+                stops.check()
+        if names_part:
+            _place(part, final, names_part, names)
+        else:
+            replace(part, final)
+
+
+def names_of(path: str | os.PathLike) -> Path:
+    """The file of names beside a `.npy`."""
+    return Path(path).with_suffix(".json")
+
+
+def names_of_part(path: Path) -> Path:
+    """The file of names beside a segment, whose own name may have any suffix."""
+    return path.with_name(f"{path.name}.json")
+
+
+def place(part: Path, target: str | os.PathLike) -> None:
+    """Rename a `.npy` and its names to their places."""
+    names = (names_of if Path(target).suffix == ".npy" else names_of_part)(Path(target))
+    _place(part, Path(os.path.realpath(target)), names_of_part(part), Path(os.path.realpath(names)))
+
+
+def _place(part: Path, final: Path, names_part: Path, names: Path) -> None:
+    """Names first: vectors never stand without them. But last where old vectors stand, beside which only theirs may."""
+    renames = [(names_part, names), (part, final)]
+    if final.exists():
+        names.unlink(missing_ok=True)
+        renames.reverse()
+    for source, target in renames:
+        replace(source, target)
+
+
+@contextlib.contextmanager
+def _h5(part: Path, target, _) -> Iterator:
+    with new_hdf5(part, target) as (file, disk):
+        yield Hdf5Writer(file, disk).write
+
+
+@contextlib.contextmanager
+def _npz(part: Path, target, _=None) -> Iterator:
+    names: set[str] = set()
+    with Disk(part, target) as disk:
+        with zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
+            def write(name: str, values: np.ndarray) -> None:
+                if name in names or "\0" in name:
+                    raise ConfigurationError(f"output: expected different identifiers without NUL for .npz, got "
+                                             f"{name!r:.60}")
+                names.add(name)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, values, allow_pickle=False)
+                disk.check()
+
+            yield write
+        disk.check()
+
+
+@contextlib.contextmanager
+def _npy(part: Path, target, names_part: Path) -> Iterator:
+    names: list[str] = []
+    arrays: list[np.ndarray] = []
+
+    def write(name: str, values: np.ndarray) -> None:
+        names.append(name)
+        arrays.append(values)
+
+    yield write
+    _stack(part, target, names_part, names, [np.asarray(arrays)])
+
+
+def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Sequence[np.ndarray]) -> None:
+    """Write a `.npy` of the rows of arrays, and their names. `np.save` would go past the `Disk`, to its descriptor."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    described = np.lib.format.header_data_from_array_1_0(np.empty(0, arrays[0].dtype))
+    with Disk(names_part, names_of(target)) as names_disk, Disk(part, target) as disk:
+        names_disk.write(json.dumps(names).encode())
+        np.lib.format.write_array_header_1_0(disk, {**described, "shape": shape})
+        for values in arrays:
+            rows = max(1, _COPIED // max(1, values[:1].nbytes))
+            for begin in range(0, len(values), rows):
+                disk.write(np.ascontiguousarray(values[begin : begin + rows]))
+                disk.check()
+        for written in (names_disk, disk):
+            written.check()
+
+
+WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
+
+
+class _ArrayWriter:
+    """Writes texts as named arrays."""
+
+    def __init__(self, write, form: Form):
+        self._write, self._dtype = write, np.dtype(form.dtype)
+
+    def write(self, item: Item) -> None:
+        self._write(item.key, narrowed(item, self._dtype))
+        stops.check()
+
+
+class _WordWriter(_ArrayWriter):
+    """Gathers the vectors of each target word, [occurrences, ...], and writes them at the end."""
+
+    def __init__(self, write, form: Form):
+        super().__init__(write, form)
+        self._words: dict[str, list[np.ndarray]] = {}
+
+    def write(self, item: Item) -> None:
+        vectors = np.moveaxis(narrowed(item, self._dtype), -2, 0)
+        for position, values in zip(item.positions.tolist(), vectors):
+            self._words.setdefault(item.tokens[position], []).append(values)
+        stops.check()
+
+    def finish(self) -> None:
+        """Write the words in the order in which they came."""
+        for word, values in self._words.items():
+            self._write(word, np.stack(values))
+
+
+@contextlib.contextmanager
+def segment(path: Path, target, form: Form, **_) -> Iterator[_ArrayWriter]:
+    """A writer of a file at `path`, by its target's suffix."""
+    with WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
+        if form.targets is not None and Path(target).suffix == ".npz":
+            words = _WordWriter(write, form)
+            yield words
+            words.finish()
+        else:
+            yield _ArrayWriter(write, form)
+
+
+def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
+    """One file out of many."""
+    if Path(target).suffix == ".npy":
+        arrays = [np.load(path, mmap_mode="r") for path in segments]
+        names = [name for path in segments for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
+        _stack(part, target, names_of_part(part), names, [values for values in arrays if values.size] or arrays[:1])
+        return
+    with contextlib.ExitStack() as stack, _npz(part, target) as write:
+        archives = [stack.enter_context(np.load(path)) for path in segments]
+        for name in dict.fromkeys(name for archive in archives for name in archive.files):
+            found = [archive[name] for archive in archives if name in archive.files]
+            if len(found) > 1 and form.targets is None:
+                raise ConfigurationError(f"output: expected different identifiers for .npz, got {name!r:.60} twice")
+            write(name, found[0] if len(found) == 1 else np.concatenate(found))
+            stops.check()
+
+
+def _check_kind(found: Any, name: str, least_axes: int = 0) -> None:
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim < least_axes:
+        raise ValueError(f"{name} holds no floating-point numbers, or no rows of them")
+
+
+class NpzSource(Embeddings):
+    """A `.npz`; each array is read, and compared with its checksum, when it is asked for."""
+
+    layout = "npz"
+    _expected = _EXPECTED
+
+    def __init__(self, path: str | os.PathLike):
+        self._name = os.fspath(path)
+        with self._reading():
+            self._file = np.load(path)
+        if not isinstance(self._file, np.lib.npyio.NpzFile):
+            raise ConfigurationError(f"embeddings {self._name}: expected an archive of arrays, got another file")
+        self.keys, stored = list(self._file.files), os.path.getsize(path)
+        check_unpacked(f"embeddings {self._name}", sum(info.file_size for info in self._file.zip.infolist()), stored)
+
+    def _vectors(self, number: int) -> np.ndarray:
+        with self._reading():
+            found = self._file[self.keys[number]]
+            _check_kind(found, f"{self.keys[number]!r:.80}")
+            return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NpySource(Embeddings):
+    """A `.npy`, memory-mapped, with the names of its rows in the `.json` beside it, or numbers without that."""
+
+    layout = "npy"
+    _expected = _EXPECTED
+
+    def __init__(self, path: str | os.PathLike):
+        self._name = os.fspath(path)
+        with self._reading():
+            self._rows = np.load(path, mmap_mode="r")
+            _check_kind(self._rows, "the array", least_axes=1)
+            found, names = range(len(self._rows)), names_of(path)
+            if names.exists():
+                found = parse_json(names.read_bytes(), f"embeddings {names}")
+            if not isinstance(found, (list, range)) or not all(isinstance(key, (str, int)) for key in found):
+                raise ConfigurationError(f"embeddings {names}: expected a list of names, found {found!r:.80}")
+            if len(found) != len(self._rows):
+                raise ValueError(f"{len(self._rows)} vectors with {len(found)} names in {names.name}")
+        self.keys = list(map(str, found))
+
+    def _vectors(self, number: int) -> np.ndarray:
+        return np.array(self._rows[number])
+
+    def close(self) -> None:
+        self._rows = self._rows[:0].copy()

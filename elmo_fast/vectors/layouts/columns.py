@@ -1,0 +1,271 @@
+"""Parquet and Arrow: a row a text, with its vectors in a list column that data frame libraries read."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elmo_fast.arguments import MOST_CELLS
+from elmo_fast.environment import extra
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.atomic import Disk
+from elmo_fast.files.json import parse_json
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.embeddings import Embeddings
+from elmo_fast.vectors.layouts.item import Item, beyond_float16, narrow, refused
+
+with extra("parquet"):
+    import pyarrow as pa
+    import pyarrow.ipc
+    import pyarrow.parquet as pq
+
+FORMAT_VERSION = 1
+_ABOUT = b"elmo_fast"  # schema metadata: JSON of the form, the fingerprint and the shape of a row
+_BATCH = 8 << 20  # bytes of float32 in a row group or record batch
+_PAGE = 1 << 16  # bytes; larger pages of nested lists take longer to write and to read
+_MOST_TEXTS = 1 << 14
+_KEPT = 4  # batches
+
+
+class ColumnsWriter:
+    """Writes texts in batches."""
+
+    def __init__(self, disk: Disk, layout: str, form: Form, fingerprint: dict | None):
+        self._disk, self._layout, self._form, self._fingerprint = disk, layout, form, fingerprint
+        self._items: list[Item] = []
+        self._bytes = 0
+        self._writer = None
+
+    def write(self, item: Item) -> None:
+        if self._writer is None:
+            shape = np.delete(item.vectors.shape, [] if self._form.pool else -2).tolist()
+            self._schema = _schema(self._form, self._fingerprint, shape)
+            self._writer = _writer(self._disk, self._layout, self._schema)
+        self._items.append(item)
+        self._bytes += 4 * item.vectors.size
+        if self._bytes >= _BATCH or len(self._items) >= _MOST_TEXTS:
+            self._flush()
+
+    def finish(self) -> None:
+        """Write what was gathered, and the end of the file."""
+        self._flush()
+        writer = self._writer or _writer(self._disk, self._layout, _schema(self._form, self._fingerprint, None))
+        writer.close()
+
+    def _flush(self) -> None:
+        items, self._items, self._bytes = self._items, [], 0
+        if items:
+            try:
+                self._writer.write_batch(self._batch(items))
+            except UnicodeEncodeError as error:
+                raise ConfigurationError(f"output: expected texts that are UTF-8 for {self._layout}, got {error}; "
+                                         "packed holds any") from error
+        self._disk.check()
+        stops.check()
+
+    def _batch(self, items: list[Item]) -> "pa.RecordBatch":
+        tokens = pa.array([token for item in items for token in item.tokens], pa.string())
+        columns = [pa.array([item.key for item in items], pa.string()),
+                   pa.array([item.text for item in items], pa.string()),
+                   _listed([len(item.tokens) for item in items], tokens)]
+        if self._form.targets is not None:
+            positions = np.concatenate([item.positions for item in items])
+            columns.append(_listed([len(item.positions) for item in items], pa.array(positions, pa.int64())))
+        return pa.RecordBatch.from_arrays([*columns, self._vectors(items)], schema=self._schema)
+
+    def _vectors(self, items: list[Item]) -> "pa.Array":
+        arrays = [item.vectors for item in items]
+        if self._form.pool:
+            rows = np.stack(arrays)
+        else:
+            rows = np.concatenate([np.moveaxis(values, -2, 0) for values in arrays])
+        try:
+            values = narrow(rows, np.dtype(self._form.dtype))
+        except OverflowError:
+            bad = next(item for item in items if beyond_float16(item.vectors).any())
+            raise refused(bad.key, bad.vectors) from None
+        column = pa.array(values.reshape(-1))
+        for size in reversed(rows.shape[1:]):
+            column = _cut(np.arange(0, len(column) + 1, size), column)
+        return column if self._form.pool else _listed([given.shape[-2] for given in arrays], column)
+
+
+@contextlib.contextmanager
+def segment(path: Path, target, form: Form, *, layout: str, fingerprint: dict | None = None,
+            **_) -> Iterator[ColumnsWriter]:
+    """A writer of a file at `path`, whose errors name `target`."""
+    with Disk(path, target) as disk:
+        writer = ColumnsWriter(disk, layout, form, fingerprint)
+        yield writer
+        writer.finish()
+        disk.check()
+
+
+def join(segments: Sequence[Path], part: Path, target, form: Form, *, layout: str, **_) -> None:
+    """One file out of many, batch by batch. Mapped segments would stay in memory until the last is read."""
+    sources = [ColumnsSource(path, mapped=False) for path in segments]
+    with contextlib.ExitStack() as stack, Disk(part, target) as disk:
+        for source in sources:
+            stack.callback(source.close)
+        schemas = [source.schema for source in sources if len(source)] or [sources[0].schema]
+        with _writer(disk, layout, schemas[0]) as writer:
+            for source in sources:
+                for number in range(source.batches):
+                    writer.write_batch(source.batch(number))
+                    disk.check()
+                    stops.check()
+        disk.check()
+
+
+def _cut(ends: np.ndarray, values: "pa.Array") -> "pa.Array":
+    """Lists of values, from ends that begin with 0."""
+    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), values)
+
+
+def _listed(lengths: list[int], values: "pa.Array") -> "pa.Array":
+    return _cut(np.cumsum([0, *lengths]), values)
+
+
+def _schema(form: Form, fingerprint: dict | None, shape: list[int] | None) -> "pa.Schema":
+    """`shape` is that of a row: of a token's vectors, or of a pooled text's."""
+    vectors = pa.float16() if form.dtype == "float16" else pa.float32()
+    for _ in range((form.layers == "all") + 1 + (not form.pool)):
+        vectors = pa.list_(vectors)
+    fields = [("key", pa.string()), ("text", pa.string()), ("tokens", pa.list_(pa.string()))]
+    if form.targets is not None:
+        fields.append(("positions", pa.list_(pa.int64())))
+    about = {"format_version": FORMAT_VERSION, "form": form.describe(), "fingerprint": fingerprint, "shape": shape}
+    return pa.schema([*fields, ("vectors", vectors)], metadata={_ABOUT: json.dumps(about).encode()})
+
+
+def _writer(disk: Disk, layout: str, schema: "pa.Schema"):
+    if layout == "arrow":
+        return pa.ipc.new_file(disk, schema)
+    return pq.ParquetWriter(disk, schema, compression="none", use_dictionary=False, write_statistics=False,
+                            write_page_checksum=True, data_page_size=_PAGE)
+
+
+class ColumnsSource(Embeddings):
+    """A file of either layout; the last batches that were asked for are kept. Parquet's pages have checksums."""
+
+    _expected = "a file of columns, got a file cut short or damaged"
+
+    def __init__(self, path: str | os.PathLike, mapped: bool = True):
+        self._name = os.fspath(path)
+        with self._reading():
+            with open(path, "rb") as file:
+                self.layout = "arrow" if file.read(6) == b"ARROW1" else "parquet"
+            if self.layout == "arrow":
+                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
+                self._file = pa.ipc.open_file(self._source)
+                self.schema, self.batches = self._file.schema, self._file.num_record_batches
+                lengths = [self._file.get_batch(number).num_rows for number in range(self.batches)]
+            else:
+                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
+                self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
+                self.schema, self.batches = self._file.schema_arrow, self._file.num_row_groups
+                lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.batches)]
+            about = (self.schema.metadata or {}).get(_ABOUT)
+            if about is None or "vectors" not in self.schema.names:
+                raise ConfigurationError(f"embeddings {self._name}: expected vectors that elmo-fast wrote, found "
+                                         f"another file of the columns {', '.join(self.schema.names)}")
+        about = parse_json(about, f"embeddings {self._name}: metadata elmo_fast")
+        self._check_version(about.get("format_version") if isinstance(about, dict) else None, FORMAT_VERSION)
+        self._describe(about)
+        self._shape = about.get("shape")
+        if not _is_shape(self._shape, len(lengths) and sum(lengths), self.form["layers"] == "all"):
+            raise ConfigurationError(f"embeddings {self._name}: metadata elmo_fast: shape: expected that of a row, "
+                                     f"found {self._shape!r:.80}")
+        self._check_columns()
+        self._starts = np.cumsum([0, *lengths])
+        self._kept: dict[int, tuple[dict, np.ndarray, np.ndarray]] = {}
+
+    def _check_columns(self) -> None:
+        """Raise `ConfigurationError` unless all columns are there, of the types that were written."""
+        form = Form(dtype=self.form["dtype"], layers=self.form["layers"] if self.form["layers"] == "all" else "top",
+                    pool=self.form["pool"], targets=frozenset() if self.form["targets"] else None)
+        for field in _schema(form, None, None):
+            number = self.schema.get_field_index(field.name)
+            if number < 0 or self.schema.field(number).type != field.type:
+                found = f"{self.schema.field(number).type!s:.80}" if number >= 0 else "none"
+                raise ConfigurationError(f"embeddings {self._name}: column {field.name}: expected {field.type}, found "
+                                         f"{found}")
+
+    @cached_property
+    def keys(self) -> list[str]:
+        with self._reading():
+            if self.layout == "parquet":
+                return self._file.read(["key"]).column(0).to_pylist()
+            return [key for number in range(self.batches) for key in self.batch(number).column("key").to_pylist()]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _vectors(self, number: int) -> np.ndarray:
+        (_, ends, rows), row = self._batch_of(number)
+        return self._formed(rows[ends[row] : ends[row + 1]])
+
+    def _text(self, number: int) -> str:
+        return self._value("text", number)
+
+    def _tokens(self, number: int) -> list[str]:
+        return self._value("tokens", number)
+
+    def _positions(self, number: int) -> np.ndarray | None:
+        if not self.form["targets"]:
+            return None
+        return np.array(self._value("positions", number), dtype=np.int64)
+
+    def batch(self, number: int) -> "pa.RecordBatch":
+        """A row group or record batch; one of Arrow is checked, since it is mapped as it is."""
+        if self.layout == "parquet":
+            return self._file.read_row_group(number).combine_chunks().to_batches()[0]
+        batch = self._file.get_batch(number)
+        batch.validate(full=True)
+        return batch
+
+    def close(self) -> None:
+        self._kept, self._file = {}, None
+        self._source.close()
+
+    def _value(self, name: str, number: int):
+        (columns, _, _), row = self._batch_of(number)
+        return columns[name][row].as_py()
+
+    def _batch_of(self, number: int) -> tuple[tuple[dict, np.ndarray, np.ndarray], int]:
+        """The columns of a text's batch, ends and rows of its vectors; and the text's row in it."""
+        batch = int(np.searchsorted(self._starts, number, side="right")) - 1
+        if batch not in self._kept:
+            with self._reading():
+                if len(self._kept) >= _KEPT:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[batch] = self._arrays(self.batch(batch))
+        return self._kept[batch], number - int(self._starts[batch])
+
+    def _arrays(self, batch: "pa.RecordBatch") -> tuple[dict, np.ndarray, np.ndarray]:
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        values = vectors = columns.pop("vectors")
+        while isinstance(values, pa.ListArray):
+            values = values.values
+        rows = values.to_numpy(zero_copy_only=False).reshape(-1, *self._shape)
+        ends = np.arange(len(rows) + 1) if self.form["pool"] else vectors.offsets.to_numpy()
+        if len(ends) != len(batch) + 1 or ends[0] or ends[-1] != len(rows) or (ends[1:] < ends[:-1]).any():
+            raise ValueError("numbers of vectors that do not fit")
+        return columns, ends, rows
+
+
+def _is_shape(value: Any, texts: int, has_layers: bool) -> bool:
+    """Whether it can be the shape of a row of vectors; a file without texts has none."""
+    if value is None:
+        return not texts
+    return (isinstance(value, list) and len(value) == 1 + has_layers
+            and all(type(size) is int and 0 < size <= MOST_CELLS for size in value))
+
+
+Opened = ColumnsSource

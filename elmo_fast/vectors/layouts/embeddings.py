@@ -1,0 +1,210 @@
+"""`Embeddings`: a file or directory of vectors as a sequence of arrays, whatever its layout."""
+
+import abc
+import contextlib
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+
+from elmo_fast.arguments import LAYERS, POOLS, SEQVEC_LAYERS, STORAGES
+from elmo_fast.errors import ConfigurationError
+
+
+class Embeddings(Sequence):
+    """The vectors of texts, in order: `[i]` is what `LoadedElmo.embed` gave, in the type that was stored.
+
+    [layers, tokens, 2 P], without the first axis where layers were mixed, and without tokens where they were pooled;
+    with targets, the tokens are those alone. Texts are numbered from 0, from the end with negative numbers. What a
+    layout does not store, as texts in `.npz`, raises `ConfigurationError`. A copy in another process opens the file
+    again.
+
+    `keys` are those of the texts: their numbers, identifiers, or the sentences themselves. `layout` is as `--layout`
+    names it; `fingerprint` is the model and the settings that the vectors were made with, where the file says.
+
+    A layout reads a text by its number in `_vectors`, `_text`, `_tokens` and `_positions`; what it does not store
+    raises `LookupError` there.
+    """
+
+    keys: list[str]
+    layout: str
+    fingerprint: dict | None = None
+    form: dict | None = None  # `Form.describe`, where elmo-fast wrote the file
+    _name: str  # of the file
+    _expected: str  # to read from it, and what was found in its place
+    # Errors of NumPy, zipfile and pyarrow for damaged files.
+    _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
+                                            TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
+
+    @property
+    def layers(self) -> str | list[float] | None:
+        """`all`, `top`, `average`, or the factors of the layers; None where the file does not say."""
+        return self.form["layers"] if self.form else None
+
+    @property
+    def pool(self) -> str | None:
+        """How tokens were pooled; None where they were not, or the file does not say."""
+        return self.form["pool"] if self.form else None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the vectors."""
+        if self.form:
+            return np.dtype(self.form["dtype"])
+        return self._vectors(0).dtype if len(self) else np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self._vectors(number) for number in range(*index.indices(len(self)))]
+        return self._vectors(self._number(index))
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return map(self._vectors, range(len(self)))
+
+    def by_key(self, key: str) -> np.ndarray:
+        """The vectors of the first text with a key; `KeyError` where there is none."""
+        return self._vectors(self._numbers[key])
+
+    def text(self, index: int) -> str:
+        """The text."""
+        number = self._number(index)
+        with self._storing("text"):
+            return self._text(number)
+
+    def tokens(self, index: int) -> list[str]:
+        """The text's tokens."""
+        number = self._number(index)
+        with self._storing("tokens"):
+            return self._tokens(number)
+
+    def positions(self, index: int) -> np.ndarray | None:
+        """Positions in the text of the tokens whose vectors are stored, int64 [n]; None where all are."""
+        return self._positions(self._number(index))
+
+    def occurrences(self, word: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """The vectors of a word, [n, ..., 2 P], wherever it is a token: with the (text, position) of each."""
+        if self.pool:
+            raise ConfigurationError(f"embeddings {self._name}: expected vectors of tokens, found pooled ones")
+        found: list[np.ndarray] = []
+        places: list[tuple[int, int]] = []
+        for number in range(len(self)):
+            tokens, stored = self.tokens(number), self._positions(number)
+            positions = list(range(len(tokens)) if stored is None else stored.tolist())
+            self.check_positions(number, tokens, positions)
+            rows = [row for row, position in enumerate(positions) if tokens[position] == word]
+            if rows:
+                vectors = np.moveaxis(self._vectors(number), -2, 0)
+                self.check_vectors(number, vectors, positions)
+                found.append(vectors[rows])
+                places += [(number, positions[row]) for row in rows]
+        if found:
+            return np.concatenate(found), places
+        shape = np.moveaxis(self[0], -2, 0).shape[1:] if len(self) else ()
+        return np.empty((0, *shape), self.dtype), places
+
+    def check_positions(self, number: int, tokens: Sequence[str], positions: Sequence[int]) -> None:
+        """Raise `ConfigurationError` unless these are positions of a text's tokens."""
+        if len(positions) and not (min(positions) >= 0 and max(positions) < len(tokens)):
+            raise ConfigurationError(f"embeddings {self._name}: positions: expected those of the {len(tokens)} tokens "
+                                     f"of text {number}, found others: the file is damaged")
+
+    def check_vectors(self, number: int, vectors: np.ndarray, positions: Sequence[int]) -> None:
+        """Raise `ConfigurationError` unless there is a row of vectors for each position of a text."""
+        if len(vectors) != len(positions):
+            raise ConfigurationError(f"embeddings {self._name}: expected vectors of {len(positions)} tokens of text "
+                                     f"{number}, found {len(vectors)}")
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the file; what was read stays."""
+
+    def __enter__(self) -> "Embeddings":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __reduce__(self):
+        return type(self), (self._name,)
+
+    def __repr__(self) -> str:
+        return f"<Embeddings of {len(self)} texts, {self.layout}: {self._name}>"
+
+    @abc.abstractmethod
+    def _vectors(self, number: int) -> np.ndarray:
+        """What is kept of a text's vectors."""
+
+    def _text(self, number: int) -> str:
+        raise LookupError
+
+    def _tokens(self, number: int) -> list[str]:
+        raise LookupError
+
+    def _positions(self, number: int) -> np.ndarray | None:
+        return None
+
+    def _formed(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of a text, a row a token, as `Form.apply` gave them: a copy."""
+        if self.pool:
+            return np.array(rows[0])
+        return np.array(rows.swapaxes(0, 1), order="C") if rows.ndim == 3 else np.array(rows)
+
+    def _describe(self, about: Any) -> None:
+        """Take the form and the fingerprint out of what a file says about itself, checked."""
+        form, fingerprint = (about.get(name) for name in ("form", "fingerprint")) if isinstance(about, dict) else (0, 0)
+        fits = (isinstance(form, dict) and form.get("dtype") in STORAGES and form.get("pool", 0) in (None, *POOLS)
+                and _are_layers(form.get("layers")) and isinstance(form.get("targets"), bool)
+                and isinstance(fingerprint, (dict, type(None))))
+        if not fits:
+            raise ConfigurationError(f"embeddings {self._name}: expected layers, pool, dtype and fingerprint that "
+                                     f"elmo-fast writes, found {about!r:.160}")
+        self.form, self.fingerprint = form, fingerprint
+
+    def _check_version(self, found: Any, known: int) -> None:
+        if not isinstance(found, int) or found > known:
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found!r:.80}; "
+                                     "a newer elmo-fast may read it")
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {key: number for number, key in reversed(list(enumerate(self.keys)))}
+
+    def _number(self, index: int) -> int:
+        return range(len(self))[index]  # IndexError beyond the end
+
+    @contextlib.contextmanager
+    def _storing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except LookupError:
+            raise ConfigurationError(f"embeddings {self._name}: expected a file that stores {what}, found none in it "
+                                     f"({self.layout}); packed, parquet and arrow store them") from None
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Errors of a damaged file in the body as `ConfigurationError`."""
+        try:
+            yield
+        except (ConfigurationError, FileNotFoundError):
+            raise
+        except self._damage as error:
+            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} "
+                                     f"({' '.join(str(error).split()):.300})") from error
+
+
+def _are_layers(value: Any) -> bool:
+    return value in (*LAYERS, *SEQVEC_LAYERS) if isinstance(value, str) else isinstance(value, list) and all(
+        isinstance(factor, (int, float)) for factor in value)

@@ -1,0 +1,141 @@
+"""Directories of shards: files of one layout, and `manifest.json` with their checksums."""
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
+from elmo_fast.files.json import parse_json
+from elmo_fast.vectors.layouts.embeddings import Embeddings
+
+SUFFIXES = {"packed": ".h5", "parquet": ".parquet", "arrow": ".arrow"}  # of the layouts that shards can have
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+_PIECE = 1 << 22
+
+
+def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable[[Path], Embeddings]) -> None:
+    """Make the directory `part` of segments of one form, which are moved into it."""
+    part.mkdir()
+    shards = []
+    for number, path in enumerate(segments):
+        shard = part / f"{number:05}{SUFFIXES[layout]}"
+        os.replace(path, shard)
+        with contextlib.closing(open_shard(shard)) as source:
+            shards.append({"file": shard.name, "texts": len(source), "bytes": shard.stat().st_size,
+                           "crc32": checksum(shard, stops.check)})
+    write_manifest(part, layout, source.form, source.fingerprint, shards)
+
+
+def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | None, shards: Sequence[dict]) -> None:
+    """Write `manifest.json`: without it the directory is incomplete."""
+    content = {"format": "elmo-fast shards", "format_version": FORMAT_VERSION, "layout": layout, "form": form,
+               "fingerprint": fingerprint, "texts": sum(shard["texts"] for shard in shards), "shards": list(shards),
+               "complete": True}
+    content["checksum"] = _sum(content)
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def checksum(path: Path, check: Callable[[], None] = lambda: None) -> int:
+    """CRC-32 of a file; `check` is called after every piece, and may raise."""
+    value = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            value = zlib.crc32(piece, value)
+            check()
+    return value
+
+
+def _sum(content: dict) -> int:
+    return zlib.crc32(json.dumps({**content, "checksum": None}, sort_keys=True).encode())
+
+
+class ShardsSource(Embeddings):
+    """A directory of shards, each opened, and compared with its checksum, when one of its texts is asked for."""
+
+    def __init__(self, folder: str | os.PathLike, open_shard: Callable[[Path], Embeddings]):
+        self._name, self._folder, self._open = os.fspath(folder), Path(folder), open_shard
+        manifest = _manifest(self._folder)
+        self._check_version(manifest.get("format_version"), FORMAT_VERSION)
+        self._describe(manifest)
+        self.layout, self._shards = manifest["layout"], manifest["shards"]
+        self._starts = np.cumsum([0, *(shard["texts"] for shard in self._shards)])
+        self._opened: dict[int, Embeddings] = {}
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return [key for shard in range(len(self._shards)) for key in self._shard(shard).keys]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _vectors(self, number: int) -> np.ndarray:
+        return self._of(number, "_vectors")
+
+    def _text(self, number: int) -> str:
+        return self._of(number, "_text")
+
+    def _tokens(self, number: int) -> list[str]:
+        return self._of(number, "_tokens")
+
+    def _positions(self, number: int) -> np.ndarray | None:
+        return self._of(number, "_positions")
+
+    def close(self) -> None:
+        for source in self._opened.values():
+            source.close()
+        self._opened = {}
+
+    def __reduce__(self):
+        return ShardsSource, (self._name, self._open)
+
+    def _of(self, number: int, method: str) -> Any:
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return getattr(self._shard(shard), method)(number - int(self._starts[shard]))
+
+    def _shard(self, shard: int) -> Embeddings:
+        if shard not in self._opened:
+            about = self._shards[shard]
+            path = self._folder / about["file"]
+            if not path.exists() or path.stat().st_size != about["bytes"] or (
+                    self.layout != "packed" and checksum(path) != about["crc32"]):  # packed has checksums of its own
+                raise ConfigurationError(f"embeddings {self._folder}: expected the shard {path.name} as it was written "
+                                         f"({about['bytes']:,} bytes), found it absent, cut or damaged")
+            source = self._open(path)
+            if len(source) != about["texts"]:
+                raise ConfigurationError(f"embeddings {self._folder}: expected {about['texts']} texts in {path.name}, "
+                                         f"found {len(source)}")
+            self._opened[shard] = source
+        return self._opened[shard]
+
+
+def _manifest(folder: Path) -> dict:
+    path = folder / MANIFEST
+    if not path.exists():
+        raise ConfigurationError(f"embeddings {folder}: expected a directory of shards with {MANIFEST}, found none: "
+                                 "not one of embeddings, or incomplete")
+    where = f"embeddings {path}"
+    content = parse_json(path.read_bytes(), where)
+    if not isinstance(content, dict) or content.get("complete") is not True or content.get("checksum") != _sum(content):
+        raise ConfigurationError(f"{where}: expected the checksum it was written with, found damage")
+    shards = content.get("shards")
+    if content.get("layout") not in SUFFIXES or not isinstance(shards, list) or not all(map(_is_shard, shards)):
+        raise ConfigurationError(f"{where}: expected a layout and shards, with their file, texts, bytes and crc32, "
+                                 f"found {shards!r:.160}")
+    return content
+
+
+def _is_shard(value: Any) -> bool:
+    """An entry of the list: a file in the directory itself, and three counts."""
+    return (isinstance(value, dict) and isinstance(value.get("file"), str)
+            and value["file"] not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value["file"])
+            and all(type(value.get(name)) is int and 0 <= value[name] < 1 << 62
+                    for name in ("texts", "bytes", "crc32")))

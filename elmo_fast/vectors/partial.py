@@ -1,0 +1,195 @@
+"""The partial result of a long run: segments of texts that are done, the states after them, and the run's settings.
+
+It is the directory `OUTPUT.part`, written under the lock of `OUTPUT`. A segment, a complete file of the layout, and the
+states after it are on the disk before `progress.json`, replaced as a whole, names them with sizes and checksums. All
+else that is found there a killed run has left.
+"""
+
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.atomic import replace, to_disk
+from elmo_fast.files.json import parse_json
+from elmo_fast.ops.reference import State
+from elmo_fast.vectors.layouts.shards import checksum
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS, _STATES = "progress.json", ".states"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file in the directory, its size in bytes and its CRC-32."""
+
+    name: str
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Files of a segment, and of the states after it where they are carried; `texts` and `digest` are those so far."""
+
+    texts: int
+    digest: str
+    files: tuple[Stored, ...]
+
+
+class PartialResult:
+    """The partial result of an output. `settings` are JSON values that must be equal in a run that goes on.
+
+    `head` are the number and the digest of the first texts, by which another input is recognized. `workspace` is a
+    directory beside the output, which is removed after a kill: the partial result appears and disappears as a whole.
+    """
+
+    def __init__(self, output: Path, settings: Mapping[str, Any], workspace: Path):
+        self.folder, self._workspace = output.with_name(f"{output.name}.part"), workspace
+        self.settings = json.loads(json.dumps(settings))
+        self.commits: list[Commit] = []
+        self.head: tuple[int, str] | None = None
+
+    @property
+    def texts(self) -> int:
+        return self.commits[-1].texts if self.commits else 0
+
+    def links(self) -> list[Path]:
+        """Other names of the segments, in order, for what moves or changes their files' names."""
+        folder = self._workspace / "links"
+        folder.mkdir()
+        for commit in self.commits:
+            for stored in commit.files:
+                _link(self.folder / stored.name, folder / stored.name)
+        return [folder / _stem(number) for number in range(len(self.commits))]
+
+    def find(self) -> "PartialResult | None":
+        """What stands in the directory, with its settings; `ConfigurationError` for what no run has left there."""
+        if not os.path.lexists(self.folder):
+            return None
+        if not (self.folder / _PROGRESS).is_file():
+            raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found something "
+                                     "else; move it away")
+        found = PartialResult(self.folder.with_suffix(""), {}, self._workspace)
+        found._read()
+        return found
+
+    def differences(self, settings: Mapping[str, Any]) -> str:
+        """The settings of this result that are not those given, in words."""
+        given = json.loads(json.dumps(settings))
+        return ", ".join(f"{name} {self.settings.get(name)!r:.60} and not {given.get(name)!r:.60}"
+                         for name in {**self.settings, **given} if self.settings.get(name) != given.get(name))
+
+    def drop_damaged(self) -> None:
+        """Drop the first commit whose files are not those that were written, and all after it."""
+        for number, commit in enumerate(self.commits):
+            for stored in commit.files:
+                if (damage := self._damage(stored)) is not None:
+                    logger.warning("%s: %s %s; going on after %d texts, not %d", self.folder, stored.name, damage,
+                                   self.commits[number - 1].texts if number else 0, self.texts)
+                    del self.commits[number:]
+                    return
+
+    def states(self) -> State | None:
+        """The carried states after the texts that are done."""
+        path = self.folder / f"{_stem(len(self.commits) - 1)}{_STATES}"
+        if not path.exists():
+            return None
+        with open(path, "rb") as file:
+            return tuple(torch.from_numpy(np.lib.format.read_array(file)) for _ in range(2))
+
+    def commit(self, place: Callable[[Path], None], texts: int, digest: str, states: State | None) -> None:
+        """Take a complete segment, which `place` moves to a path: a run that is killed later goes on after it."""
+        stem = _stem(len(self.commits))
+        if not self.commits:
+            self.remove()  # another run's
+            new = self._workspace / "new"
+            new.mkdir()
+            self._write_progress(new)
+            new.rename(self.folder)
+        for left in self.folder.glob(f"{stem}*"):
+            left.unlink()
+        place(self.folder / stem)
+        if states is not None:
+            with open(self.folder / f"{stem}{_STATES}", "wb") as file:
+                for values in states:
+                    np.lib.format.write_array(file, values.numpy())
+        files = tuple(map(_stored, sorted(self.folder.glob(f"{stem}*"))))
+        to_disk(self.folder)
+        self.commits.append(Commit(texts, digest, files))
+        self._write_progress(self.folder)
+
+    def remove(self) -> None:
+        if self.folder.is_dir():
+            self.folder.rename(self._workspace / "removed")
+            shutil.rmtree(self._workspace / "removed")
+
+    def _write_progress(self, folder: Path) -> None:
+        content = json.dumps({"settings": self.settings, "head": self.head,
+                              "commits": list(map(asdict, self.commits))}).encode()
+        path = folder / f"{_PROGRESS}.new"
+        path.write_bytes(b"%b\n%b" % (content, _seal(content)))
+        to_disk(path)
+        replace(path, folder / _PROGRESS)
+        to_disk(folder)
+
+    def _read(self) -> None:
+        path = self.folder / _PROGRESS
+        content, _, rest = path.read_bytes().partition(b"\n")
+        if rest != _seal(content):
+            raise ConfigurationError(f"partial result: expected the bytes that were written to {path}, found damage; "
+                                     f"remove {self.folder} to begin anew")
+        values = parse_json(content, f"partial result {path}")
+        try:
+            self.settings, self.head = values["settings"], values["head"] and tuple(values["head"])
+            self.commits = [Commit(int(commit["texts"]), str(commit["digest"]),
+                                   tuple(_checked(**stored) for stored in commit["files"]))
+                            for commit in values["commits"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"partial result {path}: expected settings, head and commits, found others "
+                                     f"({error!r:.80}); remove {self.folder} to begin anew") from error
+
+    def _damage(self, stored: Stored) -> str | None:
+        path = self.folder / stored.name
+        if not path.is_file():
+            return "is missing"
+        if path.stat().st_size != stored.size:
+            return f"has {path.stat().st_size:,} bytes, not {stored.size:,}"
+        return None if checksum(path) == stored.checksum else "has another checksum than when it was written"
+
+
+def _seal(content: bytes) -> bytes:
+    return b"%08x\n" % zlib.crc32(content)
+
+
+def _stem(number: int) -> str:
+    return f"{number:06}"
+
+
+def _stored(path: Path) -> Stored:
+    to_disk(path)
+    return Stored(path.name, path.stat().st_size, checksum(path))
+
+
+def _checked(name: str, size: int, checksum: int) -> Stored:
+    """A file of a commit, which is in the directory itself."""
+    if os.path.basename(name) != name or not name.startswith(tuple("0123456789")):
+        raise ValueError(f"a file in the directory, not {name!r:.60}")
+    return Stored(name, int(size), int(checksum))
+
+
+def _link(path: Path, link: Path) -> None:
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, link)

@@ -1,0 +1,183 @@
+"""Corpora in sections: whatever ends a run, the run that goes on gives what an uninterrupted one gives."""
+
+import io
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast import ConfigurationError, FastaRecord
+from elmo_fast.embed import run as embed_run
+from elmo_fast.embed import stream as slot_stream
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.text.readers import Text
+from elmo_fast.vectors import writer
+from elmo_fast.vectors.partial import PartialResult
+from tests.support.files import names
+from tests.support.grid import grid
+from tests.support.models import bilm
+from tests.support.sections import TEXTS, content, embed, model, power_cut
+
+pytestmark = pytest.mark.usefixtures("short_sections")
+
+
+@pytest.mark.parametrize("state, slots, cuts, layout", grid(
+    ["carry", "zero", "warm"], [1, 3, 64], [(1,), (2, 1), (4, 3, 1)],
+    [("allennlp", "o.h5"), ("packed", "o.h5"), ("packed", "o"), ("npz", "o.npz")]))
+def test_a_run_that_goes_on_gives_what_an_uninterrupted_one_gives(tmp_path, state, slots, cuts, layout):
+    layout, name = layout
+    (tmp_path / "whole").mkdir()
+    whole, output = tmp_path / "whole" / name, tmp_path / name
+    expected_states = embed(whole, state, slots, layout=layout, seconds=1000)
+    for count in cuts:
+        if slots > len(TEXTS):
+            break  # one batch, and nothing to cut
+        with power_cut(count):
+            embed(output, state, slots, layout=layout, resume=True)
+        assert names(tmp_path) == [f"{name}.part", "whole"]
+    states = embed(output, state, slots, layout=layout, resume=True)
+    assert content(output) == content(whole) and names(tmp_path) == [name, "whole"]
+    for one, other in zip(states or (), expected_states or (), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("state", ["carry", "warm"])
+def test_sections_do_not_change_a_result(tmp_path, state, count):
+    for name, seconds in (("a.h5", 1000), ("b.h5", 0)):
+        embed(tmp_path / name, state, 2, TEXTS[:count], seconds=seconds)
+    assert content(tmp_path / "a.h5") == content(tmp_path / "b.h5") and names(tmp_path) == ["a.h5", "b.h5"]
+    expected = list(model(state).embed_sentences(TEXTS[:count], 2))
+    assert content(tmp_path / "a.h5")[1] == [values.tobytes() for values in expected]
+
+
+def test_a_run_of_one_section_has_no_partial_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(PartialResult, "commit", lambda *_: pytest.fail("a commit"))
+    embed(tmp_path / "o.h5", seconds=1000)
+    assert names(tmp_path) == ["o.h5"]
+
+
+def test_the_batch_size_may_change_where_states_are_not_carried(tmp_path):
+    embed(tmp_path / "whole.h5", "warm")
+    with power_cut(2):
+        embed(tmp_path / "o.h5", "warm")
+    embed(tmp_path / "o.h5", "warm", 7, resume=True)
+    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
+
+
+def test_files_of_text_go_on(tmp_path):
+    lines = "".join(f"{' '.join(tokens)}\n" for tokens in TEXTS)
+    how = {"allow_blank": True, "batch_size": 3, "progress": False}
+    model().embed_file(io.StringIO(lines), tmp_path / "whole.h5", **how)
+    with power_cut(3):
+        model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **how)
+    model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **how, resume=True)
+    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
+
+
+def test_saved_vectors_go_on(tmp_path):
+    loaded = LoadedElmo(bilm(state="warm"))
+    texts = ["one text", ["two", "tokens"], FastaRecord("P1 a protein", "MKV"), Text("id", "a b", ["a", "b"])] * 2
+    with power_cut(3):
+        loaded.save_vectors(tmp_path / "o.npy", texts, "top", pool="mean", batch_size=2, dtype="float16")
+    loaded.save_vectors(tmp_path / "o.npy", texts, "top", pool="mean", batch_size=2, dtype="float16", resume=True)
+    expected = np.stack(loaded.embed(texts, "top", pool="mean")).astype(np.float16)
+    assert np.array_equal(np.load(tmp_path / "o.npy"), expected) and names(tmp_path) == ["o.json", "o.npy"]
+    assert json.loads((tmp_path / "o.json").read_text()) == ["0", "1", "P1", "id", "4", "5", "P1", "id"]
+
+
+def test_memory_errors_in_a_run_go_on_in_smaller_chunks(tmp_path, monkeypatch, caplog):
+    embed(tmp_path / "whole.h5")
+    run = slot_stream.BiLm.run
+
+    def limited(model, tokens, rows, *arguments):
+        if rows.shape[1] > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(model, tokens, rows, *arguments)
+
+    monkeypatch.setattr(slot_stream.BiLm, "run", limited)
+    with caplog.at_level(logging.WARNING):
+        embed(tmp_path / "o.h5")
+    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
+    assert [record.message for record in caplog.records] == [
+        "memory is out, and chunks are smaller from here on: CUDA out of memory."]
+
+
+def test_sections_end_in_time_for_what_was_read_ahead(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(embed_run.time, "monotonic", lambda: now[0])
+    clock = embed_run._Clock(30)
+    now[0] = 29
+    assert not clock.is_due()
+    now[0] = 31
+    assert clock.is_due()
+    now[0] = 41  # the rest took ten seconds
+    clock.restart()
+    now[0] = 41 + 19
+    assert not clock.is_due()
+    now[0] = 41 + 20
+    assert clock.is_due()
+
+
+def test_streams_are_lazy():
+    loaded = LoadedElmo(bilm())
+    taken = []
+
+    def endless():
+        while True:
+            taken.append(None)
+            yield "a b c"
+
+    stream = loaded.stream(endless(), "average", batch_size=2)
+    assert not taken
+    assert np.array_equal(next(stream), loaded.embed(["a b c"], "average")[0]) and len(taken) < 10_000
+
+
+# ---- the thread that writes: its errors reach the caller, keys stay unique across segments, its queue is bounded ----
+
+
+def test_errors_of_the_writer_reach_the_caller_and_end_the_queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_QUEUED_BYTES", 100)
+    taken = []
+
+    def texts():
+        for number in range(10_000):
+            taken.append(number)
+            yield Text("a/." if number == 7 else str(number), "a", ["a"])
+
+    target = Target(tmp_path / "o.h5", "allennlp")
+    with pytest.raises(ConfigurationError, match="got 'a/.'"):
+        write_corpus(texts(), model("zero").runner(1, target.form), target, commit_seconds=1000)
+    assert len(taken) < 9_000 and names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name, options, message", [
+    ("o.h5", {}, "output: expected different identifiers, got 'twice' twice"),
+    ("o.npz", {}, "output: expected different identifiers, got 'twice' twice"),
+    ("o.h5", {"use_sentence_keys": True}, "use_sentence_keys: expected different sentences, got 'b' twice"),
+])
+def test_a_key_given_twice_is_refused_across_segments(tmp_path, name, options, message):
+    def texts():
+        for number in range(100):
+            yield Text("twice" if number in (2, 30) else str(number), "b" if number in (2, 30) else f"a{number}", ["a"])
+        pytest.fail("read to the end")
+
+    target = Target(tmp_path / name, "npz" if name == "o.npz" else "allennlp", options=options)
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        write_corpus(texts(), model("zero").runner(3, target.form), target)
+
+
+def test_the_queue_is_bounded_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_QUEUED_BYTES", 5000)
+    most, write = [0], writer.SegmentWriter.write
+
+    def writing(self, text, vectors):
+        write(self, text, vectors)
+        most[0] = max(most[0], self._bytes - vectors.nbytes)
+
+    monkeypatch.setattr(writer.SegmentWriter, "write", writing)
+    embed(tmp_path / "o.h5", texts=[["a"] * (1 + number % 30) for number in range(200)], seconds=1000)
+    assert 0 <= most[0] <= 5000

@@ -1,0 +1,235 @@
+import numpy as np
+import pytest
+
+import elmo_fast
+from elmo_fast import ConfigurationError, FastaRecord
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.explore import contexts
+from elmo_fast.explore.contexts import ContextIndex, compare, principal_plane
+from elmo_fast.explore.nearest import open_index
+from elmo_fast.text.readers import Text
+from elmo_fast.vectors.form import Form
+from tests.support.files import names, read_hdf5, tiny
+from tests.support.models import bilm
+from tests.support.vectors import items_of, write
+
+TEXTS = ["the play began", "Play the game , play it", "a dull evening", "it rained \u732b and a PLAY opened", ""]
+
+
+@pytest.fixture(scope="module")
+def elmo():
+    return LoadedElmo(bilm(elmo_fast.Options.from_dict(tiny()), state="warm"))
+
+
+def cosine(a, b):
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return (a / np.linalg.norm(a, axis=-1, keepdims=True)) @ (b / np.linalg.norm(b, axis=-1, keepdims=True)).T
+
+
+def test_maps_of_layers_and_of_a_mixture(elmo):
+    found = compare(elmo, "a naïve 猫 sat", ["one", "two words"])
+    a, b = elmo.embed([["a", "naïve", "猫", "sat"], ["one", "two words"]])
+    assert (found.first_tokens, found.second_tokens) == (["a", "naïve", "猫", "sat"], ["one", "two words"])
+    assert found.layers().dtype == np.float32 and found.layers().shape == (3, 4, 2)
+    np.testing.assert_allclose(found.layers(), [cosine(x, y) for x, y in zip(a, b)], atol=1e-7)
+    weights = [0.2, -0.5, 1.3]
+    mixed = cosine(np.tensordot(weights, a, axes=1), np.tensordot(weights, b, axes=1))
+    np.testing.assert_allclose(found.mixed(weights), mixed, atol=1e-6)
+    for layer in range(3):
+        np.testing.assert_allclose(found.mixed(np.eye(3)[layer]), found.layers()[layer], atol=1e-7)
+    cross, first, second = found.products()
+    assert cross.shape == (3, 3, 4, 2) and first.shape == (3, 3, 4) and second.shape == (3, 3, 2)
+    norms = [np.sqrt(np.einsum("k,klt,l->t", weights, part, weights)) for part in (first, second)]
+    mixed = np.einsum("k,klst,l->st", weights, cross, weights) / np.outer(*norms)
+    np.testing.assert_allclose(mixed, found.mixed(weights), atol=1e-6)
+
+
+def test_a_zero_vector_has_no_cosine():
+    found = contexts.cosines(np.array([[0, 0], [3, 4]]), np.array([[6, 8.0]]))
+    assert np.isnan(found[0, 0]) and found[1, 0] == 1
+
+
+def test_proteins_and_texts_of_readers(elmo):
+    protein, text = FastaRecord("P1 a protein", "MKVM"), Text("7", "a text", ["a", "text"])
+    found = compare(elmo, protein, text)
+    assert (found.first_tokens, found.second_tokens) == (list("MKVM"), ["a", "text"])
+    index = ContextIndex.build(elmo, [protein, text])
+    assert index.texts == [list("MKVM"), ["a", "text"]] and index.occurrences("m").tolist() == [0, 3]
+
+
+def test_state_is_that_of_embed(elmo):
+    zero = compare(elmo, "a b", "c", state="zero")
+    np.testing.assert_array_equal(zero.first, elmo.embed(["a b"], state="zero")[0])
+
+
+def check_nearest(found, vectors, query, tolerance, without=None):
+    """The largest cosines, each of the vector it names; vectors as near as the tolerance come in any order."""
+    scores = cosine(vectors, query[None])[:, 0]
+    numbers, similarities = [near.number for near in found], [near.similarity for near in found]
+    assert len(set(numbers)) == len(numbers) and without not in numbers
+    np.testing.assert_allclose(similarities, scores[numbers], atol=tolerance)
+    others = np.delete(scores, [] if without is None else [without])
+    np.testing.assert_allclose(similarities, np.sort(others)[::-1][:len(found)], atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("float16", 2e-3)])
+@pytest.mark.parametrize("layers", ["average", "top", (0.0, 1.0, 0.0)])
+def test_nearest_of_every_token(elmo, layers, dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(contexts, "_ROWS_AT_ONCE", 4)
+    index = ContextIndex.build(elmo, TEXTS, layers=layers, dtype=dtype)
+    vectors = np.concatenate(elmo.embed(TEXTS[:4], layers))
+    assert len(index) == len(vectors) == 19 and index.vectors.dtype == dtype
+    assert index.places.tolist() == [[t, p] for t, text in enumerate(TEXTS) for p in range(len(text.split()))]
+    for number in (0, 7, 18):
+        found = index.nearest(number, 5)
+        check_nearest(found, vectors, vectors[number], tolerance, without=number)
+        for near in found:
+            assert index.places[near.number].tolist() == [near.text, near.position]
+    far = np.linspace(-3, 5, 8, dtype=np.float32)
+    check_nearest(index.nearest(far, 99), index.vectors, far, 1e-6)
+    assert len(index.nearest(far, 99)) == 19 and len(index.nearest(2, 99)) == 18
+
+
+def test_only_chosen_words_and_their_lines(elmo):
+    index = ContextIndex.build(elmo, ["none here", *TEXTS], words=["Play"])
+    assert [index.texts[text][at] for text, at in index.places.tolist()] == ["play", "Play", "play", "PLAY"]
+    assert index.lines.tolist() == [1, 2, 4] and index.occurrences("PLAY").tolist() == [0, 1, 2, 3]
+    assert index.occurrences("game").tolist() == []
+    whole = ContextIndex.build(elmo, TEXTS)
+    np.testing.assert_array_equal(index.vectors, whole.vectors[whole.occurrences("play")])
+    among = whole.nearest(whole.occurrences("play")[1], among=whole.occurrences("play"))
+    assert [near.similarity for near in among] == [near.similarity for near in index.nearest(1)]
+
+
+def test_centred_cosines(elmo, monkeypatch):
+    monkeypatch.setattr(contexts, "_ROWS_AT_ONCE", 3)
+    index = ContextIndex.build(elmo, TEXTS, words=["play", "it"])
+    centred = index.vectors - index.vectors.astype(np.float64).mean(axis=0)
+    check_nearest(index.nearest(2, 3, center=True), centred, centred[2], 1e-5, without=2)
+
+
+def test_equal_vectors_are_in_the_order_of_the_corpus_and_zeros_last():
+    vectors = np.array([[0, 0], [1, 1], [2, 2], [-1, -1], [1, 1]], np.float32)
+    index = ContextIndex([list("abcde")], np.array([[0, at] for at in range(5)]), vectors)
+    found = index.nearest(np.array([3, 3]), 5)
+    assert [near.number for near in found] == [1, 2, 4, 3, 0]
+    np.testing.assert_allclose([near.similarity for near in found], [1, 1, 1, -1, np.nan], atol=1e-6)
+    assert index.nearest(1, among=np.array([1])) == []
+
+
+@pytest.mark.parametrize("layers", ["average", (0.0, 1.0, 0.0)])
+def test_saved_and_loaded(elmo, tmp_path, layers):
+    texts = [*TEXTS, ["two words", "\ud800", "\n"]]
+    index = ContextIndex.build(elmo, texts, dtype="float16", layers=layers, state="zero")
+    index.save(tmp_path / "index.h5")
+    assert names(tmp_path) == ["index.h5"]
+    found = ContextIndex.load(tmp_path / "index.h5")
+    assert found.texts == index.texts and (found.layers, found.state) == (layers, "zero")
+    np.testing.assert_array_equal(found.vectors, index.vectors)
+    np.testing.assert_array_equal(found.places, index.places)
+    assert found.nearest(3) == index.nearest(3) and found.lines.tolist() == index.lines.tolist()
+    found.save(tmp_path / "again.h5")
+    assert read_hdf5(tmp_path / "again.h5").keys() == read_hdf5(tmp_path / "index.h5").keys()
+
+
+def test_an_empty_index(elmo, tmp_path):
+    ContextIndex.build(elmo, TEXTS, words=["none"]).save(tmp_path / "index.h5")
+    index = ContextIndex.load(tmp_path / "index.h5")
+    assert len(index) == 0 and index.nearest(np.ones(8)) == [] and index.nearest(np.ones(8), center=True) == []
+
+
+@pytest.mark.parametrize("layers", ["all", "top", (0.0, 1.0, 0.0)])
+@pytest.mark.parametrize("layout", ["packed", "allennlp"])
+def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
+    form, fingerprint = Form(layers=layers), {"model": elmo.bilm.fingerprint(), "state": "warm"}
+    path = write(layout, tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
+    expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
+    for words in (None, ["play", "it"]):
+        found = open_index(path, words=words)
+        same = expected if words is None else ContextIndex.build(elmo, TEXTS, layers=expected.layers, words=words)
+        np.testing.assert_allclose(found.vectors, same.vectors, atol=1e-6)
+        assert found.places.tolist() == same.places.tolist() and found.texts == same.texts
+        assert found.lines.tolist() == same.lines.tolist() and found.check(elmo) is found
+        assert (list(found.layers), found.state) == (list(expected.layers), "warm")
+
+
+def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
+    form = Form(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"]))
+    path = write("packed", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS))
+    found = open_index(path, words=["play", "opened"])
+    expected = ContextIndex.build(elmo, TEXTS, layers="top", words=["play"])
+    exact = [number for number, (text, at) in enumerate(expected.places.tolist()) if expected.texts[text][at] == "play"]
+    assert [found.texts[text][at] for text, at in found.places.tolist()] == ["play"] * len(exact) != []
+    assert found.vectors.dtype == np.float16
+    np.testing.assert_allclose(found.vectors.astype(np.float32), expected.vectors[exact], atol=2e-3)
+
+
+def test_what_no_index_can_be_made_of(elmo, tmp_path):
+    (tmp_path / "text.txt").write_text("a text")
+    assert open_index(tmp_path / "text.txt") is None and open_index(tmp_path / "absent") is None
+    form = Form(layers="top", pool="mean")
+    write("packed", tmp_path / "pooled.h5", form, items_of(elmo, form, TEXTS[:3]))
+    with pytest.raises(ConfigurationError, match="expected vectors of tokens, got pooled ones"):
+        open_index(tmp_path / "pooled.h5")
+    elmo.save_vectors(tmp_path / "vectors.npz", TEXTS)
+    with pytest.raises(ConfigurationError, match="expected a file that stores tokens"):
+        open_index(tmp_path / "vectors.npz")
+    other = LoadedElmo(bilm(elmo_fast.Options.from_dict(tiny()), seed=1, state="warm"))
+    with pytest.raises(ConfigurationError, match="index: expected vectors of this model, of 8 values"):
+        ContextIndex.build(elmo, TEXTS).check(other)
+
+
+def test_files_that_are_no_index(elmo, tmp_path):
+    import h5py
+
+    elmo.save_vectors(tmp_path / "vectors.h5", TEXTS)
+    with pytest.raises(ConfigurationError, match="expected a file that ContextIndex.save wrote"):
+        ContextIndex.load(tmp_path / "vectors.h5")
+    path = tmp_path / "index.h5"
+    for name, change in (("places", [99, 0]), ("places", [0, 3]), ("places", [-1, 0]), ("token_ends", -3),
+                         ("text_ends", 10**6)):
+        ContextIndex.build(elmo, TEXTS).save(path)
+        with h5py.File(path, "r+") as file:
+            file[name][0] = change
+        with pytest.raises(ConfigurationError, match="damaged"):
+            ContextIndex.load(path)
+    path.write_bytes(path.read_bytes()[:-900])
+    with pytest.raises(ConfigurationError, match="cut short"):
+        ContextIndex.load(path)
+
+
+@pytest.mark.parametrize("call, message", [
+    *((lambda elmo, pair=pair: compare(elmo, *pair), message) for pair, message in (
+        (("", "a"), "first: expected a text with at least one token"),
+        (("a", " \t"), "second: expected a text with at least"), (("a", []), "second: expected a text"),
+        ((3, "a"), "first: expected a list of tokens, got int"))),
+    (lambda elmo: compare(elmo, "a", "b", state="carry"), "state: expected one of zero, warm, got 'carry'"),
+    (lambda elmo: compare(elmo, "a", "b").mixed([1, 2]),
+     r"weights: expected 3 numbers, one for each layer, got shape \(2,\)"),
+    *((lambda elmo, given=given: ContextIndex.build(elmo, TEXTS, **given), message) for given, message in (
+        ({"layers": "all"}, "layers: expected a layer or a mixture"),
+        ({"state": "carry"}, "state: expected one of zero, warm"),
+        ({"dtype": "int8"}, "dtype: expected one of float32, float16"))),
+    (lambda elmo: ContextIndex.build(elmo, "one text"), "texts: expected a list"),
+    (lambda elmo: ContextIndex.build(elmo, FastaRecord("a", "MK")),
+     "texts: expected a list of texts, got one FastaRecord"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS).nearest(np.ones(4)), "query: expected a vector of 8 values"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS).nearest(0, 0), "top: expected an integer of at least 1"),
+    (lambda _: ContextIndex([["a"]], np.zeros((2, 2)), np.zeros((1, 8))), r".*expected \[n, dim\] and \[n, 2\]"),
+])
+def test_refuses(elmo, call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call(elmo)
+
+
+def test_principal_plane_has_the_variance_of_a_decomposition():
+    vectors = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
+    found, fraction = principal_plane(vectors)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=0), values[:2], rtol=1e-5)
+    np.testing.assert_allclose(found[:, 0] @ found[:, 1], 0, atol=1e-5)
+    assert fraction == pytest.approx((values[:2] ** 2).sum() / (values**2).sum(), rel=1e-6)
+    alone, fraction = principal_plane(vectors[:1])
+    assert alone.tolist() == [[0, 0]] and fraction == 1
+    assert np.isfinite(principal_plane(np.array([[0, 0], [3, 4]], np.float32))[0]).all()

@@ -1,0 +1,361 @@
+"""Files and directories that appear whole, and the lock on an output: who is refused, what is removed."""
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elmo_fast import ConfigurationError
+from elmo_fast.files import atomic, hdf5
+from elmo_fast.files.atomic import atomic_directory, atomic_path, check_target
+from elmo_fast.files.hdf5 import atomic_hdf5
+from elmo_fast.files.lock import locked, remove_partials
+from elmo_fast.files.stops import stoppable
+from tests.support.files import full_disk, kill, names, run, start, start_until, until, write_model
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_takes_its_name_at_the_end(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "file")  # a symbolic link is followed
+    for path, file in ((tmp_path / "a", tmp_path / "a"), (tmp_path / "link", tmp_path / "far" / "file")):
+        with atomic_path(path) as part:
+            part.write_text("new")
+            assert not file.exists()
+        assert file.read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path) == ["a", "far", "link"] and names(tmp_path / "far") == ["file"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_failure_keeps_the_old_file(tmp_path, error):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(error), atomic_path(tmp_path / "a") as part:
+        part.write_text("new")
+        raise error
+    assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_where_nothing_can_be_written_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        with pytest.raises(PermissionError, match="^output: expected an ordinary file"):
+            check_target(path, "output")
+    for path, error, message in (("", FileNotFoundError, "expected a file's path, got an empty one"),
+                                 *((tmp_path / path, FileNotFoundError, "expected an existing directory")
+                                   for path in ("no/a", "pipe/a")),
+                                 (f"{tmp_path}/new/", FileNotFoundError, "expected an existing directory"),
+                                 (tmp_path, IsADirectoryError, "expected a file's path, got the directory")):
+        with pytest.raises(error, match=f"^output: {message}"):
+            check_target(path, "output")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_write_permission_is_refused(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(PermissionError, match="^output: expected a path that can be written"):
+        check_target(tmp_path / "closed" / "a", "output")
+
+
+@pytest.mark.parametrize("failure", [FULL, KeyboardInterrupt()])
+@pytest.mark.parametrize("good_writes", [0, 1, 5, 20, 60])
+def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, failure, good_writes):
+    class FailingDisk(atomic.Disk):
+        writes = 0
+
+        def write(self, values):
+            self.writes += 1
+            if self.writes > good_writes:
+                self.failure = failure
+            return super().write(values)
+
+    monkeypatch.setattr(hdf5, "Disk", FailingDisk)
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(type(failure)), atomic_hdf5(tmp_path / "a") as (file, _):
+        for number in range(100):
+            file[str(number)] = np.ones(100)
+    assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_a_long_body_can_ask(tmp_path):
+    with pytest.raises(OSError, match="No space left on device: '.*/a'$"), atomic_hdf5(tmp_path / "a") as (_, disk):
+        disk.check()
+        disk.failure = FULL
+        disk.check()
+        pytest.fail("nothing was raised")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_for_the_end_of_the_block(number):
+    steps = []
+
+    def handler(*_):
+        steps.append("handler")
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), stoppable():
+            signal.raise_signal(number)
+            steps.append("block")
+        assert steps == ["block", "handler"] and signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+
+
+# ---- locks ----
+
+@pytest.fixture(params=["POSIX", "SQLite"])
+def locks(request, monkeypatch):
+    """Either kind of lock; code to put first into another process, and the suffixes of the files of a lock."""
+    if request.param == "POSIX":
+        return "", [".lock"]
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    return "import sys; sys.modules['fcntl'] = None\n", [".lock", ".lock.db"]
+
+
+HOLDER = """
+import os, signal, sys, time
+from elmo_fast.files.lock import locked
+with locked({target!r}) as part:
+    part.write_text("half")
+    if {forks}:
+        os.fork() or time.sleep(60)
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def hold(target, forks=False, first=""):
+    return start_until("locked", first + HOLDER.format(target=str(target), forks=forks))
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path, locks):
+    target, (first, suffixes) = tmp_path / "a", locks
+    target.write_text("old")
+    process = hold(target, first=first)
+    message = (f"^output {target}: expected no other process to write it, found process {process.pid} on "
+               f"{socket.gethostname()}, which has locked {target}.lock$")
+    for writer in (atomic_path, atomic_hdf5, locked):
+        with pytest.raises(ConfigurationError, match=message), writer(target):
+            pytest.fail("two writers")
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(ConfigurationError, match=message), atomic_path(tmp_path / "link"):
+        pytest.fail("two writers")
+    (left,) = tmp_path.glob("a.*.part")
+    (tmp_path / "a.mine.part").write_text("of the user")
+    kill(process)
+    assert names(tmp_path) == sorted(["a", *(f"a{suffix}" for suffix in suffixes), "a.mine.part", left.name, "link"])
+    with atomic_path(target) as part:
+        part.write_text("new")
+        assert not left.exists()
+    assert names(tmp_path) == ["a", "a.mine.part", "link"] and target.read_text() == "new"
+
+
+@pytest.mark.parametrize("name, arguments", [
+    ("out.h5", ["embed", "in.txt", "out.h5", "--all", "--quiet", "--model", "model"]),
+    ("out.h5", ["cache", "vocab.txt", "out.h5", "--quiet", "--model", "model"]),
+    ("out.h5", ["seqvec", "-i", "in.fasta", "-o", "out.h5", "--model", "model", "--cpu", "--silent"]),
+    ("words.txt", ["vocab", "in.txt", "words.txt", "--processes", 1]), ("out", ["export", "run", "out"]),
+    ("out", ["import-tf", "tf", "out"])], ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_a_second_command_on_an_output_is_refused(tmp_path, capsys, monkeypatch, name, arguments):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    (tmp_path / "in.txt").write_text("a b\n")
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
+    (tmp_path / "in.fasta").write_text(">p|1\nMK\n")
+    process = hold(tmp_path / name)
+    before = names(tmp_path)
+    status, _, errors = run(capsys, *arguments)
+    kill(process)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert f"output {tmp_path / name}: expected no other process to write it, found process {process.pid} on" in errors
+    assert names(tmp_path) == before
+
+
+def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
+    process = hold(tmp_path / "a", forks=True)
+    child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    with locked(tmp_path / "a"):
+        assert names(tmp_path) == ["a.lock"]
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_fork_is_refused_and_leaves_the_lock(tmp_path):
+    with locked(tmp_path / "a"):
+        child = os.fork()
+        if not child:
+            try:
+                with locked(tmp_path / "a"):
+                    os._exit(1)
+            except ConfigurationError:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        process = start(f"from elmo_fast.files.lock import locked\nwith locked({str(tmp_path / 'a')!r}): pass")
+        assert "expected no other process to write it" in process.communicate()[1]
+    assert names(tmp_path) == []
+
+
+def test_one_that_waits_takes_the_lock_when_it_is_free(tmp_path, caplog, locks):
+    process = hold(tmp_path / "a", first=locks[0])
+    waiting = threading.Thread(target=lambda: kill(until(lambda: caplog.messages) and process))
+    waiting.start()
+    with locked(tmp_path / "a", wait=True):
+        (message,) = caplog.messages
+        assert message == f"waiting for process {process.pid} on {socket.gethostname()}, which writes {tmp_path / 'a'}"
+    waiting.join()
+    assert names(tmp_path) == []
+
+
+def test_other_writers_of_the_process_are_refused(tmp_path, locks):
+    target, errors = tmp_path / "a", []
+
+    def other():
+        with pytest.raises(ConfigurationError) as raised, locked(target):
+            pytest.fail("two writers")
+        errors.append(str(raised.value))
+
+    with locked(target, reserve=True) as part, atomic_path(target) as same:
+        assert part == same
+        same.write_text("new")
+        with pytest.raises(ConfigurationError, match="expected no other writer, found one in this process"), \
+                locked(target):
+            pytest.fail("two writers")
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1 and "found one in this process" in errors[0]
+    assert names(tmp_path) == ["a"]
+
+
+def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path, locks):
+    (tmp_path / "run" / "inner").mkdir(parents=True)
+    with locked(tmp_path / "run"), atomic_path(tmp_path / "run" / "inner" / "a") as part:
+        part.write_text("new")
+        assert names(tmp_path) == ["run", *(f"run{suffix}" for suffix in locks[1])]
+        assert len(names(tmp_path / "run" / "inner")) == 1
+    (tmp_path / "run" / "inner" / "b.0123abcd.part").touch()
+    (tmp_path / "run" / "mine.part").touch()
+    remove_partials(tmp_path / "run")
+    assert names(tmp_path / "run") == ["inner", "mine.part"] and names(tmp_path / "run" / "inner") == ["a"]
+
+
+def test_a_lock_file_that_its_owner_removed_is_opened_again(tmp_path, monkeypatch):
+    path, lock, calls = tmp_path / "a.lock", fcntl.lockf, []
+
+    def late(file, how):
+        calls.append(file)
+        if len(calls) == 1:
+            path.unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    with locked(tmp_path / "a"):
+        assert len(calls) == 2 and path.read_text().split()[0] == str(os.getpid())
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    with pytest.raises(OSError, match=r"expected a file system with locks \(No locks available\): '.*a.lock'"), \
+            atomic_path(tmp_path / "a"):
+        pytest.fail("no lock")
+
+
+def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path, locks):
+    with full_disk(0), pytest.raises(OSError, match="too large: '.*a.lock'"), atomic_path(tmp_path / "a"):
+        pytest.fail("no lock")
+    assert names(tmp_path) == []
+
+
+def test_a_damaged_lock_file_removes_nothing_else(tmp_path, locks):
+    (tmp_path / "b").touch()
+    for content in (b"1 host ../b", b"1 host /b", bytes(100), b"1 host .0123abcd.part more", b"", b"\xff \xfe \xfd"):
+        (tmp_path / "a.lock").write_bytes(content)
+        with locked(tmp_path / "a"):
+            assert names(tmp_path) == [*(f"a{suffix}" for suffix in locks[1]), "b"]
+    assert names(tmp_path) == ["b"]
+
+
+def test_a_lock_that_sqlite_cannot_take_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    (tmp_path / "a.lock.db").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(OSError, match=r"expected a file system with locks \(file is not a database\): '.*a.lock.db'"), \
+            locked(tmp_path / "a"):
+        pytest.fail("no lock")
+    with pytest.raises(FileNotFoundError, match="No such file or directory: '.*/no/a.lock.db'"), \
+            locked(tmp_path / "no" / "a"):
+        pytest.fail("no directory")
+
+
+def test_a_file_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):
+    def fail(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "part", None, "file")
+
+    monkeypatch.setattr(os, "replace", fail)
+    message = f"that can be replaced .Permission denied.; on Windows, close it in other programs: '{tmp_path}/a'$"
+    with pytest.raises(PermissionError, match=message), atomic_path(tmp_path / "a") as part:
+        part.touch()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_directory_appears_at_once(tmp_path, exists):
+    out = tmp_path / "far" / "out"
+    if exists:
+        out.mkdir(parents=True)
+        for name in ("options.json", "weights", "mine"):
+            (out / name).write_text("old")
+    before = names(out) if exists else []
+    with pytest.raises(ValueError), atomic_directory(out, last="options.json") as folder:
+        (folder / "options.json").write_text("new")
+        raise ValueError
+    assert (names(out) == before) if exists else not out.exists()
+    with atomic_directory(out, last="options.json") as folder:
+        for name in ("options.json", "weights", "more"):
+            (folder / name).write_text("new")
+        assert (out / "weights").read_text() == "old" if exists else not out.exists()
+    assert names(tmp_path / "far") == ["out"]
+    assert {name: (out / name).read_text() for name in names(out)} == {
+        "options.json": "new", "weights": "new", "more": "new", **({"mine": "old"} if exists else {})}
+
+
+def test_old_and_new_files_of_a_directory_are_not_mixed(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("options.json", "vocab.txt", "weights"):
+        (out / name).write_text("old")
+    replace, moved = os.replace, []
+
+    def failing(source, target):
+        moved.append(target)
+        if len(moved) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="Input/output"), atomic_directory(out, last="options.json") as folder:
+        for name in ("options.json", "vocab.txt", "weights"):
+            (folder / name).write_text("new")
+    assert names(out) == ["vocab.txt", "weights"]  # without its options nothing is loaded
+
+
+def test_where_a_directory_must_be_new(tmp_path):
+    (tmp_path / "file").touch()
+    for target, last in ((tmp_path / "file", "a"), (tmp_path, None)):
+        with pytest.raises(ConfigurationError, match="^output: expected a new directory, found .* there already"), \
+                atomic_directory(target, last):
+            pytest.fail("not new")

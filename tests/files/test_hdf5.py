@@ -1,0 +1,179 @@
+"""HDF5 files that lead to other files, unpack to more than memory, or hold numbers that are not finite."""
+
+import h5py
+import numpy as np
+import pytest
+
+from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, Options, load, read_weights
+from elmo_fast.compat.allennlp.modules import Elmo as AllenNlpElmo
+from elmo_fast.files import hdf5
+from elmo_fast.files.hdf5 import open_hdf5
+from elmo_fast.model.softmax_head import read_softmax
+from elmo_fast.model.token_table.file import read_table
+from tests.support.files import TINY, paths, write_model
+
+B = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "model")
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """A file of the user's that is none of the model's."""
+    path = tmp_path / "secret"
+    path.write_bytes(b"root:x:0:0:" * 5000)
+    with h5py.File(tmp_path / "secret.hdf5", "w") as file:
+        file["values"] = np.full(64, 7, np.float32)
+    return path
+
+
+def lead_out(file, name, way, secret):
+    """Replace a dataset by a way out of it with the same shape and type."""
+    dataset = file[name]
+    shape, dtype = dataset.shape, dataset.dtype
+    del file[name]
+    if way == "virtual dataset":
+        layout = h5py.VirtualLayout(shape, dtype)
+        layout[...] = h5py.VirtualSource(str(secret.with_suffix(".hdf5")), "values", (64,))[: shape[0]]
+        file.create_virtual_dataset(name, layout)
+    elif way == "external storage":
+        file.create_dataset(name, shape, dtype, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+    else:
+        file[name] = (h5py.ExternalLink(str(secret.with_suffix(".hdf5")), "/values") if way == "external link"
+                      else h5py.SoftLink(f"/{name.replace('RNN_0', 'RNN_1')}"))
+
+
+@pytest.mark.parametrize("way, found", [
+    ("external storage", "values in the file itself, found them in other files"),
+    ("virtual dataset", "values in the file itself, found them in other files"),
+    ("external link", "a dataset in the file itself, found a link to another place"),
+    ("soft link", "a dataset in the file itself, found a link to another place")])
+def test_weights_that_lead_to_another_file_are_refused(model, secret, way, found):
+    options_file, weight_file = paths(model)
+    with h5py.File(weight_file, "r+") as file:
+        lead_out(file, B, way, secret)
+    with pytest.raises(ConfigurationError, match=f"^weight_file {weight_file}: {B}: expected {found}$"):
+        BiLm.from_files(options_file, weight_file)
+
+
+def test_so_are_tables_and_softmax(tmp_path, secret):
+    for name, read in (("embedding", read_table), ("softmax/W", lambda path: read_softmax(path, 4))):
+        path = tmp_path / f"{name.replace('/', '_')}.hdf5"
+        with h5py.File(path, "w") as file:
+            file[name] = h5py.ExternalLink(str(secret.with_suffix(".hdf5")), "/values")
+        with pytest.raises(ConfigurationError, match=f"{path}: {name}: expected a dataset in the file itself"):
+            read(path)
+
+
+def test_groups_in_a_circle_end(tmp_path):
+    path = tmp_path / "circle.hdf5"
+    with h5py.File(path, "w") as file:
+        file["a/b/embedding"] = np.zeros((2, 3), np.float32)
+        file["a/b/a"] = file["a"]  # a hard link
+    with open_hdf5(path, "weight_file") as file:
+        assert file["a/b/a/b/embedding"].shape == (2, 3)
+
+
+def test_datasets_of_implausible_sizes_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "huge.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("embedding", (1 << 40, 8), np.float32, chunks=(1 << 10, 8))
+    with pytest.raises(ConfigurationError, match="embedding: expected at most 8 GB, or 10 times the .* bytes of the "
+                                                 "file, when unpacked, found 35,184,372,088,832 bytes"):
+        read_table(path)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("embedding", data=np.zeros((64, 1024), np.float32), compression="gzip")
+    monkeypatch.setattr(hdf5, "MOST_UNPACKED", 1 << 18)
+    assert len(read_table(path).vectors) == 64
+    monkeypatch.setattr(hdf5, "MOST_UNPACKED", (1 << 18) - 1)
+    with pytest.raises(ConfigurationError, match="expected at most"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused_unless_asked_for(model, value):
+    files = paths(model)
+    with h5py.File(files[1], "r+") as file:
+        file[B][3] = value
+    message = f"^weight_file {files[1]}: dataset {B}: expected finite float32 numbers, found 1 that are NaN or infinite"
+    for read in (lambda **more: load(model, **more).bilm, lambda **more: BiLm.from_files(*files, **more),
+                 lambda **more: ElmoEmbedder(*files, **more).elmo_bilm,
+                 lambda **more: Elmo(*files, 1, **more)._elmo_lstm,
+                 lambda **more: AllenNlpElmo(*files, 1, **more)._elmo_lstm):
+        with pytest.raises(ValueError, match=f"{message}; allow_nonfinite=True loads them$"):
+            read()
+        assert np.array_equal(read(allow_nonfinite=True).weights()[B][3], value, equal_nan=True)
+
+
+def test_large_finite_numbers_are_no_infinities(model):
+    _, weight_file = paths(model)
+    with h5py.File(weight_file, "r+") as file:
+        file[B][...] = 3e38  # their sum is infinite
+    assert (read_weights(weight_file, Options.from_dict(TINY))[B] == np.float32(3e38)).all()
+
+
+def test_float64_beyond_float32_is_an_infinity(model):
+    _, weight_file = paths(model)
+    with h5py.File(weight_file, "r+") as file:
+        values = file[B][...].astype(np.float64)
+        del file[B]
+        file[B] = values * 0 + 1e300
+    with pytest.raises(ConfigurationError, match="expected finite float32 numbers"):
+        read_weights(weight_file, Options.from_dict(TINY))
+
+
+def test_a_softmax_that_is_not_finite_is_refused(tmp_path):
+    with h5py.File(tmp_path / "softmax.hdf5", "w") as file:
+        file["softmax/W"], file["softmax/b"] = np.zeros((3, 4), np.float32), np.array([0, np.nan, 0], np.float32)
+    with pytest.raises(ConfigurationError, match="softmax/b: expected finite float32 numbers, found 1 that"):
+        read_softmax(tmp_path / "softmax.hdf5", 4)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 63, (1 << 64) - 16])
+def test_a_heap_of_strings_that_hdf5_reads_for_ever_is_refused(tmp_path, size):
+    path = tmp_path / "table.hdf5"
+    with h5py.File(path, "w") as file:  # without a seal, which would be found damaged first
+        file["embedding"] = np.zeros((2, 3), np.float32)
+        file.attrs.update(fingerprint="0" * 32, precision="highest", format_version=1)
+    content = bytearray(path.read_bytes())
+    heap = content.index(b"GCOL")
+    end, at = heap + int.from_bytes(content[heap + 8 : heap + 16], "little"), heap + 16
+    while any(content[at : at + 2]):  # to the free space
+        at += 16 + (int.from_bytes(content[at + 8 : at + 16], "little") + 7 & ~7)
+    assert at < end
+    content[at + 8 : at + 16] = size.to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"^token table {path}: expected an HDF5 file, .*a heap of strings is"):
+        read_table(path)
+
+
+def test_heaps_of_strings_of_every_size_are_read(tmp_path):
+    path = tmp_path / "strings.hdf5"
+    texts = ["x" * (7 * k % 200) for k in range(300)]
+    with h5py.File(path, "w") as file:
+        for number, text in enumerate(texts):
+            file.attrs[str(number)] = text
+        file["numbers"] = np.zeros((100, 10))
+        file.create_dataset("texts", data=texts, dtype=h5py.string_dtype())
+    with h5py.File(path, "a") as file:
+        for number in range(0, 300, 3):
+            del file.attrs[str(number)]
+        file["texts"][::2] = "y"
+        file.attrs["large"] = "z" * 20_000
+    with open_hdf5(path, "weight_file") as file:
+        assert file.attrs["large"] == "z" * 20_000 and file.attrs["1"] == texts[1]
+        assert [text.decode() for text in file["texts"][1:6:2]] == texts[1:6:2]
+
+
+def test_attributes_that_are_sequences_are_refused(tmp_path):
+    """A flipped bit makes one of a string, and HDF5 then reads memory that is not its own."""
+    path = tmp_path / "table.hdf5"
+    with h5py.File(path, "w") as file:
+        file["embedding"], file.attrs["format_version"] = np.zeros((2, 3), np.float32), 1
+        kind = h5py.h5t.vlen_create(h5py.h5t.NATIVE_INT64)
+        h5py.h5a.create(file.id, b"fingerprint", kind, h5py.h5s.create(h5py.h5s.SCALAR))
+    with pytest.raises(ConfigurationError, match="attribute fingerprint: expected numbers or strings, found sequences"):
+        read_table(path)

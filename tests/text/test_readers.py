@@ -1,0 +1,313 @@
+"""`open_texts`: formats, compressions, tokenizers, pipes and what is refused."""
+
+import bz2
+import errno
+import gzip
+import io
+import json
+import lzma
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, strategies
+
+from elmo_fast import ConfigurationError, open_texts
+from elmo_fast.files import stops
+from elmo_fast.model.token_table.file import read_table
+from elmo_fast.text.readers import Text
+from tests.support.files import run, start, tiny, write_model
+from tests.support.softmax import write_softmax_model
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+CONLLU = """\
+# sent_id = 1
+# text = Vámonos al mar
+1-2\tVámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tVamos\tir\tVERB\t_\t_\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\t_\t_\t1\tobj\t_\t_
+2.1\tya\tya\tADV\t_\t_\t_\t_\t_\t_
+3\tMar Menor\t_\tPROPN\t_\t_\t1\tobl\t_\t_
+
+# a comment alone
+
+1\t#\t#\tSYM\t_\t_\t0\troot\t_\t_
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write a file into the working directory, compressed by its suffix, and return its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, content):
+        content = content.encode() if isinstance(content, str) else content
+        (tmp_path / name).write_bytes(COMPRESS.get(os.path.splitext(name)[1], bytes)(content))
+        return name
+    return write
+
+
+def tokens(*arguments, **options):
+    with open_texts(*arguments, **options) as texts:
+        return [text.tokens for text in texts]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("name, content, expected", [
+    ("a.txt", "\ufeffa  b\r\nc\n", [("0", "a  b", ["a", "b"]), ("1", "c", ["c"])]),
+    ("a", "x" * 44_000 + " y", [("0", "x" * 44_000 + " y", ["x" * 44_000, "y"])]),
+    ("a.faa", ">sp|P1 first\nMK\nV\n>\nAC\n", [("sp|P1", "MKV", ["M", "K", "V"]), ("1", "AC", ["A", "C"])]),
+    ("a.jsonl", '{"text": " a\\nb "}\n\n{"id": 7, "text": ["x y", "z"]}\n{"id": "k", "text": "\\u00e9"}',
+     [("0", "a\nb", ["a", "b"]), ("7", "x y z", ["x y", "z"]), ("k", "é", ["é"])]),
+    ("a.CONLLU", CONLLU, [("0", "Vamos nos Mar Menor", ["Vamos", "nos", "Mar Menor"]), ("1", "#", ["#"])]),
+])
+def test_formats(write, suffix, name, content, expected):
+    for written in (content, content.replace("\r", "").replace("\n", "\r\n")):
+        with open_texts(write(name + suffix, written)) as texts:
+            assert texts.count() == len(expected) and texts.paths == [name + suffix]
+            assert (found := list(texts)) == expected and isinstance(found[0], Text) and list(texts) == []
+
+
+def test_inputs_are_one_stream_in_order(write):
+    for name in ("b2.txt", "b1.txt", "b10.txt"):
+        write(name, f"{name}\n")
+    write("a.fa", ">P\nMK\n")
+    write("[x].txt", "brackets\n")
+    os.mkdir("b3.txt")
+    with open_texts(["b*.txt", "a.fa", "b2.txt", "[x].txt"]) as texts:
+        assert texts.count() == 6
+        assert [(text.key, text.text) for text in texts] == [
+            ("0", "b1.txt"), ("1", "b10.txt"), ("2", "b2.txt"), ("P", "MK"), ("4", "b2.txt"), ("5", "brackets")]
+
+
+def test_format_and_field_are_arguments(write):
+    write("a.txt", '{"body": "a b", "text": 1}\n')
+    assert tokens("a.txt", format="jsonl", field="body") == [["a", "b"]]
+    assert tokens("a.txt", format="text")[0][0] == '{"body":'
+
+
+@pytest.mark.parametrize("tokenizer, text, expected", [
+    ("whitespace", "It's 3.14 , ok", ["It's", "3.14", ",", "ok"]),
+    ("simple", "It's snake_case, 3.14!?", ["It", "'", "s", "snake_case", ",", "3", ".", "14", "!", "?"]),
+    ("simple", "हिन्दी भाषा।", ["हिन्दी", "भाषा", "।"]),
+    ("simple", "nai\u0308ve—東京", ["nai\u0308ve", "—", "東京"]),
+    ("simple", "\u2764\ufe0f\U0001f600", ["\u2764\ufe0f", "\U0001f600"]),
+    (list, "ab", ["a", "b"]), (lambda text: tuple(text.split("b")), "abc", ("a", "c")),
+    ("builtins:list", "ab", ["a", "b"]), ("own.tools:split", "a-b", ["a", "b"]),
+])
+def test_tokenizers(write, monkeypatch, tokenizer, text, expected):
+    os.mkdir("own")
+    write("own/tools.py", "def split(text):\n    return text.split('-')\nnumber = 3\n")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    write("a.jsonl", json.dumps({"text": text}) + '\n{"text": ["given tokens"]}')
+    assert tokens("a.jsonl", tokenizer=tokenizer) == [expected, ["given tokens"]]
+    sys.modules.pop("own.tools", None), sys.modules.pop("own", None)
+
+
+@given(strategies.text())
+@example("\u0301a\u0301\u200db \x1c_")
+def test_simple_loses_nothing_but_whitespace(text):
+    from elmo_fast.text.tokenizers import find_tokenizer
+
+    found = find_tokenizer("simple")(text)
+    assert "".join(found) == "".join(text.split()) and all(found)
+
+
+@pytest.mark.parametrize("tokenizer, message", [
+    ("spacy", "tokenizer: expected whitespace, simple, a function or package.module:function, got 'spacy'"),
+    (None, "tokenizer: expected whitespace, simple, a function or package.module:function, got None"),
+    *((name, f"tokenizer: expected package.module:function, got '{name}' ") for name in (
+        "no_such_module:f", "json:no_such", ":", "a b:c")),
+    ("json:", "tokenizer: expected a function, got json: of type module"),
+    ("sys:path", "tokenizer: expected a function, got sys:path of type list"),
+    (str.upper, "tokenizer: expected a list of strings for 'a b', got 'A B'"),
+    (lambda text: [1], r"tokenizer: expected a list of strings for 'a b', got \[1\]"),
+    (lambda text: None, "tokenizer: expected a list of strings for 'a b', got None"),
+    (lambda text: [], "input file: expected tokens in every text, got none in number 0 of a.txt"),
+])
+def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        tokens(write("a.txt", "a b\n"), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("inputs, options, error, message", [
+    ("none.txt", {}, FileNotFoundError, "No such file or directory: 'none.txt'"),
+    ("*.none", {}, FileNotFoundError, "input: expected files, found none at *.none"),
+    (["a.txt", "."], {}, IsADirectoryError, "a glob, got the directory .; ./* are its files"),
+    ([], {}, ConfigurationError, "input: expected at least one file, got none"),
+    (["-", "-"], {}, ConfigurationError, "input: expected stdin (-) once, got it twice"),
+    (3, {}, ConfigurationError, "input: expected paths, got 3"),
+    (io.StringIO("a.txt"), {}, ConfigurationError, "input: expected paths, got <_io.StringIO"),
+    ("a.txt", {"format": "xml"}, ConfigurationError, "format: expected one of text, conllu, fasta, jsonl, parquet"),
+    ("a.txt", {"field": "x"}, ConfigurationError,
+     "field: expected files of jsonl, parquet beside 'x', got a.txt of text"),
+    ("a.fa", {"tokenizer": "simple"}, ConfigurationError,
+     "tokenizer: expected files of text, jsonl, parquet, got a.fa of fasta"),
+    ("a.parquet.gz", {}, ConfigurationError, "Parquet: expected a file, not compressed as a whole and no pipe"),
+    ("-", {"format": "parquet"}, ConfigurationError, "Parquet: expected a file, not compressed as a whole and no pipe"),
+])
+def test_bad_arguments_are_refused_before_reading(write, inputs, options, error, message):
+    for name in ("a.txt", "a.fa", "a.parquet.gz"):
+        write(name, "")
+    with pytest.raises(error) as caught:
+        open_texts(inputs, **options)
+    assert message in str(caught.value)
+
+
+ROW = "1\ta\t_\t_\t_\t_\t_\t_\t_\t_\n"
+
+
+@pytest.mark.parametrize("name, content, message", [
+    ("a.txt", "", "input file: expected one tokenized sentence a line, got an empty file: a.txt"),
+    ("a.txt.xz", "", "input file: expected one tokenized sentence a line, got an empty file: a.txt.xz"),
+    ("a.jsonl", "\n", "input file: expected at least one text, got none in a.jsonl"),
+    ("a.conllu", "# only\n", "input file: expected at least one text, got none in a.conllu"),
+    ("a.fa.gz", "", "FASTA file: expected at least one record, got none in a.fa.gz"),
+    ("a.fa", "MK\n", "FASTA file: expected a header that begins with '>', got 'MK' at line 1 of a.fa"),
+    *((f"a.{kind}", b"\xff" * 9, f"input file: expected UTF-8 text, got undecodable bytes at line index 0 of a.{kind} ")
+      for kind in ("txt", "txt.gz", "conllu.bz2", "jsonl.xz", "fa")),
+    *(("a.conllu", ROW + text, f"CoNLL-U: {message} at line 2 of a.conllu") for text, message in (
+        ("2 b\n", "expected 10 columns separated by tabs, got 1"),
+        (ROW.strip("\n") + "\t_", "expected 10 columns separated by tabs, got 11"),
+        (ROW.replace("1", "x"), "expected a number and a form, got 'x' and 'a'"),
+        (ROW.replace("a", " "), "expected a number and a form, got '1' and ' '"))),
+    *(("a.jsonl", '{"text": "a"}\n' + line, f"{message} at line 2 of a.jsonl") for line, message in (
+        ("{", "JSON lines: expected an object on every line, got '{'"),
+        ('["a"]', "JSON lines: expected an object on every line, got '[\"a\"]'"),
+        ("[" * 100_000, f"JSON lines: expected an object on every line, got '{'[' * 39}"),
+        *((line, "JSON lines: expected text, got half of a surrogate pair") for line in (
+            '{"text": "\\ud800"}', '{"text": ["a", "\\udC00"]}', '{"text": "a", "id": "\\ud800"}')),
+        ('{"Text": "a", "b": 1}', "JSON lines: expected the key 'text', got ['Text', 'b']"),
+        ("{}", "JSON lines: expected the key 'text', got []"),
+        ('{"text": 3}', "text: expected a string or a list of strings, got 3"),
+        ('{"text": ["a", null]}', "text: expected a string or a list of strings, got ['a', None]"),
+        ('{"text": "a", "id": [1]}', "id: expected a string or an integer, got [1]"),
+        ('{"text": "a", "id": true}', "id: expected a string or an integer, got True"))),
+])
+def test_what_cannot_be_read_is_refused_with_its_place(write, name, content, message):
+    write(name, content)
+    for read in (lambda texts: texts.count(), list):
+        with pytest.raises(ValueError) as caught, open_texts(name, allow_blank=True) as texts:
+            read(texts)
+        begin, _, place = message.partition(" at line 2")
+        assert str(caught.value).startswith(begin) and place in str(caught.value)
+
+
+@pytest.mark.parametrize("name, content, expected", [
+    ("a.txt", "a\n \nb\n", [["a"], [], ["b"]]), ("a.jsonl", '{"text": "a"}\n{"text": " "}\n', [["a"], []]),
+    ("a.jsonl", '{"text": ["a"]}\n{"text": []}\n', [["a"], []]),
+    ("a.conllu", ROW + "\n" + ROW.replace("1", "1.1"), [["a"], []]),
+])
+def test_blank_texts_are_refused_unless_allowed(write, name, content, expected):
+    write(name, content)
+    assert tokens(name, allow_blank=True) == expected and open_texts(name, allow_blank=True).count() == len(expected)
+    for read in (lambda texts: texts.count(), list):
+        with pytest.raises(ConfigurationError, match=rf"^input file: .* 1 of {name}; remove .*, or allow blank"):
+            read(open_texts(name))
+
+
+@pytest.mark.parametrize("suffix, kind", [(".gz", "gzip"), (".bz2", "bzip2"), (".xz", "xz")])
+@pytest.mark.parametrize("name", ["a.txt", "a.fasta"])
+@pytest.mark.parametrize("way", ["cut", "changed", "text"])
+def test_damaged_compressed_files_are_refused(write, suffix, kind, name, way):
+    content = COMPRESS[suffix](b">header\n" + random.Random(0).randbytes(5000).hex().encode())
+    damaged = {"cut": content[:-30], "changed": content[:500] + b"damage" + content[506:], "text": b"plain text"}
+    with open(name + suffix, "wb") as file:
+        file.write(damaged[way])
+    for read in (lambda texts: texts.count(), list):
+        with pytest.raises(ValueError, match=f"^input file: expected a complete {kind} file, got {name}{suffix} [(].+"):
+            read(open_texts(name + suffix))
+
+
+def test_an_error_of_the_system_has_the_name(write):
+    """Reading where nothing is mapped; a file that is gone when its turn comes."""
+    if sys.platform == "linux":
+        with pytest.raises(OSError) as caught:
+            list(open_texts("/proc/self/mem"))
+        assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/proc/self/mem")
+    texts = open_texts([write("a.txt", "a\n"), write("b.txt", "b\n")])
+    rows = iter(texts)
+    assert texts.count() == 2 and next(rows).text == "a"
+    os.remove("a.txt"), os.remove("b.txt")
+    with pytest.raises(FileNotFoundError, match="'b.txt'"):
+        next(rows)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_named_pipe_is_read_once(write, suffix):
+    name = f"pipe{suffix}"
+    os.mkfifo(name)
+    thread = threading.Thread(target=Path(name).write_bytes, args=[COMPRESS[suffix](b"a b\nc\n")])
+    thread.start()
+    with open_texts(name) as texts:
+        assert texts.count() is None and [text.tokens for text in texts] == [["a", "b"], ["c"]]
+    thread.join()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_stop_ends_the_wait_for_a_pipe(write, suffix):
+    name = f"pipe{suffix}"
+    os.mkfifo(name)
+    pipe = os.open(name, os.O_RDWR)  # somebody who may write, and does not
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), stops.stoppable(), open_texts(name) as texts:
+        timer.start()
+        list(texts)
+    os.close(pipe)
+
+
+def test_stdin(write):
+    code = "from elmo_fast import open_texts\nt = open_texts('-')\nprint(t.count(), [x.tokens for x in t], t.paths)"
+    process = start(code, stdin=-1)
+    assert process.communicate("a b\nc\n", timeout=60) == ("None [['a', 'b'], ['c']] []\n", "")
+    write("a.jsonl", '{"text": "a b"}\n{"text": "c"}\n')
+    with open("a.jsonl") as file:
+        process = start(code.replace("'-'", "'-', format='jsonl'"), stdin=file)
+        assert process.communicate(timeout=60) == ("2 [['a', 'b'], ['c']] []\n", "")
+
+
+def test_a_closed_stdin_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigurationError, match="^input file: expected text on stdin, which is closed"):
+        open_texts("-")
+
+
+def test_counting_stops(write):
+    with pytest.raises(KeyboardInterrupt), stops.stoppable():
+        signal.raise_signal(signal.SIGINT)
+        open_texts(write("a.txt", "a\n")).count()
+
+
+@pytest.mark.parametrize("name, module, extra", [
+    ("a.txt.zst", "zstandard", "zstd"), ("a.parquet", "pyarrow", "parquet")])
+def test_an_absent_library_names_its_extra(write, monkeypatch, name, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, f"{module}.parquet", None)
+    with pytest.raises(ImportError, match=rf"install elmo-fast\[{extra}\]$"):
+        open_texts(write(name, b""))
+
+
+def test_a_corpus_of_the_cache_is_any_input(write, capsys, tmp_path):
+    write("a.conllu.gz", CONLLU)
+    write("b.jsonl", '{"text": "al mar"}')
+    model = write_model(tmp_path / "model")
+    assert run(capsys, "cache", "--corpus", "[ab].*", "t.hdf5", "--model", model, "--quiet") == (0, "", "")
+    assert read_table("t.hdf5", torch.device("cpu")).words == ["<S>", "</S>", *"Vamos nos".split(), "Mar Menor", "#",
+                                                               "al", "mar"]
+    status, _, errors = run(capsys, "cache", "--corpus", "[ab].*", "b.jsonl", "--model", model, "--quiet")
+    assert status == 2 and "output file: expected a file other than the inputs, got b.jsonl" in errors
+
+
+@pytest.mark.parametrize("name, content", [("a.txt.gz", "a b\nc\n"), ("a.jsonl", '{"text": "a\\nb"}\n{"text": "c"}')])
+def test_scores_and_substitutes_of_any_input(write, capsys, tmp_path, name, content):
+    model = write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
+    write("plain.txt", "a b\nc\n")
+    write(name, content)
+    for command in (["score"], ["score", "--tokens"], ["substitutes", "--top", "2"]):
+        plain = run(capsys, command[0], "plain.txt", *command[1:], "--model", model)
+        assert run(capsys, command[0], name, *command[1:], "--model", model) == plain and plain[0] == 0

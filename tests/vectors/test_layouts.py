@@ -1,0 +1,216 @@
+import itertools
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from elmo_fast import ConfigurationError
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts import Item, check_output, is_directory, layout_of, segment
+from elmo_fast.vectors.layouts.item import narrow
+from tests.support.files import full_disk, names
+from tests.support.vectors import FORMS, LIBRARY, holds, kinds, make_items, write
+
+
+@pytest.mark.parametrize("name, given, expected", [
+    ("o.h5", None, "allennlp"), ("o.hdf5", None, "allennlp"), ("o", None, "allennlp"), ("o.vectors", None, "allennlp"),
+    ("o.npz", None, "npz"), ("o.npy", None, "npy"), ("o.parquet", None, "parquet"), ("o.arrow", None, "arrow"),
+    ("o.feather", None, "arrow"), ("o.h5", "packed", "packed"), ("o.hdf5", "packed", "packed"),
+    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o", "parquet", "parquet"),
+    ("o/", "arrow", "arrow")])
+def test_the_layout_of_a_name(name, given, expected):
+    assert layout_of(name, given) == expected
+    assert layout_of(Path(name), expected) == expected
+
+
+@pytest.mark.parametrize("name, given, message", [
+    ("o/", None, "layout: expected packed, parquet, arrow for a directory of shards, got none for o/"),
+    ("o.npz", "packed", "layout: expected a file that ends in .h5 or .hdf5 for packed, got o.npz"),
+    ("o.h5", "parquet", "layout: expected a file that ends in .parquet for parquet, got o.h5"),
+    ("o.txt", "arrow", "layout: expected a file that ends in .arrow or .feather"),
+    ("o", "npz", "layout: expected a file that ends in .npz"), ("o.h5", "zarr", "layout: expected one of allennlp")])
+def test_a_name_of_another_layout_is_refused(name, given, message):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        layout_of(name, given)
+
+
+def test_directories_have_no_suffix():
+    assert [is_directory(*each) for each in (("packed", "a"), ("packed", "a.b/"), ("arrow", Path("a")))] == [True] * 3
+    assert [is_directory(*each) for each in (("packed", "a.h5"), ("allennlp", "a"), ("npz", "a.npz"))] == [False] * 3
+
+
+@pytest.mark.parametrize("layout, name, form, error, message", [
+    ("npy", "o.npy", Form(), ConfigurationError, "output: expected .h5 or .npz for arrays of different lengths"),
+    ("npy", "o.npy", Form("all", "mean"), ConfigurationError, "output: expected .h5 or .npz for arrays of different"),
+    ("packed", "no/o.h5", Form(), FileNotFoundError, "output: expected an existing directory, found none at"),
+    ("packed", "no/o", Form(), FileNotFoundError, "output: expected an existing directory, found none at"),
+    ("packed", "there", Form(), ConfigurationError, "output: expected a new directory, found .*there there already"),
+    ("allennlp", "there", Form(), IsADirectoryError, "output: expected a file's path, got the directory")])
+def test_a_place_for_no_output_is_refused_before_any_work(tmp_path, layout, name, form, error, message):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(error, match=f"^{message}"):
+        check_output(layout, tmp_path / name, form)
+    assert names(tmp_path) == ["there"]
+
+
+def contents(path):
+    """Everything in a file or directory that the layout keeps, by name."""
+    if path.is_dir():
+        return [each for shard in sorted(path.glob("0*")) for each in contents(shard)]
+    if path.suffix in (".h5", ".hdf5"):
+        found = []
+        with h5py.File(path) as file:
+            found += [(name, str(value)) for name, value in file.attrs.items()]
+            file.visititems(lambda name, item: found.append((name, item[()], dict(item.attrs))))
+        return found
+    if path.suffix == ".npz":
+        return list(np.load(path).items())
+    if path.suffix == ".npy":
+        return [np.load(path), json.loads(path.with_suffix(".json").read_text())]
+    from pyarrow import feather, parquet
+
+    table = parquet.read_table(path) if path.suffix == ".parquet" else feather.read_table(path)
+    return [table.schema.metadata, table.to_pylist()]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("layout, name", kinds(without=["shards"]))
+def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form):
+    if not holds(layout, form):
+        pytest.skip(f"{layout} is for pooled vectors of one layer")
+    items = make_items(form)
+    one = contents(write(layout, tmp_path / name, form, items, fingerprint={"model": "m"}))
+    for cuts in ([10, 20], [0, 7, 7, 30]):
+        joined = contents(write(layout, tmp_path / name, form, items, cuts, fingerprint={"model": "m"}))
+        np.testing.assert_equal(joined, one)
+    assert len(one) >= 1
+
+
+@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
+@pytest.mark.parametrize("value", [65505.0, -70000.0, np.inf, -np.inf])
+def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path, layout, name, value):
+    items = make_items(Form(), longest=3)
+    items[23] = Item("23", "a", ["a", "b"], None, np.full((3, 2, 8), 1.5, np.float32))
+    items[23].vectors[1, 1, 2] = value
+    with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 23;"):
+        write(layout, tmp_path / name, Form(dtype="float16"), items, [10])
+
+
+@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
+def test_float16_vectors_among_float32_ones_give_the_same_file(tmp_path, layout, name):
+    form, items = Form(dtype="float16"), make_items(Form())
+    mixed = [item._replace(vectors=item.vectors.astype(np.float16)) if number % 7 < 4 else item
+             for number, item in enumerate(items)]
+    np.testing.assert_equal(*(contents(write(layout, tmp_path / f"{number}{name}", form, each, [20]))
+                              for number, each in enumerate((mixed, items))))
+
+
+def test_float16_rounds_as_numpy_does_and_nan_stays():
+    values = np.array([0.1, -3e-8, 65504, -65504, np.nan, 1 / 3, 1e-7], np.float32)
+    found, expected = narrow(values, np.dtype(np.float16)), values.astype(np.float16)
+    np.testing.assert_array_equal(found, expected)  # NaN counts as equal, whatever its bits
+    assert found.dtype == np.float16
+    assert narrow(values, np.dtype(np.float32)) is not None and narrow(values[:0], np.dtype(np.float16)).size == 0
+
+
+def test_a_packed_file_is_plain_hdf5(tmp_path):
+    items = make_items(form := Form())
+    with h5py.File(write("packed", tmp_path / "o.h5", form, items, [11])) as file:
+        offsets, tokens = file["offsets"][:], file["token_offsets"][:]
+        content, ends = file["tokens"][:].tobytes(), [0, *file["token_ends"][:]]
+        words = [content[begin:end].decode() for begin, end in itertools.pairwise(ends)]
+        for number, item in enumerate(items):
+            vectors = file["vectors"][offsets[number] : offsets[number + 1]]
+            np.testing.assert_array_equal(vectors.swapaxes(0, 1), item.vectors)
+            assert words[tokens[number] : tokens[number + 1]] == item.tokens
+        assert file["vectors"].chunks is None and json.loads(file.attrs["form"])["layers"] == "all"
+
+
+def test_large_packed_files_are_written_before_their_dataset(tmp_path):
+    """More than a buffer of rows, texts longer than a buffer, and more checksums than one."""
+    for dtype in ("float32", "float16"):
+        items = make_items(form := Form(dtype=dtype), 40, dim=64, longest=700)
+        items.append(Item("40", "", ["a"] * 4000, None, np.ones((3, 4000, 64), np.float32)))
+        with h5py.File(write("packed", tmp_path / "o.h5", form, items)) as file:
+            assert file["vectors"].id.get_offset() == 4096 and file["vectors"].nbytes > 5 << 20
+            wanted = np.concatenate([item.vectors.swapaxes(0, 1) for item in items]).astype(dtype)
+            assert (file["vectors"][...] == wanted).all()
+
+
+@pytest.mark.parametrize("layout, name", kinds())
+def test_a_full_disk_names_the_output(tmp_path, layout, name):
+    form = Form("top", "mean") if layout == "npy" else Form()
+    items, part = make_items(form, 200, dim=64), tmp_path / "part"
+    with (full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught,
+          segment(layout, part, tmp_path / name, form) as writer):
+        for item in items:
+            writer.write(item)
+    assert caught.value.filename == str(tmp_path / name)
+
+
+def test_sentences_and_their_numbers_in_joined_files(tmp_path):
+    items = [Item(str(number), text, text.split(), None, np.zeros((3, len(text.split()), 8), np.float32))
+             for number, text in enumerate(["a b", "c", "a b", "d / e"])]
+    with h5py.File(write("allennlp", tmp_path / "o.h5", Form(), items, [1, 3])) as file:
+        assert json.loads(file["sentence_to_index"][0]) == {"a b": "2", "c": "1", "d / e": "3"}
+    write("allennlp", tmp_path / "o.h5", Form(), items[1:], [1], use_sentence_keys=True)
+    with h5py.File(tmp_path / "o.h5") as file:
+        assert "sentence_to_index" not in file and file["d / e"].shape == (3, 3, 8)
+    with pytest.raises(ConfigurationError, match="^use_sentence_keys: expected different sentences, got 'a b' twice"):
+        write("allennlp", tmp_path / "o.h5", Form(), items, [2], use_sentence_keys=True)
+
+
+@pytest.mark.parametrize("layout, name, keys, message", [
+    ("allennlp", "o.h5", ["a", "a"], "output: expected identifiers that HDF5 takes as names, got 'a'"),
+    ("allennlp", "o.h5", ["a\0b"], "output: expected identifiers that HDF5 takes as names, got 'a.x00b'"),
+    ("allennlp", "o.h5", ["a", "a/b"], "output: expected identifiers that HDF5 takes as names, got 'a/b'"),
+    ("allennlp", "o.h5", ["sentence_to_index"], "output: expected keys other than sentence_to_index"),
+    ("npz", "o.npz", ["a", "a"], "output: expected different identifiers without NUL for .npz, got 'a'"),
+    ("npz", "o.npz", ["a\0b"], "output: expected different identifiers without NUL"),
+    pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts that are UTF-8 for parquet",
+                 marks=LIBRARY)])
+@pytest.mark.parametrize("cut", [False, True])
+def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys, message, cut):
+    items = [item._replace(key=key) for key, item in zip(keys, make_items(Form(), len(keys)))]
+    with pytest.raises(ConfigurationError, match=f"^{message}" if not cut or len(keys) < 2 else "^output: expected"):
+        write(layout, tmp_path / name, Form(), items, [1] if cut else [])
+
+
+@pytest.mark.parametrize("given, message", [
+    (dict(pool="sum"), "pool: expected None or one of mean, max, first_last, got 'sum'"),
+    (dict(dtype="float64"), "dtype: expected one of float32, float16, got 'float64'"),
+    (dict(targets="word"), "targets: expected words, got 'word'"), (dict(targets=[3]), "targets: expected words"),
+    (dict(targets={"a"}, pool="mean"), "pool: expected None with targets"),
+    (dict(layers="last"), "layers: expected one of all, top, average or 3 numbers, got 'last'"),
+    (dict(layers=[1, 2]), r"layers: expected 3 numbers, one for each layer, got shape \(2,\)"),
+    (dict(layers=[[1, 2, 3]]), r"layers: expected 3 numbers, one for each layer, got shape \(1, 3\)")])
+def test_a_form_that_does_not_fit_is_refused(given, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Form(**given).check(3)
+
+
+def test_a_form_keeps_what_it_says():
+    vectors, tokens = np.arange(24, dtype=np.float32).reshape(3, 4, 2), ["a", "b", "a", "c"]
+    assert Form("top").apply(vectors, tokens).vectors.base is None
+    kept = Form(targets=["a", "c"]).apply(vectors, tokens)
+    assert kept.positions.tolist() == [0, 2, 3] and (kept.vectors == vectors[:, [0, 2, 3]]).all()
+    kept = Form("average", targets=["z"]).apply(vectors, tokens)
+    assert kept.positions.tolist() == [] and kept.vectors.shape == (0, 2)
+    assert Form([1, 0, 0], "first_last").apply(vectors, tokens).vectors.tolist() == [6, 1]
+    with pytest.raises(ConfigurationError, match="^pool: expected at least one token"):
+        Form("top", "mean").apply(vectors[:, :0], [])
+
+
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
+def test_segments_are_joined_without_mapping_them(tmp_path, monkeypatch, layout, name):
+    """Pages of mapped files count as memory of the process until the files are closed."""
+    from elmo_fast.vectors.layouts import columns
+
+    opened, made = [], columns.ColumnsSource.__init__
+    monkeypatch.setattr(columns.ColumnsSource, "__init__", lambda source, path, mapped=True: (
+        opened.append(mapped), made(source, path, mapped))[1])
+    monkeypatch.setattr(columns.pa, "memory_map", None)
+    write(layout, tmp_path / name, Form(), make_items(Form(), 30), [4, 20])
+    assert opened == [False] * 3

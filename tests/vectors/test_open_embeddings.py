@@ -1,0 +1,235 @@
+import json
+import pickle
+import random
+
+import h5py
+import numpy as np
+import pytest
+
+import elmo_fast
+from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddings
+from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts import Item
+from tests.support.files import flip, tiny, write_model
+from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, items_of, kinds, make_items, write
+
+TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return elmo_fast.load(write_model(tmp_path_factory.mktemp("model"), tiny(lstm__dim=12)))
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 4]])
+@pytest.mark.parametrize("layout, name", kinds())
+def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cuts):
+    for number, form in enumerate(form for form in FORMS if holds(layout, form) and not form.targets):
+        texts = [text for text in TEXTS if text] if form.pool else TEXTS
+        items = items_of(model, form, texts)
+        (tmp_path / str(number)).mkdir()
+        path = write(layout, tmp_path / str(number) / name, form, items, cuts[: len(texts) - 1], fingerprint={"a": 1})
+        wanted = model.embed(texts, form.layers, pool=form.pool)
+        with open_embeddings(path) as found:
+            assert len(found) == len(texts) and found.layout == layout and found.dtype == form.dtype
+            for one, other in zip(found, wanted, strict=True):
+                assert one.tobytes() == other.astype(form.dtype).tobytes() and one.shape == other.shape
+            assert found.keys == [str(number) for number in range(len(texts))]
+            assert (found.by_key("2") == wanted[2].astype(form.dtype)).all()
+            if layout not in ("npz", "npy"):
+                assert found.pool == form.pool and found.fingerprint == {"a": 1}
+                assert found.layers == (form.layers if isinstance(form.layers, str) else list(form.layers))
+                assert [found.text(number) for number in range(len(texts))] == texts
+                assert [found.tokens(number) for number in range(len(texts))] == [text.split() for text in texts]
+
+
+@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
+@pytest.mark.parametrize("layers", ["all", "average"])
+def test_targets_and_occurrences(tmp_path, layout, name, layers):
+    form, full = Form(layers, targets={"wörd1", "wörd3"}), Form(layers)
+    items, every = make_items(form), make_items(full)
+    path = write(layout, tmp_path / name, form, items, [10])
+    wanted = [(number, position) for number, item in enumerate(items) for position, token in enumerate(item.tokens)
+              if token == "wörd3"]
+    vectors = np.stack([every[number].vectors[..., position, :] for number, position in wanted])
+    found = open_embeddings(path)
+    if layout == "npz":  # an array a word
+        assert sorted(found.keys) == ["wörd1", "wörd3"] and (found.by_key("wörd3") == vectors).all()
+        return
+    for number, item in enumerate(items):
+        assert (found[number] == item.vectors).all() and found[number].shape == item.vectors.shape
+        assert found.positions(number).tolist() == item.positions.tolist()
+    if layout in STORES_TEXTS:
+        occurring, places = found.occurrences("wörd3")
+        assert places == wanted and occurring.tobytes() == vectors.tobytes()
+        assert found.occurrences("wörd0")[0].shape == (0, *vectors.shape[1:]) and found.occurrences("wörd0")[1] == []
+        whole = open_embeddings(write(layout, tmp_path / f"b{name}", full, every))
+        assert whole.positions(0) is None and whole.occurrences("wörd3")[1] == wanted
+        assert whole.occurrences("wörd3")[0].tobytes() == vectors.tobytes()
+
+
+@pytest.mark.parametrize("layout, name", kinds())
+def test_it_is_a_sequence(tmp_path, layout, name):
+    form = Form("top", "mean")
+    items = make_items(form, 7, keys="id {}".format)
+    found = open_embeddings(write(layout, tmp_path / name, form, items, [3]))
+    assert sorted(found.keys) == sorted(item.key for item in items)
+    for here in (found, pickle.loads(pickle.dumps(found))):
+        for item in items:
+            assert (here.by_key(item.key) == item.vectors).all()
+        assert (here[-1] == here[6]).all() and [each.tolist() for each in here[1:6:2]] == [
+            here[number].tolist() for number in (1, 3, 5)]
+        for index in (7, -8):
+            with pytest.raises(IndexError):
+                here[index]
+        with pytest.raises(KeyError):
+            here.by_key("id 7")
+    assert name in repr(found) and found[0].flags.writeable
+    found.close()
+
+
+@pytest.mark.parametrize("layout, name", kinds())
+def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
+    if layout != "npy":
+        items = [Item("0", "", [], None, np.empty((3, 0, 8), np.float32))]
+        found = open_embeddings(write(layout, tmp_path / name, Form(), items))
+        assert found[0].shape == (3, 0, 8) and len(found) == 1
+    found = open_embeddings(write(layout, tmp_path / f"b{name}", Form("top", "mean"), []))
+    assert len(found) == 0 and list(found) == found.keys == []
+
+
+def read_all(path):
+    with open_embeddings(path) as found:
+        return [(found.keys[number], found.text(number), found.tokens(number), found.positions(number), vectors)
+                for number, vectors in enumerate(found)]
+
+
+@pytest.mark.parametrize("layout, name", kinds(("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
+                                               ("arrow", "shards")))
+def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
+    path, rng = write(layout, tmp_path / name, Form(dtype="float16"), make_items(Form(), 60), [20]), random.Random(1)
+    read_all(path)
+    for file in (path.iterdir() if path.is_dir() else [path]):
+        size = file.stat().st_size
+        for at in (*rng.sample(range(size), 60), *range(size - 70, size, 3)):
+            with flipped(file, at), pytest.raises(ConfigurationError, match="^embeddings .*: expected"):
+                read_all(path)
+
+
+@pytest.mark.parametrize("layout, name", kinds())
+def test_a_file_cut_short_is_refused(tmp_path, layout, name):
+    form = Form("top", "mean") if layout == "npy" else Form()
+    path = write(layout, tmp_path / name, form, make_items(form, 200), [20])
+    file = min(path.iterdir()) if path.is_dir() else path
+    content = file.read_bytes()
+    for size in (0, 3, 100, len(content) // 2, len(content) - 20):
+        file.write_bytes(content[:size])
+        with pytest.raises(ConfigurationError, match="^embeddings .*: expected"), open_embeddings(path) as found:
+            list(found)
+
+
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet")))
+def test_pages_of_parquet_have_checksums(tmp_path, layout, name):
+    path = write(layout, tmp_path / name, Form(), make_items(Form(), 60))
+    at = path.read_bytes().index(make_items(Form(), 60)[30].vectors[:, 0].tobytes()[:16])
+    with flipped(path, at), pytest.raises(ConfigurationError, match="^embeddings .*: expected a file of columns"):
+        read_all(path)
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    items = make_items(Form(), 400)
+    path = write("packed", tmp_path / "o.h5", Form(), items)
+    with h5py.File(path) as file:
+        flip(path, file["vectors"].id.get_offset() + file["vectors"].nbytes - 1)
+    found = open_embeddings(path)
+    assert (found[3] == items[3].vectors).all() and found.text(399) == items[399].text
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="found damage in the vectors from number .* on; write them again"):
+            found[max(number for number, item in enumerate(items) if item.tokens)]
+
+
+def test_an_unfinished_directory_is_refused(tmp_path):
+    path = write("packed", tmp_path / "o", Form(), make_items(Form()), [10])
+    (path / "00001.h5").rename(path / "moved")
+    with pytest.raises(ConfigurationError, match="expected the shard 00001.h5 as it was written"):
+        list(open_embeddings(path))
+    (path / "manifest.json").unlink()
+    with pytest.raises(ConfigurationError, match="expected a directory of shards with manifest.json, found none"):
+        open_embeddings(path)
+
+
+def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
+    embedder, wanted = ElmoEmbedder.from_bilm(model.bilm), model.embed(TEXTS)
+    for number, keys in enumerate((False, True)):
+        texts = TEXTS if not keys else [text for text in TEXTS if text]
+        (tmp_path / "t.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        with open(tmp_path / "t.txt", encoding="utf-8") as file:
+            embedder.embed_file(file, tmp_path / f"{number}.hdf5", use_sentence_keys=keys, allow_blank=True)
+        with open_embeddings(tmp_path / f"{number}.hdf5") as found:
+            assert sorted(found.keys) == sorted(texts if keys else map(str, range(len(TEXTS))))
+            for text, vectors in zip(texts, [w for w, t in zip(wanted, TEXTS) if t in texts]):
+                key = text if keys else str(texts.index(text))
+                assert (found.by_key(key) == vectors).all()
+            assert found.layers == "all" and (keys or found.text(2) == TEXTS[2])
+    with h5py.File(tmp_path / "theirs.hdf5", "w") as file:  # as AllenNLP's embed_file
+        for number in range(12):
+            file.create_dataset(str(number), (3, 2, 8), dtype="float32", data=np.full((3, 2, 8), number))
+        index = file.create_dataset("sentence_to_index", (1,), dtype=h5py.special_dtype(vlen=str))
+        index[0] = json.dumps({f"text {number}": str(number) for number in range(12)})
+    with open_embeddings(tmp_path / "theirs.hdf5") as found:
+        assert [int(vectors[0, 0, 0]) for vectors in found] == list(range(12)) and len(found) == 12
+        assert found.tokens(10) == ["text", "10"] and found.dtype == np.float32 and found.layers is None
+    with h5py.File(tmp_path / "theirs.hdf5", "a") as file:
+        file["word"] = "no vectors"
+    with open_embeddings(tmp_path / "theirs.hdf5") as found, pytest.raises(ConfigurationError, match="'word' is no"):
+        found.by_key("word")
+
+
+def test_files_of_seqvec(model, tmp_path):
+    records = [FastaRecord("sp|P1 x", "MKTAY"), FastaRecord("Q/2", "MK")]
+    wanted = dict(zip(("sp|P1", "Q/2"), model.embed(records, "top", pool="mean")))
+    for suffix in (".h5", ".npz", ".npy"):
+        model.save_vectors(tmp_path / f"v{suffix}", records, "top", pool="mean")
+        with open_embeddings(tmp_path / f"v{suffix}") as found:
+            assert sorted(found.keys) == sorted(wanted)
+            assert all((found.by_key(key) == vectors).all() for key, vectors in wanted.items())
+            for ask in (found.text, found.tokens):
+                with pytest.raises(ConfigurationError, match=r"expected a file that stores (text|tokens), found none"):
+                    ask(0)
+            with pytest.raises(ConfigurationError, match="expected (vectors of tokens, found pooled ones|a file that "
+                               "stores tokens, found none)"):
+                found.occurrences("M")
+    (tmp_path / "v.json").write_text('["one"]')
+    with pytest.raises(ConfigurationError, match="2 vectors with 1 names in v.json"):
+        open_embeddings(tmp_path / "v.npy")
+
+
+def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
+    TokenTable(np.ones((3, 6), np.float32), ["<S>", "</S>", "a"], "0123").save(tmp_path / "table.hdf5")
+    with h5py.File(tmp_path / "bilm.hdf5", "w") as file:
+        file["embedding"] = np.ones((3, 6))
+    write_model(tmp_path / "model")
+    (tmp_path / "text").write_text("a b c\n")
+    for name, error, message in (
+            *((name, ConfigurationError, "found a table of token vectors .elmo-fast cache, or bilm-tf's")
+              for name in ("table.hdf5", "bilm.hdf5")),
+            ("model/weights.hdf5", ConfigurationError, "found the weights of a model"),
+            ("text", ConfigurationError, "expected HDF5, Parquet, Arrow, .npz or .npy, found none of them"),
+            ("none", FileNotFoundError, "embeddings: expected a file or directory, found nothing at")):
+        with pytest.raises(error, match=message):
+            open_embeddings(tmp_path / name)
+    form = Form("top", "mean")
+    with pytest.raises(ConfigurationError, match="expected vectors of tokens, found pooled ones"):
+        open_embeddings(write("packed", tmp_path / "p.h5", form, make_items(form))).occurrences("a")
+
+
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
+def test_columns_of_others_are_refused(tmp_path, layout, name):
+    import pyarrow
+    from pyarrow import feather, parquet
+
+    write_table = parquet.write_table if layout == "parquet" else feather.write_feather
+    write_table(pyarrow.table({"a": [1]}), tmp_path / name)
+    with pytest.raises(ConfigurationError, match="expected vectors that elmo-fast wrote, found another file of the"):
+        open_embeddings(tmp_path / name)
