@@ -26,17 +26,20 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, **_):
     """Links of the pages in docs/."""
-    return markdown if page.file.src_uri in PAGES.values() else _on_site(markdown, "docs")
+    if page.file.src_uri in PAGES.values():
+        return markdown
+    return _on_site(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))
 
 
 def _on_site(text: str, folder: str) -> str:
-    """A page of `folder` with its links as on the site; a link to a file that is no page keeps its text alone."""
+    """A page of `folder` with its links as on the site; of a link to a file outside the site the text stays."""
+    here = posixpath.relpath(folder, "docs") if folder.startswith("docs/") else ""
     def link(found: re.Match) -> str:
         label, target, anchor = found.groups()
         path = posixpath.normpath(posixpath.join(folder, target))
         on_site = PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         on_site = path if label.startswith("!") and not on_site else on_site
         label = re.sub(r"\[(?:\w+/)*(\w+)\.md\]", r"[\1]", label).replace("README", "benchmarks")
-        return f"{label}({on_site}{anchor or ''})" if on_site else label[1:-1]
+        return f"{label}({posixpath.relpath(on_site, here or '.')}{anchor or ''})" if on_site else label[1:-1]
 
     return _LINK.sub(link, text)

@@ -11,7 +11,7 @@ from tests.support import docs
 from tests.support.files import ROOT
 
 PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "elmo_fast/pretrained/README.md",
-         *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+         *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 # Pages whose code is run elsewhere, and where.
 ELSEWHERE = {"docs/integrations.md": "tests/integrations, with the real libraries",
              "docs/scaling.md": "tests/scale, with Ray",

@@ -8,12 +8,12 @@ import pytest
 from benchmarks import charts, common, recorded, report
 from tests.support.files import ROOT
 
-PAGES = ["README.md", "benchmarks/README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = ["README.md", "benchmarks/README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
 CLAIM = re.compile(r"\d[\d.,]* ?(?:x\b(?! \d)|times (?:as|faster|the speed)|(?:tokens|words|sentences|residues)/s|"
                    r"[GT]FLOP/s)")
 # Figures that no file under results/ can have, and why.
 ELSEWHERE = {
-    "docs/performance.md": "measured on revision f3a074a and on prototypes, as the page says",
+    "docs/notes/cpu-engine.md": "measured on revision f3a074a and on prototypes, as the page says",
     "docs/scaling.md": "the simulator's output, which tests/scale compares with the page",
     **{f"benchmarks/README.md: {claim}": "an older revision on another machine, as the text says"
        for claim in ("499 GFLOP/s", "5.4 times as", "3,253 tokens/s")},

@@ -19,8 +19,8 @@ def site(tmp_path_factory):
 
 
 def test_every_page_and_the_api_are_there(site):
-    pages = {path.name for path in site.glob("*.html")}
-    assert {path.with_suffix(".html").name for path in (ROOT / "docs").glob("*.md")} <= pages
+    pages = {path.name for path in site.rglob("*.html")}
+    assert {path.with_suffix(".html").name for path in (ROOT / "docs").rglob("*.md")} <= pages
     assert "index.html" in pages and "benchmarks.html" in pages
     api = (site / "api.html").read_text(encoding="utf-8")
     assert "elmo_fast.LoadedElmo.embed" in api and "float32 [layers, tokens, 2 P]" in api
@@ -29,6 +29,6 @@ def test_every_page_and_the_api_are_there(site):
 @pytest.mark.parametrize("width", [380, 1280])
 def test_pages_fit_the_width(site, width):
     with chromium(width, 900) as browser:
-        for page in sorted(site.glob("*.html")):
+        for page in sorted(site.rglob("*.html")):
             browser.get(page.as_uri())
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page.name
