@@ -1,6 +1,6 @@
 """A predicted time for a step of a layer in the persistent kernel, from exact counts and a chip's documented rates.
 
-    python -m benchmarks.gpu.predict           # the table of docs/gpu.md, from counts.json
+    python -m benchmarks.gpu.predict           # the table of docs/notes/gpu-prediction.md, from counts.json
     python -m benchmarks.gpu.predict --count   # both anew: the compiled PTX, run by tests/native/ptx (a minute or two)
 
 Counts are of both directions and all blocks: runs of three and of two steps, subtracted. The directions share a
@@ -137,9 +137,9 @@ def count_all() -> None:
             rounds[8 * int(instance[1])] = remote.count(False), remote.count(True)
     lines = ",\n".join(f'"{slots}": {json.dumps(count(slots, *rounds[max(8, slots)]))}' for slots in SLOTS)
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
-    docs = common.ROOT / "docs" / "gpu.md"
+    page = common.ROOT / "docs" / "notes" / "gpu-prediction.md"
     rows = table(stored()) + "\n"
-    docs.write_text(re.sub(r"\| slots \| products .*", lambda _: rows, docs.read_text(), flags=re.DOTALL))
+    page.write_text(re.sub(r"\| slots \| products .*", lambda _: rows, page.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_a_prediction_adds_up():
     assert predict.predict(counts | {"z_bytes": 10**6}, chip)["inputs"] == pytest.approx(1e-6)
     assert predict.predicted_us("NVIDIA H100 80GB HBM3", 1) > 0 and predict.predicted_us("NVIDIA H100", 3) is None
     assert predict.predicted_us("NVIDIA A100", 1) is None
-    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "gpu.md").read_text()
+    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "notes" / "gpu-prediction.md").read_text()
 
 
 def test_counts_of_a_step_are_told_apart_by_opcode():
