@@ -8,7 +8,8 @@ import pytest
 from benchmarks import charts, common, recorded, report
 from tests.support.files import ROOT
 
-PAGES = ["README.md", "benchmarks/README.md", *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
+PAGES = ["README.md", "benchmarks/README.md",
+         *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")))]
 CLAIM = re.compile(r"\d[\d.,]* ?(?:x\b(?! \d)|times (?:as|faster|the speed)|(?:tokens|words|sentences|residues)/s|"
                    r"[GT]FLOP/s)")
 # Figures that no file under results/ can have, and why.
