@@ -14,7 +14,7 @@ from elmo_fast.arguments import STORAGES, check_choice, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import TokenSource
+from elmo_fast.model.layers.encoder import TokenSource
 from elmo_fast.model.token_table.file import table_writer, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import available_device

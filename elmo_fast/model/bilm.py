@@ -9,12 +9,12 @@ import torch
 from elmo_fast.arguments import STATES, check_choice, check_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import cuda_graph, hooked
-from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
-from elmo_fast.model.lstm import LstmStack, RunState
+from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order
+from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
+from elmo_fast.model.layers.lstm import LstmStack, RunState
+from elmo_fast.model.layers.state_dict import require_data
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
-from elmo_fast.model.state_dict import require_data
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_shapes, expected_shapes, fingerprint, read_model

@@ -16,8 +16,8 @@ from elmo_fast.embed.build_table import encoded
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
-from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable

@@ -16,7 +16,7 @@ from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, r
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import elmo
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource
+from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model

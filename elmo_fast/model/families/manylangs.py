@@ -16,12 +16,12 @@ from elmo_fast.arguments import MOST_CELLS, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import described, is_plain, load_tensors
-from elmo_fast.model import state_dict
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import CharacterEncoder, padded_ids
+from elmo_fast.model.layers import state_dict
+from elmo_fast.model.layers.encoder import CharacterEncoder, padded_ids
+from elmo_fast.model.layers.state_dict import Conversion
 from elmo_fast.model.options import CharCnnOptions, LstmOptions, Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
-from elmo_fast.model.state_dict import Conversion
 from elmo_fast.model.weights import DIRECTIONS, LEXICON_GROUPS, LSTM_DATASETS, NO_HDF5, check_finite, lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import STATES, check_choice
-from elmo_fast.model import state_dict
-from elmo_fast.model.batch_layout import in_text_order
-from elmo_fast.model.carried import CarriedStates
+from elmo_fast.model.layers import state_dict
+from elmo_fast.model.layers.batch_layout import in_text_order
+from elmo_fast.model.layers.carried import CarriedStates
+from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
-from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
 from elmo_fast.ops.cpu.projected_lstm import drop_lstm
 from elmo_fast.ops.cuda.lstm import padded_lstm

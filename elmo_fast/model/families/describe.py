@@ -1,6 +1,6 @@
 """Sizes and parameters of a model by name, as `elmo-fast info` prints them."""
 
-from elmo_fast.model.manylangs import ManyLangsOptions, read_manylangs
+from elmo_fast.model.families.manylangs import ManyLangsOptions, read_manylangs
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.weights import read_model
