@@ -81,8 +81,8 @@ def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
 
 def _encoder(bilm: BiLm) -> TokenSource:
     if bilm.token_source.boundaries != BOUNDARIES:
-        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one of "
-                                 "ELMoForManyLangs, which encodes words itself")
+        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one whose "
+                                 f"sentences run from {' to '.join(bilm.token_source.boundaries)}")
     return bilm.token_source
 
 

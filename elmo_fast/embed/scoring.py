@@ -9,8 +9,9 @@ from dataclasses import replace
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SoftmaxHead
-from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.sources import find_model
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.readers import Text
 

@@ -20,8 +20,9 @@ from elmo_fast.files.atomic import Disk, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
-from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.sources import find_model
 from elmo_fast.model.weights import check_finite, check_shapes, read_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig

@@ -17,12 +17,13 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import described, is_plain, load_tensors
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.families import MANYLANGS
 from elmo_fast.model.layers import state_dict
 from elmo_fast.model.layers.encoder import CharacterEncoder, padded_ids
 from elmo_fast.model.layers.state_dict import Conversion
 from elmo_fast.model.options import CharCnnOptions, LstmOptions, Options
-from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
-from elmo_fast.model.weights import DIRECTIONS, LEXICON_GROUPS, LSTM_DATASETS, NO_HDF5, check_finite, lstm_name
+from elmo_fast.model.sources import ModelFiles
+from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import full_precision
@@ -30,7 +31,7 @@ from elmo_fast.ops.torch.char_cnn import PADDING_ID
 from elmo_fast.ops.weight_snapshot import Tensors
 
 BOUNDARIES = ("<bos>", "<eos>")
-_CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(LEXICON_GROUPS, ("char_embed", "word_embed")))
+_CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(MANYLANGS.lexicons, ("char_embed", "word_embed")))
 _OOV, _PAD = "<oov>", "<pad>"
 _BEGIN_WORD, _END_WORD = "<eow>", "<bow>"  # in this order around a word, as the original's code takes them
 # What the original's package has for models whose directory lacks the JSON file that config.json names.
@@ -54,7 +55,7 @@ class ManyLangsOptions(Options):
     words: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> NoReturn:
-        raise ConfigurationError(f"model: {NO_HDF5}")
+        raise ConfigurationError(f"model: {MANYLANGS.no_hdf5()}")
 
 
 class ManyLangsEncoder(CharacterEncoder):
@@ -115,21 +116,29 @@ class ManyLangsBiLm(BiLm):
 
     @classmethod
     def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "ManyLangsBiLm":
-        return cls(*read_manylangs(files.weight_file.parent, allow_nonfinite), **arguments)
+        return cls(*read(files, allow_nonfinite), **arguments)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
         """Shapes were checked where the files were read."""
         return ManyLangsEncoder(self.options, weights, requires_grad)
 
 
-def open_bilm(files: ModelFiles, **arguments) -> BiLm:
-    """A model of either family; `arguments` are those of `BiLm.from_model`."""
-    kind = ManyLangsBiLm if files.weight_file.name == MANYLANGS_WEIGHTS else BiLm
-    return kind.from_model(files, **arguments)
+def make(files: ModelFiles, **arguments) -> ManyLangsBiLm:
+    """The biLM; `arguments` are those of `BiLm`."""
+    return ManyLangsBiLm.from_model(files, **arguments)
 
 
-def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
+def describe(options: ManyLangsOptions) -> str:
+    """What the model reads of a token."""
+    cnn = options.char_cnn
+    words = "" if options.words is None else f"; {len(options.words):,} words (word.dic)"
+    return (f"{len(options.characters):,} characters (char.dic), at most {cnn.max_characters_per_token} a token, "
+            f"{cnn.embedding_dim} values each{words}")
+
+
+def read(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
     """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for what the files lack or do not fit."""
+    directory = files.weight_file.parent
     config, source = read_config(directory)
     embedder, encoder = (config.get(name) for name in ("token_embedder", "encoder"))
     for name, section, expected in (("token_embedder", embedder, "cnn"), ("encoder", encoder, "elmo")):
@@ -149,7 +158,7 @@ def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[Many
     words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if word_dim else None
     tensors = _Tensors(directory / "token_embedder.pkl", allow_nonfinite)
     weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, word_dim)
-    weights |= _lstm_weights(_Tensors(directory / "encoder.pkl", allow_nonfinite), options.lstm)
+    weights |= _lstm_weights(_Tensors(files.weight_file, allow_nonfinite), options.lstm)
     numbered = {token: _model_id(number, characters[_PAD]) for token, number in characters.items()}
     return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
 

@@ -1,15 +1,18 @@
-"""Sizes and parameters of a model by name, as `elmo-fast info` prints them."""
+"""A model of any family, from its files: its biLM, or what `elmo-fast info` prints of it."""
 
-from elmo_fast.model.families.manylangs import ManyLangsOptions, read_manylangs
-from elmo_fast.model.options import Options
-from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
-from elmo_fast.model.weights import read_model
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.sources import ModelFiles
+
+
+def open_bilm(files: ModelFiles, **arguments) -> BiLm:
+    """The biLM of a model; `arguments` are those of `BiLm.from_model`."""
+    return files.family.implementation.make(files, **arguments)
 
 
 def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]:
-    """Sizes and parameters of a model, after its options and weights have been read and checked."""
-    options, weights = (read_manylangs(files.weight_file.parent, allow_nonfinite)
-                        if files.weight_file.name == MANYLANGS_WEIGHTS else read_model(files, allow_nonfinite))
+    """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
+    family = files.family.implementation
+    options, weights = family.read(files, allow_nonfinite)
     lstm, cnn = options.lstm, options.char_cnn
     projects = any(name.endswith("/W_P_0") for name in weights)
     described = {
@@ -22,20 +25,10 @@ def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]
                 f"skip connections {'on' if lstm.use_skip_connections else 'off'}",
         "clips": ", ".join(f"{name} none" if clip is None else f"{name} ±{clip:g}"
                            for name, clip in (("cell", lstm.cell_clip), ("projection", lstm.proj_clip))),
-        "input": _input(options),
+        "input": family.describe(options),
     }
     if cnn is not None:
         filters = ", ".join(f"{count} of width {width}" for width, count in cnn.filters)
         described["char-CNN"] = f"{cnn.n_filters} filters ({filters}), {cnn.activation}"
         described["highway layers"] = str(cnn.n_highway)
     return {**described, "parameters": f"{sum(array.size for array in weights.values()):,}"}
-
-
-def _input(options: Options) -> str:
-    if (cnn := options.char_cnn) is None:
-        return f"word ids, {options.n_tokens_vocab:,} words"
-    sizes = f"at most {cnn.max_characters_per_token} a token, {cnn.embedding_dim} values each"
-    if not isinstance(options, ManyLangsOptions):
-        return f"characters (UTF-8 bytes), {sizes}"
-    words = "" if options.words is None else f"; {len(options.words):,} words (word.dic)"
-    return f"{len(options.characters):,} characters (char.dic), {sizes}{words}"
