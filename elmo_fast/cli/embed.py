@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -246,7 +247,8 @@ def _info(allow_nonfinite, **names) -> list[str]:
 
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
-    return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names), allow_nonfinite).items()]
+    files = replace(find_model(**names), allow_nonfinite=allow_nonfinite)
+    return [f"{name + ':':24}{value}" for name, value in describe(files).items()]
 
 
 def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:

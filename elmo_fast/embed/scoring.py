@@ -33,7 +33,8 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
-    bilm = BiLm.from_model(replace(files, vocab_file=vocab_file), allow_nonfinite=allow_nonfinite, **arguments).eval()
+    files = replace(files, vocab_file=vocab_file, allow_nonfinite=allow_nonfinite)
+    bilm = BiLm.from_model(files, **arguments).eval()
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, allow_nonfinite)
 
 

@@ -43,12 +43,16 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Local paths of a model's options, weights and, where it has one, vocabulary, and the family that reads them."""
+    """Local paths of a model's options, weights and, where it has one, vocabulary, and the family that reads them.
+
+    NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    """
 
     options_file: Path
     weight_file: Path
     vocab_file: Path | None = None
     family: Family = BILM_TF
+    allow_nonfinite: bool = False
 
 
 def find_model(model: str | os.PathLike | None = None, *, options_file: str | os.PathLike | None = None,

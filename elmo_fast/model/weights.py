@@ -65,14 +65,14 @@ def check_is_hdf5(files: ModelFiles) -> None:
                                  f"of {files.family.name}, which {files.family.readers} read")
 
 
-def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
+def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
     """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`.
 
     The options of a model of words have its vocabulary, which has `<S>`, `</S>` and as many words as the embedding.
     """
     check_is_hdf5(files)
     options = with_vocabulary(Options.from_file(files.options_file), files.vocab_file)
-    return options, read_weights(files.weight_file, options, allow_nonfinite)
+    return options, read_weights(files.weight_file, options, files.allow_nonfinite)
 
 
 def with_vocabulary(options: Options, vocab_file: str | os.PathLike | None) -> Options:
@@ -136,18 +136,14 @@ def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
             raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype!s:.80}")
         with np.errstate(over="ignore"):
             values = dataset[...].astype(np.float32, copy=False)
-        check_finite(where, values, allow_nonfinite)
+        if not allow_nonfinite:
+            check_finite(where, values)
         weights[name] = np.ascontiguousarray(values[1:]) if extra_row else values
     return weights
 
 
-def check_finite(name: str, values: np.ndarray, allow_nonfinite: bool = False) -> None:
-    """Raise `ConfigurationError` for NaN and infinities, unless they are allowed.
-
-    Their sum is not finite either, and quick to compute.
-    """
-    if allow_nonfinite:
-        return
+def check_finite(name: str, values: np.ndarray) -> None:
+    """Raise `ConfigurationError` for NaN and infinities. Their sum is not finite either, and quick to compute."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):
             return

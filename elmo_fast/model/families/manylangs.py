@@ -115,11 +115,13 @@ class ManyLangsBiLm(BiLm):
     """A `BiLm` of a model of ELMoForManyLangs, for texts as lists of tokens: its `forward` takes ids on the CPU."""
 
     @classmethod
-    def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "ManyLangsBiLm":
-        return cls(*read(files, allow_nonfinite), **arguments)
+    def _read(cls, files: ModelFiles, **arguments) -> "ManyLangsBiLm":
+        return cls(*read(files), **arguments)
+
+    def _check(self, weights: Mapping[str, np.ndarray]) -> None:
+        """`read` has checked them: their shapes follow from the lexicons too."""
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
-        """Shapes were checked where the files were read."""
         return ManyLangsEncoder(self.options, weights, requires_grad)
 
 
@@ -136,7 +138,7 @@ def describe(options: ManyLangsOptions) -> str:
             f"{cnn.embedding_dim} values each{words}")
 
 
-def read(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
+def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
     """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for what the files lack or do not fit."""
     directory = files.weight_file.parent
     config, source = read_config(directory)
@@ -156,9 +158,9 @@ def read(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[ManyLangsOpt
         raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
     characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
     words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if word_dim else None
-    tensors = _Tensors(directory / "token_embedder.pkl", allow_nonfinite)
+    tensors = _Tensors(directory / "token_embedder.pkl", files)
     weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, word_dim)
-    weights |= _lstm_weights(_Tensors(files.weight_file, allow_nonfinite), options.lstm)
+    weights |= _lstm_weights(_Tensors(files.weight_file, files), options.lstm)
     numbered = {token: _model_id(number, characters[_PAD]) for token, number in characters.items()}
     return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
 
@@ -214,8 +216,8 @@ def _model_id(number: int, padding: int) -> int:
 class _Tensors:
     """The tensors of a `state_dict` in a file, read without running code from it."""
 
-    def __init__(self, path: Path, allow_nonfinite: bool):
-        self._path, self._allow_nonfinite = path, allow_nonfinite
+    def __init__(self, path: Path, model: ModelFiles):
+        self._path, self._model = path, model
         if not path.is_file():
             raise ConfigurationError(f"{path}: expected tensors written by torch.save, found no file")
         self._content = load_tensors(path, "model", "tensors written by torch.save")
@@ -231,7 +233,8 @@ class _Tensors:
             given = tuple(found.shape) if isinstance(found, torch.Tensor) else "none"
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {given}")
         found = found.detach().float()
-        check_finite(f"{self._path}: {name}", found.numpy(), self._allow_nonfinite)
+        if not self._model.allow_nonfinite:
+            check_finite(f"{self._path}: {name}", found.numpy())
         return found
 
 

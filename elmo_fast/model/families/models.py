@@ -9,10 +9,10 @@ def open_bilm(files: ModelFiles, **arguments) -> BiLm:
     return files.family.implementation.make(files, **arguments)
 
 
-def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]:
+def describe(files: ModelFiles) -> dict[str, str]:
     """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
     family = files.family.implementation
-    options, weights = family.read(files, allow_nonfinite)
+    options, weights = family.read(files)
     lstm, cnn = options.lstm, options.char_cnn
     projects = any(name.endswith("/W_P_0") for name in weights)
     described = {
