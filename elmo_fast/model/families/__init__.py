@@ -35,7 +35,7 @@ class Family:
     others: tuple[str, ...] = ()
     preferred: tuple[str, ...] = ()
     lexicons: tuple[str, ...] = ()
-    readers: str = ""
+    readers: str = "elmo_fast.load and `elmo-fast embed`"
 
     def is_options(self, name: str) -> bool:
         """Whether a file of this name may be a model's options."""
