@@ -17,8 +17,9 @@ import torch
 
 from benchmarks import common
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
-from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.sources import find_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.model import chunked_full_cross_entropy
 

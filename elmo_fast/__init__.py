@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from elmo_fast.embed.embedder import ElmoEmbedder
     from elmo_fast.errors import ConfigurationError
     from elmo_fast.explore.contexts import ContextIndex, compare
-    from elmo_fast.model.batch_layout import BiLmOutput, remove_boundaries
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.elmo import Elmo
+    from elmo_fast.model.layers.batch_layout import BiLmOutput, remove_boundaries
     from elmo_fast.model.options import Options
     from elmo_fast.model.scalar_mix import ScalarMix
     from elmo_fast.model.token_table.table import TokenTable
@@ -41,7 +41,7 @@ _NAMES = {  # module -> the public names that it defines
     "embed.embedder": ("ElmoEmbedder",),
     "vectors.opened": ("Embeddings", "open_embeddings"),
     "text.readers": ("open_texts",),
-    "model.batch_layout": ("BiLmOutput", "remove_boundaries"),
+    "model.layers.batch_layout": ("BiLmOutput", "remove_boundaries"),
     "model.bilm": ("BiLm",),
     "model.elmo": ("Elmo",),
     "model.options": ("Options",),

@@ -15,7 +15,7 @@ import torch
 from benchmarks import common
 from benchmarks.bench_ops import cases
 from elmo_fast import Options
-from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.layers.encoder import CharacterEncoder
 from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.precision import PRECISIONS, numerics

@@ -24,7 +24,7 @@ import torch
 from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
 from elmo_fast import Options
-from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.layers.encoder import CharacterEncoder
 from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import Schedule

@@ -18,6 +18,7 @@ from elmo_fast.bench.timing import rounded, take_turns
 from elmo_fast.bench.work import generated_sentences
 from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.environment import extra, peak_memory
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path, check_target
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.cuda import choice, persistent
@@ -144,10 +145,12 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _flop(elmo: LoadedElmo, sentences: list[list[str]]) -> float | None:
-    """The text's arithmetic, or None for a model of ELMoForManyLangs, which is not counted."""
-    if not hasattr(elmo.bilm.options, "to_dict"):
+    """The text's arithmetic, or None for a model whose options no `options.json` can hold: it is not counted."""
+    try:
+        options = elmo.bilm.options.to_dict()
+    except ConfigurationError:
         return None
-    return work.flop(elmo.bilm.options.to_dict(), work.work_of_slots(sentences, SLOTS))
+    return work.flop(options, work.work_of_slots(sentences, SLOTS))
 
 
 def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:

@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,7 +149,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
     from elmo_fast.embed.progress import Progress
     from elmo_fast.embed.run import write_corpus
-    from elmo_fast.model.manylangs import open_bilm
+    from elmo_fast.model.families.models import open_bilm
     from elmo_fast.model.token_table.table import TokenTable
     from elmo_fast.text.readers import open_texts
 
@@ -224,7 +225,7 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
            **names) -> None:
     from elmo_fast.embed.build_table import corpus_words, write_token_table
     from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.model.manylangs import open_bilm
+    from elmo_fast.model.families.models import open_bilm
     from elmo_fast.text.readers import open_texts
 
     check_target(output_file, "output file")
@@ -242,11 +243,12 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
 
 
 def _info(allow_nonfinite, **names) -> list[str]:
-    from elmo_fast.model.describe import describe
+    from elmo_fast.model.families.models import describe
 
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
-    return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names), allow_nonfinite).items()]
+    files = replace(find_model(**names), allow_nonfinite=allow_nonfinite)
+    return [f"{name + ':':24}{value}" for name, value in describe(files).items()]
 
 
 def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:

@@ -12,7 +12,7 @@ import torch
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, check_path, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.model.manylangs import ManyLangsBiLm, read_config
+from elmo_fast.model.families.manylangs import ManyLangsBiLm, read_config
 from elmo_fast.model.sources import find_model
 from elmo_fast.text.batching import check_batch
 

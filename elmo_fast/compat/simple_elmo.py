@@ -14,8 +14,9 @@ from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, s
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SoftmaxHead
-from elmo_fast.model.sources import SOFTMAX_FILE, ModelFiles, find_model
+from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
 from elmo_fast.text.vocabulary import Vocabulary

@@ -13,7 +13,7 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import Target, write_corpus
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.manylangs import open_bilm
+from elmo_fast.model.families.models import open_bilm
 from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.ops.device import available_device
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence

@@ -14,7 +14,7 @@ from elmo_fast.arguments import STORAGES, check_choice, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import TokenSource
+from elmo_fast.model.layers.encoder import TokenSource
 from elmo_fast.model.token_table.file import table_writer, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import available_device
@@ -81,8 +81,8 @@ def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
 
 def _encoder(bilm: BiLm) -> TokenSource:
     if bilm.token_source.boundaries != BOUNDARIES:
-        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one of "
-                                 "ELMoForManyLangs, which encodes words itself")
+        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one whose "
+                                 f"sentences run from {' to '.join(bilm.token_source.boundaries)}")
     return bilm.token_source
 
 

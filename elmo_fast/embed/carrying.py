@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.lstm import RunState, above
+from elmo_fast.model.layers.lstm import RunState, above
 from elmo_fast.ops.reference import State
 
 

@@ -22,9 +22,9 @@ from elmo_fast.embed.run import Runner, Target, write_corpus
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
-from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.hooked import is_hooked
+from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host

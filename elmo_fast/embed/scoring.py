@@ -9,8 +9,9 @@ from dataclasses import replace
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SoftmaxHead
-from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.sources import find_model
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.readers import Text
 
@@ -32,7 +33,8 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
-    bilm = BiLm.from_model(replace(files, vocab_file=vocab_file), allow_nonfinite=allow_nonfinite, **arguments).eval()
+    files = replace(files, vocab_file=vocab_file, allow_nonfinite=allow_nonfinite)
+    bilm = BiLm.from_model(files, **arguments).eval()
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, allow_nonfinite)
 
 

@@ -14,7 +14,7 @@ from elmo_fast.arguments import STATES, check_choice, shown
 from elmo_fast.embed.carrying import Span, StreamStates
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.lstm import RunState
+from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.precision import full_precision

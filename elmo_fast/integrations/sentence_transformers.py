@@ -9,8 +9,8 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count
 from elmo_fast.embed.api import Layers, LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, width
-from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.train.export import export_module
 

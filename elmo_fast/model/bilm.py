@@ -1,5 +1,6 @@
 """The bidirectional language model: token ids to the representations of every layer."""
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 
@@ -9,12 +10,12 @@ import torch
 from elmo_fast.arguments import STATES, check_choice, check_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import cuda_graph, hooked
-from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
-from elmo_fast.model.lstm import LstmStack, RunState
+from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order
+from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
+from elmo_fast.model.layers.lstm import LstmStack, RunState
+from elmo_fast.model.layers.state_dict import require_data
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
-from elmo_fast.model.state_dict import require_data
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_shapes, expected_shapes, fingerprint, read_model
@@ -64,6 +65,7 @@ class BiLm(OutsideGraphs):
         self.precision = check_precision(precision)
         self.backend = check_backend(backend)
         self.warm_text = tuple(check_batch(warm_text, "warm_text"))
+        self._check(weights)
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
         self._token_embedder = self._make_token_source(weights, requires_grad)
         self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
@@ -81,21 +83,26 @@ class BiLm(OutsideGraphs):
         return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), **arguments)
 
     @classmethod
-    def from_model(cls, model: str | os.PathLike | ModelFiles, **arguments) -> "BiLm":
+    def from_model(cls, model: str | os.PathLike | ModelFiles, *, allow_nonfinite: bool | None = None,
+                   **arguments) -> "BiLm":
         """Read a model from what `find_model` takes or has found; further `arguments` are those of `BiLm`.
 
-        NaN and infinities in the weights are refused unless `allow_nonfinite=True`.
+        NaN and infinities in the weights are refused unless `allow_nonfinite`, by default as the found files say.
         """
-        return cls._read(model if isinstance(model, ModelFiles) else find_model(check_path("model", model)),
-                         **arguments)
+        files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
+        if allow_nonfinite is not None:
+            files = dataclasses.replace(files, allow_nonfinite=allow_nonfinite)
+        return cls._read(files, **arguments)
 
     @classmethod
-    def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "BiLm":
-        return cls(*read_model(files, allow_nonfinite), **arguments)
+    def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
+        return cls(*read_model(files), **arguments)
+
+    def _check(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Raise `ConfigurationError` for weights of other names or shapes than those of the options."""
+        check_shapes("weights", expected_shapes(self.options, weights), weights)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
-        """The source of token vectors, after the shapes of all weights were checked."""
-        check_shapes("weights", expected_shapes(self.options, weights), weights)
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
         return source(self.options, weights, requires_grad)
 

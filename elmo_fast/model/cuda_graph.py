@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from elmo_fast.model.batch_layout import BiLmOutput, add_boundaries
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.layers.batch_layout import BiLmOutput, add_boundaries
+from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.token_table.lookup import TokenEncoder, check_shape
 from elmo_fast.ops.backend import why_not
 from elmo_fast.ops.cuda.graphs import recording

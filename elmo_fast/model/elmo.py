@@ -10,8 +10,8 @@ from torch import nn
 
 from elmo_fast.arguments import check_count, shown
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from elmo_fast.model.batch_layout import BiLmOutput, add_boundaries
-from elmo_fast.model.encoder import CharacterEncoder
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.layers.batch_layout import BiLmOutput, add_boundaries
+from elmo_fast.model.layers.encoder import CharacterEncoder
+from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.token_table.lookup import TokenEncoder, check_numbers
 from elmo_fast.ops.reference import State
 

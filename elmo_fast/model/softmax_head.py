@@ -42,8 +42,9 @@ def read_softmax(path: str | os.PathLike, projection_dim: int, allow_nonfinite: 
                                      f"{b.dtype!s:.80}")
         with np.errstate(over="ignore"):
             w, b = (values[...].astype(np.float32, copy=False) for values in (w, b))
-    for name, values in zip(SOFTMAX, (w, b)):
-        check_finite(f"{where}: {name}", values, allow_nonfinite)
+    if not allow_nonfinite:
+        for name, values in zip(SOFTMAX, (w, b)):
+            check_finite(f"{where}: {name}", values)
     return dict(zip(SOFTMAX, (w, b)))
 
 

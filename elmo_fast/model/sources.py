@@ -17,6 +17,7 @@ from elmo_fast.files.atomic import Disk, store_once
 from elmo_fast.files.downloads import cache_path, fetch, is_url
 from elmo_fast.files.hdf5 import check_unpacked
 from elmo_fast.files.stops import interruptible
+from elmo_fast.model.families import BILM_TF, Family, family_of
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {
@@ -28,20 +29,13 @@ NAMED_MODELS = {
 }
 NLPL = "http://vectors.nlpl.eu/repository"
 # Languages of ELMoForManyLangs, whose models have the numbers from 136 on in release 11 of the NLPL repository.
-MANYLANGS = ("ar bg ca cs cu da de el en es et eu fa fi fr ga gl grc he hi hr hu id it ja ko la lv nl nb nn pl pt ro "
+LANGUAGES = ("ar bg ca cs cu da de el en es et eu fa fi fr ga gl grc he hi hr hu id it ja ko la lv nl nb nn pl pt ro "
              "ru sk sl sv tr ug uk ur vi zh").split()
-_FIRST_OF_MANYLANGS = 136
+_FIRST_LANGUAGE = 136
 DEFAULT_MODEL = "bundled"
 MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, "nlpl:NUMBER", "manylangs:LANGUAGE")
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
-SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
-_VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
 _OPTIONS, _WEIGHTS = "options.json", "*.hdf5 or *.h5"
-# Preferred where a directory has several; those without a suffix are bio_embeddings' names.
-_EXACT = (_OPTIONS, "options_file", "weights_file",
-          *(f"{name}{suffix}" for name in ("model", "weights", "lm_weights") for suffix in (".hdf5", ".h5")))
-MANYLANGS_WEIGHTS = "encoder.pkl"  # in the directory of a model of ELMoForManyLangs
-_MANYLANGS_NAMES = (MANYLANGS_WEIGHTS, "token_embedder.pkl", "char.dic", "word.dic")  # and *.json
 _BLOCK = 1 << 20
 _UNSTATED = "not stated"  # a licence or a size
 _HDF5 = b"\x89HDF\r\n\x1a\n"
@@ -49,11 +43,16 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Local paths of a model's options, weights and, where it has one, vocabulary."""
+    """Local paths of a model's options, weights and, where it has one, vocabulary, and the family that reads them.
+
+    NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    """
 
     options_file: Path
     weight_file: Path
     vocab_file: Path | None = None
+    family: Family = BILM_TF
+    allow_nonfinite: bool = False
 
 
 def find_model(model: str | os.PathLike | None = None, *, options_file: str | os.PathLike | None = None,
@@ -61,7 +60,7 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
     """Local files of a model, fetched into the cache where they are remote.
 
     Either `model`: `bundled`, a name of `NAMED_MODELS`, `nlpl:NUMBER` of the NLPL repository (release 20),
-    `manylangs:LANGUAGE` (`MANYLANGS`), a directory, a ZIP or tar, the URL of one, or the URL of a directory where the
+    `manylangs:LANGUAGE` (`LANGUAGES`), a directory, a ZIP or tar, the URL of one, or the URL of a directory where the
     file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`, paths or
     URLs. A directory or archive has `*options.json` and one file `*.hdf5` or `*.h5`, or bio_embeddings' `options_file`
     and `weights_file`; a model of ELMoForManyLangs has its `config.json` and `encoder.pkl` in their places. Raises
@@ -109,17 +108,16 @@ def _begins_as_hdf5(path: Path) -> bool:
 
 def has_model(directory: Path) -> bool:
     """Whether a directory has both files of a model, or several that `find_model` refuses."""
-    names = _model_names(directory)
-    is_manylangs = (directory / MANYLANGS_WEIGHTS).is_file()
-    return is_manylangs or (any(map(_is_options, names)) and any(map(_is_weights, names)))
+    names = _names(directory)
+    return family_of(names).is_complete(names)
 
 
 def repository_url(name: str) -> str:
     """The URL that `nlpl:NUMBER` or `manylangs:LANGUAGE` stands for; any other name as it is."""
     kind, _, which = name.partition(":")
     if kind == "manylangs":
-        check_choice("manylangs", which, MANYLANGS, ConfigurationError)
-        return f"{NLPL}/11/{_FIRST_OF_MANYLANGS + MANYLANGS.index(which)}.zip"
+        check_choice("manylangs", which, LANGUAGES, ConfigurationError)
+        return f"{NLPL}/11/{_FIRST_LANGUAGE + LANGUAGES.index(which)}.zip"
     if kind != "nlpl":
         return name
     if not (which.isascii() and which.isdigit()):
@@ -140,7 +138,7 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     if _begins_as_hdf5(found[0]):
         raise ConfigurationError(f"options_file {found[0]}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
-    return ModelFiles(*found, vocabulary_in(found[1].parent))
+    return ModelFiles(*found, vocabulary_in(found[1].parent), family_of([found[1].name]))
 
 
 def _named(name: str) -> ModelFiles:
@@ -156,10 +154,11 @@ def _named(name: str) -> ModelFiles:
 def _fetched(url: str) -> Path:
     """Local path of what a model's URL names: a file, or a directory's model files, `options.json` the last of them."""
     folder = cache_path(url.rstrip("/"))
-    if folder.is_dir() and any(map(_is_options, _model_names(folder))):
+    stored = _names(folder) if folder.is_dir() else []
+    if any(map(family_of(stored).is_options, stored)):
         return folder
     names = _remote_model_files(url)
-    for name in sorted(names, key=_is_options):
+    for name in sorted(names, key=family_of(names).is_options):
         fetch(f"{url.rstrip('/')}/{name}")
     return folder if names else fetch(url)
 
@@ -179,7 +178,7 @@ def _remote_model_files(url: str) -> list[str]:
     except Exception as error:
         raise OSError(f"model: {url} cannot be listed ({type(error).__name__}: {error})") from error
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]
-    found = [name for name in names if _is_model_file(name)]
+    found = list(filter(family_of(names).is_file, names))
     if entries and not found:
         raise ConfigurationError(f"model {url}: expected {_OPTIONS} and {_WEIGHTS}, found "
                                  f"{', '.join(sorted(names)[:8])[:300]}")
@@ -187,22 +186,21 @@ def _remote_model_files(url: str) -> list[str]:
 
 
 def _in_directory(directory: Path) -> ModelFiles:
-    if (directory / MANYLANGS_WEIGHTS).is_file():
-        return ModelFiles(directory / "config.json", directory / MANYLANGS_WEIGHTS)
-    names = _model_names(directory)
-    options = _only(directory, _OPTIONS, list(filter(_is_options, names)))
-    weights = _only(directory, _WEIGHTS, list(filter(_is_weights, names)))
-    return ModelFiles(options, weights, vocabulary_in(directory))
+    names = _names(directory)
+    family = family_of(names)
+    options = _only(directory, family, _OPTIONS, list(filter(family.is_options, names)))
+    weights = _only(directory, family, _WEIGHTS, list(filter(family.is_weights, names)))
+    return ModelFiles(options, weights, vocabulary_in(directory, family), family)
 
 
-def vocabulary_in(directory: Path) -> Path | None:
+def vocabulary_in(directory: Path, family: Family = BILM_TF) -> Path | None:
     """The file of a vocabulary in a model's directory, where it has one."""
-    return next((directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()), None)
+    return next((directory / name for name in family.vocabularies if (directory / name).is_file()), None)
 
 
-def _only(directory: Path, wanted: str, found: list[str]) -> Path:
-    exact = [name for name in found if name in _EXACT]
-    candidates = exact if len(exact) == 1 else found
+def _only(directory: Path, family: Family, wanted: str, found: list[str]) -> Path:
+    preferred = [name for name in found if name in family.preferred]
+    candidates = preferred if len(preferred) == 1 else found
     if len(candidates) != 1:
         raise ConfigurationError(f"model {directory}: expected one file {wanted}, "
                                  f"found {', '.join(candidates)[:300] or 'none'}"
@@ -220,9 +218,9 @@ def _remedy(directory: Path) -> str:
     return ""
 
 
-def _model_names(directory: Path) -> list[str]:
-    """Names of the files in a directory that a model may have, sorted."""
-    return sorted(path.name for path in directory.iterdir() if _is_model_file(path.name) and not path.is_dir())
+def _names(directory: Path) -> list[str]:
+    """Names of the files in a directory, sorted."""
+    return sorted(path.name for path in directory.iterdir() if not path.is_dir())
 
 
 def _unpacked(archive: Path) -> Path:
@@ -248,14 +246,13 @@ def _unpack(archive: Path, folder: Path) -> None:
 def _unpack_members(archive: Path, part: Path) -> None:
     with open_archive(archive) as members:
         wanted: dict[str, Member] = {}
-        many = any(member.path.rpartition("/")[2] == MANYLANGS_WEIGHTS for member in members)
-        for member in members:
-            name = re.split(r"[/\\]", member.path)[-1]  # empty for a directory; no path leads out of `part`
-            of_model = name in _MANYLANGS_NAMES or name.endswith(".json") if many else _is_model_file(name)
-            if of_model and wanted.setdefault(name, member) is not member:
+        names = [re.split(r"[/\\]", member.path)[-1] for member in members]  # no path leads out of `part`
+        family = family_of(names)
+        for name, member in zip(names, members):
+            if family.is_file(name) and wanted.setdefault(name, member) is not member:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "
                                          f"found both {wanted[name].path:.120} and {member.path:.120}")
-        if not many and not (any(map(_is_options, wanted)) and any(map(_is_weights, wanted))):
+        if not family.is_complete(wanted):
             raise ConfigurationError(f"model {archive}: expected {_OPTIONS} and {_WEIGHTS} inside, "
                                      f"found {_listed([member.path for member in members])[:300]}")
         check_unpacked(f"model {archive}", sum(member.size for member in wanted.values()), archive.stat().st_size)
@@ -270,20 +267,6 @@ def _listed(paths: list[str]) -> str:
     is_torch = any(path.endswith("/data.pkl") for path in paths)
     return (", ".join(sorted(paths)[:8]) or "nothing") + (
         "; a checkpoint of PyTorch, of which elmo-fast export makes a model" if is_torch else "")
-
-
-def _is_model_file(name: str) -> bool:
-    """Whether a model needs a file of this name; the `._` files that macOS puts beside others are not."""
-    return _is_options(name) or _is_weights(name) or name in (SOFTMAX_FILE, *_VOCABULARY_NAMES)
-
-
-def _is_options(name: str) -> bool:
-    return (name.endswith(_OPTIONS) and not name.startswith(".")) or name == "options_file"
-
-
-def _is_weights(name: str) -> bool:
-    fits = name.endswith((".hdf5", ".h5")) and not name.startswith(".") and name != SOFTMAX_FILE
-    return fits or name == "weights_file"
 
 
 class PublicModel(NamedTuple):
@@ -311,7 +294,7 @@ def public_models() -> list[PublicModel]:
         PublicModel("nlpl:NUMBER", "many", _UNSTATED, "see its meta.json", f"{NLPL}/20/NUMBER.zip, catalogue: "
                     f"{NLPL}/20.json"),
         *(PublicModel(f"manylangs:{language}", language, _UNSTATED, "MIT (its repository)",
-                      repository_url(f"manylangs:{language}")) for language in MANYLANGS),
+                      repository_url(f"manylangs:{language}")) for language in LANGUAGES),
     ]
 
 

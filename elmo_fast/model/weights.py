@@ -16,17 +16,15 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.hdf5 import atomic_hdf5, datasets_of, open_hdf5
+from elmo_fast.model.families import BILM_TF, FAMILIES
 from elmo_fast.model.options import N_CHARACTERS, Options
-from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
+from elmo_fast.model.sources import ModelFiles
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
 LSTM_DATASETS = ("W_0", "B", "W_P_0")
-LEXICON_GROUPS = ("char.dic/", "word.dic/")  # of datasets whose rows only a lexicon of ELMoForManyLangs numbers
-NO_HDF5 = ("expected one that options.json and *.hdf5 can hold, got one of ELMoForManyLangs, whose lexicons they "
-           "cannot; copy its directory instead")
 
 
 def lstm_name(direction: int, layer: int, dataset: str) -> str:
@@ -61,21 +59,20 @@ def expected_shapes(options: Options, held: Collection[str] = ()) -> dict[str, t
 
 
 def check_is_hdf5(files: ModelFiles) -> None:
-    """Raise `ConfigurationError` for a model of ELMoForManyLangs."""
-    if files.weight_file.name == MANYLANGS_WEIGHTS:
+    """Raise `ConfigurationError` for a model of another family."""
+    if files.family != BILM_TF:
         raise ConfigurationError(f"model {files.weight_file.parent}: expected options.json and *.hdf5, found a model "
-                                 "of ELMoForManyLangs, which elmo_fast.load, `elmo-fast embed` and "
-                                 "elmo_fast.compat.elmoformanylangs read")
+                                 f"of {files.family.name}, which {files.family.readers} read")
 
 
-def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
+def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
     """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`.
 
     The options of a model of words have its vocabulary, which has `<S>`, `</S>` and as many words as the embedding.
     """
     check_is_hdf5(files)
     options = with_vocabulary(Options.from_file(files.options_file), files.vocab_file)
-    return options, read_weights(files.weight_file, options, allow_nonfinite)
+    return options, read_weights(files.weight_file, options, files.allow_nonfinite)
 
 
 def with_vocabulary(options: Options, vocab_file: str | os.PathLike | None) -> Options:
@@ -139,18 +136,14 @@ def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
             raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype!s:.80}")
         with np.errstate(over="ignore"):
             values = dataset[...].astype(np.float32, copy=False)
-        check_finite(where, values, allow_nonfinite)
+        if not allow_nonfinite:
+            check_finite(where, values)
         weights[name] = np.ascontiguousarray(values[1:]) if extra_row else values
     return weights
 
 
-def check_finite(name: str, values: np.ndarray, allow_nonfinite: bool = False) -> None:
-    """Raise `ConfigurationError` for NaN and infinities, unless they are allowed.
-
-    Their sum is not finite either, and quick to compute.
-    """
-    if allow_nonfinite:
-        return
+def check_finite(name: str, values: np.ndarray) -> None:
+    """Raise `ConfigurationError` for NaN and infinities. Their sum is not finite either, and quick to compute."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):
             return
@@ -171,10 +164,11 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
     """Write weights in bilm-tf's layout; the file is written atomically.
 
     The values of `read_weights` come back byte for byte (261 rows of characters), in float16 rounded. Raises
-    `ConfigurationError` for a model of ELMoForManyLangs: its characters and words are not numbered as bilm-tf's.
+    `ConfigurationError` for a model whose characters and words only its family's lexicons number.
     """
-    if any(name.startswith(LEXICON_GROUPS) for name in weights):
-        raise ConfigurationError(f"weights: {NO_HDF5}")
+    for family in FAMILIES:
+        if any(name.startswith(family.lexicons) for name in weights):
+            raise ConfigurationError(f"weights: {family.no_hdf5()}")
     check_target(path, "weight file")
     with atomic_hdf5(path) as (file, _):
         for dataset, values in weights.items():

@@ -20,8 +20,9 @@ from elmo_fast.files.atomic import Disk, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
-from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.sources import find_model
 from elmo_fast.model.weights import check_finite, check_shapes, read_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
@@ -265,8 +266,9 @@ def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None 
     weights = {name: value.numpy() for name, value in content["weights"].items()}
     source = f"checkpoint {path}: weights"
     check_shapes(source, parameter_shapes(config, weights), weights)
-    for name, values in weights.items():
-        check_finite(f"{source}: {name}", values, allow_nonfinite)
+    if not allow_nonfinite:
+        for name, values in weights.items():
+            check_finite(f"{source}: {name}", values)
     return config, weights
 
 
@@ -282,7 +284,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         beside = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
-        options, weights = read_model(replace(files, vocab_file=None), allow_nonfinite)
+        options, weights = read_model(replace(files, vocab_file=None, allow_nonfinite=allow_nonfinite))
         softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "

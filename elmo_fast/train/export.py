@@ -13,9 +13,10 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.files.tensors import described, is_plain, load_tensors
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.options import Options
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.sources import SOFTMAX_FILE, vocabulary_in
+from elmo_fast.model.sources import vocabulary_in
 from elmo_fast.model.weights import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
 
@@ -94,8 +95,9 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     except RuntimeError as error:
         raise ConfigurationError(f"--from-module {path}: expected the weights of {options_file}, got others: "
                                  f"{error}") from error
-    for name, values in bilm.weights().items():
-        check_finite(f"--from-module {path}: {name}", values, allow_nonfinite)
+    if not allow_nonfinite:
+        for name, values in bilm.weights().items():
+            check_finite(f"--from-module {path}: {name}", values)
     export_module(bilm, output, float16)
 
 

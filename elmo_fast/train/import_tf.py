@@ -141,8 +141,8 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
             names = tf_names(config)
             without = _check_variables(variables, config, fresh_accumulators)
             weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
-            for name, values in weights.items():
-                check_finite(f"checkpoint {prefix}: variable {names[name]}", values, allow_nonfinite)
+            for name, values in ({} if allow_nonfinite else weights).items():
+                check_finite(f"checkpoint {prefix}: variable {names[name]}", values)
             trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
             trainer.step_number = variables.step()
             for name, parameter in trainer.model.by_name().items():

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.layers.encoder import CharacterEncoder, WordEmbedder
+from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import check_shapes, expected_shapes, random_weights
 from elmo_fast.ops.precision import full_precision, numerics

@@ -15,8 +15,9 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.json import read_json
 from elmo_fast.files.lock import locked, remove_partials
+from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
-from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.sources import find_model
 from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import check_precision

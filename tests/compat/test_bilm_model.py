@@ -17,7 +17,7 @@ from elmo_fast import BiLm, ConfigurationError, remove_boundaries
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.embed import build_table, stream
-from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.layers.encoder import CharacterEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
 from tests.support.files import ROOT, names, read_hdf5

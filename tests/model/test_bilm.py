@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, batch_to_ids
-from elmo_fast.model import batch_layout
-from elmo_fast.model.batch_layout import unique_rows
 from elmo_fast.model.bilm import WARM_TEXT
+from elmo_fast.model.layers import batch_layout
+from elmo_fast.model.layers.batch_layout import unique_rows
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.engines import GPU
@@ -53,7 +53,7 @@ def check_model(shape, backend, limit, state="carry"):
 def test_what_models_say_is_bounded(shape, monkeypatch):
     """Inputs that are the outputs of one layer: without skip connections those of all layers but the first."""
     op, of = mock.Mock(wraps=projected_lstm), SHAPES[shape].lstm
-    monkeypatch.setattr("elmo_fast.model.lstm.projected_lstm", op)
+    monkeypatch.setattr("elmo_fast.model.layers.lstm.projected_lstm", op)
     bilm(SHAPES[shape]).embed_tokens(SENTENCES)
     assert [call.kwargs["bounded"] for call in op.call_args_list] == [
         number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]

@@ -11,7 +11,7 @@ import torch
 from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
-from elmo_fast.model import encoder as encoder_module
+from elmo_fast.model.layers import encoder as encoder_module
 from elmo_fast.ops import char_cnn, linear
 from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics

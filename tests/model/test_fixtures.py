@@ -17,7 +17,7 @@ from elmo_fast.compat import allennlp
 from elmo_fast.compat import bilm as bilm_tf
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.batch_layout import remove_boundaries
+from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.options import Options
 from elmo_fast.testing import AGAINST_TENSORFLOW
 from tests.support import models, plain

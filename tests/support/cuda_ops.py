@@ -30,7 +30,7 @@ def in_models(patch, precision):
         assert not precomputed
         return projected_lstm(*operands, **settings | {"precision": precision})
 
-    patch.setattr("elmo_fast.model.lstm.projected_lstm", run)
+    patch.setattr("elmo_fast.model.layers.lstm.projected_lstm", run)
 
 
 def on_backend(op, *operands, backend, precision):

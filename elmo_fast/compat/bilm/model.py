@@ -16,8 +16,8 @@ from elmo_fast.embed.build_table import encoded
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
-from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
@@ -195,7 +195,8 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
 
 def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, allow_nonfinite: bool,
           **arguments: Any) -> BiLm:
-    options, weights = read_model(find_model(options_file=options_file, weight_file=weight_file), allow_nonfinite)
+    files = find_model(options_file=options_file, weight_file=weight_file)
+    options, weights = read_model(dataclasses.replace(files, allow_nonfinite=allow_nonfinite))
     if embedding_weight_file is None:
         if options.char_cnn is None:
             raise ConfigurationError("use_character_inputs: expected False for a model that reads word ids, got True")
@@ -203,7 +204,8 @@ def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path 
     if options.char_cnn is not None:
         return BiLm(options, weights, token_table=TokenTable.open(embedding_weight_file), **arguments)
     vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
-    check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors, allow_nonfinite)
+    if not allow_nonfinite:
+        check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors)
     own = options.vocabulary if len(vectors) == options.n_tokens_vocab else None
     options = dataclasses.replace(options, n_tokens_vocab=len(vectors), vocabulary=own)
     return BiLm(options, {**weights, "embedding": vectors}, **arguments)

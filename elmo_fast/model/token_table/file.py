@@ -4,6 +4,7 @@ docs/token_tables.md has the layout.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import zlib
@@ -21,7 +22,7 @@ from elmo_fast.files import stops
 from elmo_fast.files.atomic import check_target, replace
 from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, dataset_of, new_hdf5, open_hdf5, strings_of
 from elmo_fast.files.lock import locked
-from elmo_fast.files.seal import ROWS, Blocks, read_seal, write_seal
+from elmo_fast.files.seal import ROWS, Blocks, Seal, read_seal, write_seal
 from elmo_fast.files.strings import joined
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
@@ -54,34 +55,18 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
     damaged.
     """
     name = check_path("token table", path)
-    sealed = read_seal(name)
-
-    def require(fits: bool, message: str) -> None:
-        if not fits:
-            raise ConfigurationError(f"token table {name}: {message}")
-
+    sealed, where = read_seal(name), f"token table {name}"
+    require = functools.partial(_require, where)
     with open_hdf5(path, "token table") as file:
-        where, words = f"token table {name}", None
         dataset = dataset_of(file, "embedding", where)
         require(dataset.ndim == 2 and 0 not in dataset.shape and dataset.dtype.name in STORAGES,
                 f"embedding: expected float32 or float16 of shape [words, values], found {dataset.dtype} of shape "
                 f"{dataset.shape}")
         fingerprint = attribute_of(file, "fingerprint", where, str)
-        version = attribute_of(file, "format_version", where, int, 0)
-        require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
-                f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
-        require(version < 2 or sealed is not None, "expected a seal with checksums at its end, found none: the file "
-                "was cut or changed; write it again (elmo-fast cache)")
-        require(sealed is None or sealed[0].rows == len(dataset), f"expected the checksums of {len(dataset)} vectors, "
-                f"found those of {sealed[0].rows if sealed else 0}; write it again (elmo-fast cache)")
-        done = (sealed[1][0] if sealed else dataset_of(file, "done", where, "iu", 1)[0] if version and "done" in file
-                else len(dataset))
-        require(done == len(dataset), f"expected all of its {len(dataset)} vectors, found {done}; elmo-fast cache "
-                "resumes the partial file OUT.part, and renames it when it is complete")
-        if "vocabulary" in file:
-            words = strings_of(file, "vocabulary", "vocabulary_ends", where)
-            require(len(words) == len(dataset),
-                    f"expected a word for each of {len(dataset)} vectors, found {len(words)}")
+        _check_version(file, where, dataset, fingerprint is not None, sealed)
+        words = strings_of(file, "vocabulary", "vocabulary_ends", where) if "vocabulary" in file else None
+        require(words is None or len(words) == len(dataset),
+                f"expected a word for each of {len(dataset)} vectors, found {len(words or ())}")
         precision = attribute_of(file, "precision", where, str, "highest")
         require(precision in PRECISIONS, f"attribute precision: expected one of {', '.join(PRECISIONS)}, found "
                 f"{precision!r:.80}")
@@ -91,6 +76,28 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
         blocks.check()
         blocks = None
     return TableFile(torch.from_numpy(values).to(device or "cpu"), words, fingerprint, precision, blocks)
+
+
+def _check_version(file: h5py.File, where: str, dataset: h5py.Dataset, is_ours: bool,
+                   sealed: tuple[Seal, np.ndarray] | None) -> None:
+    """Raise `ConfigurationError` for a file of a later version, without its seal, or without all of its vectors."""
+    require = functools.partial(_require, where)
+    version = attribute_of(file, "format_version", where, int, 0)
+    require(not is_ours or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
+            f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
+    require(version < 2 or sealed is not None, "expected a seal with checksums at its end, found none: the file "
+            "was cut or changed; write it again (elmo-fast cache)")
+    require(sealed is None or sealed[0].rows == len(dataset), f"expected the checksums of {len(dataset)} vectors, "
+            f"found those of {sealed[0].rows if sealed else 0}; write it again (elmo-fast cache)")
+    done = (sealed[1][0] if sealed else dataset_of(file, "done", where, "iu", 1)[0] if version and "done" in file
+            else len(dataset))
+    require(done == len(dataset), f"expected all of its {len(dataset)} vectors, found {done}; elmo-fast cache "
+            "resumes the partial file OUT.part, and renames it when it is complete")
+
+
+def _require(where: str, fits: bool, message: str) -> None:
+    if not fits:
+        raise ConfigurationError(f"{where}: {message}")
 
 
 def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:

@@ -11,8 +11,8 @@ from torch import nn
 
 from elmo_fast.arguments import check_choice
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
-from elmo_fast.model.encoder import TokenSource
+from elmo_fast.model.layers.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
+from elmo_fast.model.layers.encoder import TokenSource
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in

@@ -49,7 +49,7 @@ def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
 @pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
 def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     """On fake CUDA tensors, which have no data: which ops would run, on what, and what they give."""
-    monkeypatch.setattr("elmo_fast.model.encoder.fits_fp16", lambda *_: False)
+    monkeypatch.setattr("elmo_fast.model.layers.encoder.fits_fp16", lambda *_: False)
     encoder = bilm(options()).token_source
     with FakeTensorMode(), precision.numerics(level, torch.device("cuda")):
         for name, shape in [(name, getattr(encoder, name).shape) for name in encoder.datasets]:

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, r
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import elmo
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource
+from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
@@ -42,8 +43,8 @@ class _ElmoCharacterEncoder(CharacterEncoder):
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
                  precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
-        files = find_model(options_file=options_file, weight_file=weight_file)
-        self._build(*read_model(files, allow_nonfinite), requires_grad, precision, backend)
+        files = replace(find_model(options_file=options_file, weight_file=weight_file), allow_nonfinite=allow_nonfinite)
+        self._build(*read_model(files), requires_grad, precision, backend)
 
     def _build(self, options: Options, weights, requires_grad: bool, precision: str, backend: str) -> None:
         if options.char_cnn is None:
@@ -82,14 +83,14 @@ class _ElmoBiLm(BiLm):
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
                  vocab_to_cache: Sequence[str] | None = None, *, allow_nonfinite: bool = False, **arguments):
-        files = find_model(options_file=options_file, weight_file=weight_file)
-        super().__init__(*read_model(files, allow_nonfinite), requires_grad=requires_grad, **arguments)
+        files = replace(find_model(options_file=options_file, weight_file=weight_file), allow_nonfinite=allow_nonfinite)
+        super().__init__(*read_model(files), requires_grad=requires_grad, **arguments)
         if vocab_to_cache:
             self.cache_words(vocab_to_cache)
 
     @classmethod
     def _read(cls, files: ModelFiles, **arguments) -> "_ElmoBiLm":
-        return cls(files.options_file, files.weight_file, **arguments)
+        return cls(files.options_file, files.weight_file, allow_nonfinite=files.allow_nonfinite, **arguments)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         if self.options.char_cnn is None:

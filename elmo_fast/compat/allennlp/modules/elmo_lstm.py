@@ -14,7 +14,7 @@ from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import (
 )
 from elmo_fast.files.downloads import fetch
 from elmo_fast.model.hooked import is_hooked
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.options import LstmOptions, Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
 from elmo_fast.ops.backend import check_backend

@@ -9,8 +9,8 @@ from torch import nn
 
 from elmo_fast.arguments import check_count, shown
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.lstm import LstmStack, cell_conversions
-from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
+from elmo_fast.model.layers.lstm import LstmStack, cell_conversions
+from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import LSTM_DATASETS
 from elmo_fast.ops import reference
 from elmo_fast.ops.precision import numerics

@@ -1,18 +1,18 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from elmo_fast.arguments import STATES, check_choice
-from elmo_fast.model import state_dict
-from elmo_fast.model.batch_layout import in_text_order
-from elmo_fast.model.carried import CarriedStates
+from elmo_fast.model.layers import state_dict
+from elmo_fast.model.layers.batch_layout import in_text_order
+from elmo_fast.model.layers.carried import CarriedStates
+from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
-from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
 from elmo_fast.ops.cpu.projected_lstm import drop_lstm
 from elmo_fast.ops.cuda.lstm import padded_lstm
@@ -117,7 +117,7 @@ class LstmStack(AllenNlpStateDict):
         """Where states are `carried`, no other thread reads or stores them in the body."""
         return self.carried.lock if carried else contextlib.nullcontext()
 
-    def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule | torch.Tensor, initial: State,
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, initial: State,
             initial_state: State | None = None, backend: str = "auto", precision: str = "highest",
             precomputed: bool = False,
             drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
@@ -128,28 +128,43 @@ class LstmStack(AllenNlpStateDict):
         (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D]) is the state that every
         sentence starts from, None where a slot's sentences carry their state. `precomputed`: `vectors` are the first
         layer's input projections, [R, 8 D]. `drop` is applied to each layer's input; a skip connection adds its result.
-
-        In a CUDA graph's capture `schedule` is lengths int [B], and `vectors` are [B, T, P]: outputs are [B, T, 2 P].
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
-        settings = {"cell_clip": self.options.cell_clip, "proj_clip": self.options.proj_clip, "precision": precision}
         x, bounded = vectors, False
         for layer in range(self.options.n_layers):
             x = x if drop is None else drop(x)
-            operands = schedule, (initial[0][layer], initial[1][layer]), self.layer_weights(layer)
-            if isinstance(schedule, torch.Tensor):
-                out, final = padded_lstm(x, *operands, **settings)
-            else:
-                out, final = projected_lstm(
-                    x, None if layer else rows, *operands, backend=backend, bounded=bounded,
-                    initial_state=initial_state and (initial_state[0][layer], initial_state[1][layer]),
-                    precomputed=precomputed and layer == 0, **settings)
-            skips = layer > 0 and self.options.use_skip_connections
+            out, final = projected_lstm(
+                x, None if layer else rows, schedule, _of_layer(initial, layer), self.layer_weights(layer),
+                backend=backend, bounded=bounded, initial_state=initial_state and _of_layer(initial_state, layer),
+                precomputed=precomputed and layer == 0, precision=precision, **self._clips)
+            skips = self._skips(layer)
             x, bounded = out + x if skips else out, not skips and drop is None
             outputs.append(x)
             finals.append(final)
-        return outputs, tuple(torch.stack(values) for values in zip(*finals))
+        return outputs, _stacked(finals)
+
+    def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, initial: State,
+                   precision: str = "highest") -> tuple[list[torch.Tensor], State]:
+        """As `run`, of padded vectors [B, T, P] of lengths int [B], in a CUDA graph's capture: outputs [B, T, 2 P]."""
+        outputs: list[torch.Tensor] = []
+        finals: list[State] = []
+        x = vectors
+        for layer in range(self.options.n_layers):
+            out, final = padded_lstm(x, lengths, _of_layer(initial, layer), self.layer_weights(layer),
+                                     precision=precision, **self._clips)
+            x = out + x if self._skips(layer) else out
+            outputs.append(x)
+            finals.append(final)
+        return outputs, _stacked(finals)
+
+    @property
+    def _clips(self) -> dict[str, float | None]:
+        return {"cell_clip": self.options.cell_clip, "proj_clip": self.options.proj_clip}
+
+    def _skips(self, layer: int) -> bool:
+        """Whether a layer adds its input to its output."""
+        return layer > 0 and self.options.use_skip_connections
 
     @outside_graphs
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor, initial_state: State | None = None,
@@ -200,7 +215,7 @@ class LstmStack(AllenNlpStateDict):
             raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph's capture "
                                f"(model.warmup(batch_size={len(lengths)}) adds them), got {count}")
         initial, _ = self.begin(len(lengths), vectors, carried, initial_state)
-        outputs, final = self.run(vectors, None, lengths, initial, precision=precision)
+        outputs, final = self.run_padded(vectors, lengths, initial, precision)
         if carried:
             for old, new in zip(self._states, final):
                 old[:, : len(lengths)].copy_(new)
@@ -215,8 +230,7 @@ class LstmStack(AllenNlpStateDict):
         """
         like, count = full_precision(self.B_0_0), self._carried_rows()
         lengths = torch.ones(1, dtype=torch.int64, device=like.device)
-        self.run(like.new_zeros(1, 1, self.options.projection_dim), None, lengths, self.zero_state(1, like),
-                 precision=precision)
+        self.run_padded(like.new_zeros(1, 1, self.options.projection_dim), lengths, self.zero_state(1, like), precision)
         if self.stateful and (count < rows or (count and self._states[0].device != like.device)):
             self.carried.store(self._first_carried(max(rows, count), like))
 
@@ -288,6 +302,15 @@ class LstmStack(AllenNlpStateDict):
             for direction, name in enumerate(("forward", "backward")):
                 yield from cell_conversions(self.datasets, self.options.projection_dim, f"_{direction}_{layer}",
                                             f"{name}_layer_{layer}.")
+
+
+def _of_layer(state: State, layer: int) -> State:
+    return state[0][layer], state[1][layer]
+
+
+def _stacked(states: Sequence[State]) -> State:
+    """The states of all layers in one."""
+    return tuple(torch.stack(values) for values in zip(*states))
 
 
 def above(new: State, old: State | None) -> State:

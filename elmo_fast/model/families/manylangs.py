@@ -16,13 +16,14 @@ from elmo_fast.arguments import MOST_CELLS, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import described, is_plain, load_tensors
-from elmo_fast.model import state_dict
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import CharacterEncoder, padded_ids
+from elmo_fast.model.families import MANYLANGS
+from elmo_fast.model.layers import state_dict
+from elmo_fast.model.layers.encoder import CharacterEncoder, padded_ids
+from elmo_fast.model.layers.state_dict import Conversion
 from elmo_fast.model.options import CharCnnOptions, LstmOptions, Options
-from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
-from elmo_fast.model.state_dict import Conversion
-from elmo_fast.model.weights import DIRECTIONS, LEXICON_GROUPS, LSTM_DATASETS, NO_HDF5, check_finite, lstm_name
+from elmo_fast.model.sources import ModelFiles
+from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import full_precision
@@ -30,7 +31,7 @@ from elmo_fast.ops.torch.char_cnn import PADDING_ID
 from elmo_fast.ops.weight_snapshot import Tensors
 
 BOUNDARIES = ("<bos>", "<eos>")
-_CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(LEXICON_GROUPS, ("char_embed", "word_embed")))
+_CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(MANYLANGS.lexicons, ("char_embed", "word_embed")))
 _OOV, _PAD = "<oov>", "<pad>"
 _BEGIN_WORD, _END_WORD = "<eow>", "<bow>"  # in this order around a word, as the original's code takes them
 # What the original's package has for models whose directory lacks the JSON file that config.json names.
@@ -54,7 +55,7 @@ class ManyLangsOptions(Options):
     words: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> NoReturn:
-        raise ConfigurationError(f"model: {NO_HDF5}")
+        raise ConfigurationError(f"model: {MANYLANGS.no_hdf5()}")
 
 
 class ManyLangsEncoder(CharacterEncoder):
@@ -114,22 +115,32 @@ class ManyLangsBiLm(BiLm):
     """A `BiLm` of a model of ELMoForManyLangs, for texts as lists of tokens: its `forward` takes ids on the CPU."""
 
     @classmethod
-    def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "ManyLangsBiLm":
-        return cls(*read_manylangs(files.weight_file.parent, allow_nonfinite), **arguments)
+    def _read(cls, files: ModelFiles, **arguments) -> "ManyLangsBiLm":
+        return cls(*read(files), **arguments)
+
+    def _check(self, weights: Mapping[str, np.ndarray]) -> None:
+        """`read` has checked them: their shapes follow from the lexicons too."""
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
-        """Shapes were checked where the files were read."""
         return ManyLangsEncoder(self.options, weights, requires_grad)
 
 
-def open_bilm(files: ModelFiles, **arguments) -> BiLm:
-    """A model of either family; `arguments` are those of `BiLm.from_model`."""
-    kind = ManyLangsBiLm if files.weight_file.name == MANYLANGS_WEIGHTS else BiLm
-    return kind.from_model(files, **arguments)
+def make(files: ModelFiles, **arguments) -> ManyLangsBiLm:
+    """The biLM; `arguments` are those of `BiLm`."""
+    return ManyLangsBiLm.from_model(files, **arguments)
 
 
-def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
+def describe(options: ManyLangsOptions) -> str:
+    """What the model reads of a token."""
+    cnn = options.char_cnn
+    words = "" if options.words is None else f"; {len(options.words):,} words (word.dic)"
+    return (f"{len(options.characters):,} characters (char.dic), at most {cnn.max_characters_per_token} a token, "
+            f"{cnn.embedding_dim} values each{words}")
+
+
+def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
     """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for what the files lack or do not fit."""
+    directory = files.weight_file.parent
     config, source = read_config(directory)
     embedder, encoder = (config.get(name) for name in ("token_embedder", "encoder"))
     for name, section, expected in (("token_embedder", embedder, "cnn"), ("encoder", encoder, "elmo")):
@@ -147,9 +158,9 @@ def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[Many
         raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
     characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
     words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if word_dim else None
-    tensors = _Tensors(directory / "token_embedder.pkl", allow_nonfinite)
+    tensors = _Tensors(directory / "token_embedder.pkl", files)
     weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, word_dim)
-    weights |= _lstm_weights(_Tensors(directory / "encoder.pkl", allow_nonfinite), options.lstm)
+    weights |= _lstm_weights(_Tensors(files.weight_file, files), options.lstm)
     numbered = {token: _model_id(number, characters[_PAD]) for token, number in characters.items()}
     return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
 
@@ -205,8 +216,8 @@ def _model_id(number: int, padding: int) -> int:
 class _Tensors:
     """The tensors of a `state_dict` in a file, read without running code from it."""
 
-    def __init__(self, path: Path, allow_nonfinite: bool):
-        self._path, self._allow_nonfinite = path, allow_nonfinite
+    def __init__(self, path: Path, model: ModelFiles):
+        self._path, self._model = path, model
         if not path.is_file():
             raise ConfigurationError(f"{path}: expected tensors written by torch.save, found no file")
         self._content = load_tensors(path, "model", "tensors written by torch.save")
@@ -222,7 +233,8 @@ class _Tensors:
             given = tuple(found.shape) if isinstance(found, torch.Tensor) else "none"
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {given}")
         found = found.detach().float()
-        check_finite(f"{self._path}: {name}", found.numpy(), self._allow_nonfinite)
+        if not self._model.allow_nonfinite:
+            check_finite(f"{self._path}: {name}", found.numpy())
         return found
 
 

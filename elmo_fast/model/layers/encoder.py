@@ -9,10 +9,10 @@ from torch import nn
 
 from elmo_fast.arguments import shown
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model import state_dict
-from elmo_fast.model.batch_layout import add_boundaries, checked_mask, unique_rows
+from elmo_fast.model.layers import state_dict
+from elmo_fast.model.layers.batch_layout import add_boundaries, checked_mask, unique_rows
+from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
-from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.cpu.linear import drop_product

@@ -1,0 +1,89 @@
+"""Families of models: how the files of each are told apart, and which module reads them. Imports no torch.
+
+The module of a family has
+- `read(files)`: its options and its float32 weights by dataset name;
+- `make(files, **arguments)`: its `BiLm`; `arguments` are those of `BiLm`;
+- `describe(options)`: what it reads of a token, in words.
+A new family is a module in this folder and a row in `FAMILIES`.
+"""
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import ModuleType
+
+SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
+_HDF5 = (".hdf5", ".h5")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row: `module` has the functions, `name` and `files` stand in messages.
+
+    `options`, `weights`, `vocabularies` and `others` are patterns of the names of its files in a directory or an
+    archive; `preferred` are the usual names where a directory has several of a kind. `lexicons` are beginnings of
+    dataset names whose rows a file `*.hdf5` cannot number. `readers` are the calls that read it, for a message of
+    those that do not.
+    """
+
+    name: str
+    module: str
+    options: tuple[str, ...]
+    weights: tuple[str, ...]
+    vocabularies: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    preferred: tuple[str, ...] = ()
+    lexicons: tuple[str, ...] = ()
+    readers: str = "elmo_fast.load and `elmo-fast embed`"
+
+    def is_options(self, name: str) -> bool:
+        """Whether a file of this name may be a model's options."""
+        return _fits(name, self.options)
+
+    def is_weights(self, name: str) -> bool:
+        """Whether a file of this name may be a model's weights."""
+        return _fits(name, self.weights) and name not in self.others
+
+    def is_file(self, name: str) -> bool:
+        """Whether a model needs a file of this name."""
+        return _fits(name, (*self.options, *self.weights, *self.vocabularies, *self.others))
+
+    def is_complete(self, names: Iterable[str]) -> bool:
+        """Whether files of these names have options and weights."""
+        names = list(names)
+        return any(map(self.is_options, names)) and any(map(self.is_weights, names))
+
+    def no_hdf5(self) -> str:
+        """What a message says where `options.json` and `*.hdf5` are to hold one of its models."""
+        return (f"expected one that options.json and *.hdf5 can hold, got one of {self.name}, whose lexicons they "
+                "cannot; copy its directory instead")
+
+    @property
+    def implementation(self) -> ModuleType:
+        """Its module, imported at the first use."""
+        return importlib.import_module(f"{__name__}.{self.module}")
+
+
+MANYLANGS = Family(
+    "ELMoForManyLangs", "manylangs", options=("config.json",), weights=("encoder.pkl",),
+    others=("token_embedder.pkl", "char.dic", "word.dic", "*.json"), lexicons=("char.dic/", "word.dic/"),
+    readers="elmo_fast.load, `elmo-fast embed` and elmo_fast.compat.elmoformanylangs")
+BILM_TF = Family(
+    "bilm-tf", "bilm_tf", options=("*options.json", "options_file"),  # names without a suffix are bio_embeddings'
+    weights=(*(f"*{suffix}" for suffix in _HDF5), "weights_file"), vocabularies=("vocab.txt", "vocab.txt.gz"),
+    others=(SOFTMAX_FILE,),
+    preferred=("options.json", "options_file", "weights_file",
+               *(f"{name}{suffix}" for name in ("model", "weights", "lm_weights") for suffix in _HDF5)))
+FAMILIES = (MANYLANGS, BILM_TF)  # the first whose weights are there
+
+
+def family_of(names: Iterable[str]) -> Family:
+    """The family of a model with files of these names; bilm-tf's where it is of no other."""
+    names = list(names)
+    return next((family for family in FAMILIES if any(map(family.is_weights, names))), BILM_TF)
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name fits a pattern; the `._` files that macOS puts beside others do not."""
+    return not name.startswith(".") and any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,21 @@
+"""Models of bilm-tf and AllenNLP: `options.json` and HDF5, of characters or of words."""
+
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.options import Options
+from elmo_fast.model.sources import ModelFiles
+from elmo_fast.model.weights import read_model as read
+
+__all__ = ["describe", "make", "read"]
+
+
+def make(files: ModelFiles, **arguments) -> BiLm:
+    """The biLM; `arguments` are those of `BiLm`."""
+    return BiLm.from_model(files, **arguments)
+
+
+def describe(options: Options) -> str:
+    """What the model reads of a token."""
+    if (cnn := options.char_cnn) is None:
+        return f"word ids, {options.n_tokens_vocab:,} words"
+    return (f"characters (UTF-8 bytes), at most {cnn.max_characters_per_token} a token, {cnn.embedding_dim} values "
+            "each")
