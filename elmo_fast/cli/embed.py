@@ -208,7 +208,7 @@ def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences,
 def _ray_writer(target: "Target", state: str, batch_size: int | None, resume: bool, cuda_device: int, address: str,
                 workers: int | None, cpus: int, gpus: int) -> Callable[..., None]:
     """What writes a target with Ray, a function of texts, model and progress; refuses flags of one process alone."""
-    from elmo_fast.scale import Pool
+    from elmo_fast.scale import Cluster
     from elmo_fast.scale.run import embed_on_ray
     from elmo_fast.scale.workers import Settings
 
@@ -217,7 +217,7 @@ def _ray_writer(target: "Target", state: str, batch_size: int | None, resume: bo
     if cuda_device >= 0:
         raise ConfigurationError(f"--cuda-device: expected --ray-gpus in its place with --ray, got {cuda_device}")
     settings = Settings(target.form, state, batch_size, cpus, gpus)
-    return functools.partial(embed_on_ray, target=target, settings=settings, pool=Pool(address, workers))
+    return functools.partial(embed_on_ray, target=target, settings=settings, cluster=Cluster(address, workers))
 
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,

@@ -19,7 +19,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.scale import Pool
+from elmo_fast.scale import Cluster
 from elmo_fast.scale.workers import Settings, SharedModel, Worker
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors.layouts import Item, is_directory, segment
@@ -44,7 +44,7 @@ class Shard(NamedTuple):
     texts: list[Text]
 
 
-def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, pool: Pool, *,
+def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, cluster: Cluster, *,
                  progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS) -> None:
     """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
 
@@ -55,14 +55,14 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
                                  f"{target.path} for {target.layout}")
-    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _cluster(pool):
+    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _connected(cluster):
         shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
                        "precision": bilm.precision, "backend": bilm.backend,
                        "device": "cuda" if settings.gpus else "cpu"}
         kind = ray.remote(ShardWriter).options(max_restarts=-1, max_task_retries=_MOST_TRIES - 1,
                                                **settings.resources)
-        count = pool.workers or _room(settings)
+        count = cluster.workers or _room(settings)
         workers = [kind.remote(shared, settings, target, part, fingerprint) for _ in range(count)]
         entries: dict[int, dict[str, Any]] = {}
         with progress or Progress(False) as bar:
@@ -77,23 +77,23 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
 
 
 @contextlib.contextmanager
-def _cluster(pool: Pool) -> Iterator[None]:
+def _connected(cluster: Cluster) -> Iterator[None]:
     """A connection to the cluster, on which Ray is silent."""
-    if pool.address.startswith("ray://"):
+    if cluster.address.startswith("ray://"):
         raise ConfigurationError("--ray: expected the address of a cluster that this machine belongs to (HOST:PORT or "
-                                 f"auto), got Ray Client's {pool.address}")
+                                 f"auto), got Ray Client's {cluster.address}")
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    local = {"include_dashboard": False} if pool.address == "local" else {}
+    local = {"include_dashboard": False} if cluster.address == "local" else {}
     try:
         try:
             with _silence(), _handlers_kept():
-                ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
+                ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False, **local)
         except (ConnectionError, ValueError) as error:
-            raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {pool.address} "
+            raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {cluster.address} "
                                      f"({error}); one with a token wants RAY_AUTH_MODE=token") from error
         except Exception as error:  # Ray has no type of its own for a machine that starts it too slowly
-            raise OSError(f"--ray: expected Ray to start, or to answer, at {pool.address} ({error})") from error
+            raise OSError(f"--ray: expected Ray to start, or to answer, at {cluster.address} ({error})") from error
         yield
     finally:
         ray.shutdown()
