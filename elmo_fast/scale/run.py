@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.jobs import EmbedJob
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import Target
 from elmo_fast.environment import extra, version
@@ -42,6 +43,19 @@ class Shard(NamedTuple):
     number: int
     start: int
     texts: list[Text]
+
+
+def embed_file_on_ray(job: EmbedJob, cluster: Cluster, cpus: int, gpus: int) -> None:
+    """As `embed_file`, on workers with so many threads and GPUs each, into a new directory of shards."""
+    target = job.output.target(default_layout="parquet")
+    if job.resume:
+        raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")
+    if job.model.cuda_device >= 0:
+        raise ConfigurationError("--cuda-device: expected --ray-gpus in its place with --ray, got "
+                                 f"{job.model.cuda_device}")
+    settings = Settings(target.form, job.state, job.batch_size, cpus, gpus)
+    with job.opened(target.form) as (texts, bilm, progress):
+        embed_on_ray(texts, bilm, target, settings, cluster, progress=progress)
 
 
 def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, cluster: Cluster, *,
