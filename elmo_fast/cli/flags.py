@@ -43,8 +43,8 @@ def shared(flag: str) -> dict[str, Any]:
 
 
 def taken(job: type, flags: dict[str, Any]) -> Any:
-    """A dataclass made of the flags that are named as its fields, which are removed from `flags`."""
-    return job(**{field.name: flags.pop(field.name) for field in dataclasses.fields(job)})
+    """A dataclass made of the flags that are named as its fields; they are removed from `flags`."""
+    return job(**{field.name: flags.pop(field.name) for field in dataclasses.fields(job) if field.name in flags})
 
 
 def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from elmo_fast.arguments import check_file, local_path
+from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.embed.build_table import corpus_words, write_token_table
 from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
 from elmo_fast.embed.progress import Progress
@@ -71,12 +72,17 @@ class ModelChoice:
     """A model by name or by its two files, by default the bundled one; how it computes, and on which device."""
 
     model: str | None
-    options_file: str | None
-    weight_file: str | None
     precision: str
     backend: str
     cuda_device: int
-    allow_nonfinite: bool
+    allow_nonfinite: bool = False
+    options_file: str | None = None
+    weight_file: str | None = None
+
+    def load(self) -> LoadedElmo:
+        """The named model on its device."""
+        return load(self.model, device=torch_device(self.cuda_device), precision=self.precision, backend=self.backend,
+                    allow_nonfinite=self.allow_nonfinite)
 
     def files(self, output: str, inputs: Iterable[str | None]) -> ModelFiles:
         """The model's files. `ConfigurationError` for an output that is a file of the model or of the inputs."""
