@@ -23,6 +23,7 @@ from elmo_fast.files.json import read_json
 from elmo_fast.files.stops import interruptible
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import check_finite, lstm_name
+from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
 from elmo_fast.train.config import OptimizerConfig, TrainConfig
@@ -138,23 +139,30 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
             if "bidirectional" not in options:
                 config = replace(config, bidirectional=any(name.startswith(f"{_SCOPE}/RNN_1/") for name in
                                                            variables.arrays))
-            names = tf_names(config)
             without = _check_variables(variables, config, fresh_accumulators)
-            weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
-            for name, values in weights.items():
-                check_finite(f"checkpoint {prefix}: variable {names[name]}", values, allow_nonfinite)
-            trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
-            trainer.step_number = variables.step()
-            for name, parameter in trainer.model.by_name().items():
-                if names[name] not in without:
-                    sums = trainer.updater.optimizer.state[parameter]["sum"]
-                    sums.copy_(variables.read_accumulator(names[name]))
+            trainer = _trainer(variables, config, vocabulary, without, allow_nonfinite)
         content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
         copy_vocabulary(vocab_file, folder)
         checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
         checkpoint.write_json(folder / RUN_FILE, {})
         checkpoint.save(folder, {**content, "files": checkpoint.file_digests(folder)}, keep=1)
-        return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
+        return Imported(prefix, trainer.step_number, len(set(tf_names(config).values())), len(without))
+
+
+def _trainer(variables: Variables, config: TrainConfig, vocabulary: Vocabulary, without: set[str],
+             allow_nonfinite: bool) -> Trainer:
+    """A trainer with what a checkpoint holds; the variables `without` accumulators have none there."""
+    names = tf_names(config)
+    weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
+    for name, values in weights.items():
+        check_finite(f"checkpoint {variables.prefix}: variable {names[name]}", values, allow_nonfinite)
+    trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
+    trainer.step_number = variables.step()
+    for name, parameter in trainer.model.by_name().items():
+        if names[name] not in without:
+            sums = trainer.updater.optimizer.state[parameter]["sum"]
+            sums.copy_(variables.read_accumulator(names[name]))
+    return trainer
 
 
 def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
