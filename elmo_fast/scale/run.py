@@ -142,8 +142,9 @@ def _handlers_kept() -> Iterator[None]:
 
 def _room(settings: Settings) -> int:
     """Workers that the cluster has room for."""
-    there = ray.cluster_resources()
-    return max(1, int(there.get("GPU", 0) // settings.gpus if settings.gpus else there.get("CPU", 0) // settings.cpus))
+    resources = ray.cluster_resources()
+    kind, least = ("GPU", settings.gpus) if settings.gpus else ("CPU", settings.cpus)
+    return max(1, int(resources.get(kind, 0) // least))
 
 
 def shards_of(texts: Iterable[Text], shard_tokens: int = SHARD_TOKENS) -> Iterator[Shard]:

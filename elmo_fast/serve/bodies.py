@@ -112,20 +112,20 @@ class _Reader:
             raise ValueError(f"expected at most {_MOST_DEPTH} lists and objects in each other, got more")
         self._depth += 1
         if first == "[":
-            found = json.decoder.JSONArray((text, begin + 1), self.value)
+            result = json.decoder.JSONArray((text, begin + 1), self.value)
         else:
-            found = json.decoder.JSONObject((text, begin + 1), True, self.value, None, _object)
+            result = json.decoder.JSONObject((text, begin + 1), True, self.value, None, _object)
         self._depth -= 1
-        return found
+        return result
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of its keys and values. `RequestValidationError` for too many keys, and for one given twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         key, why = collections.Counter(key for key, _ in pairs).most_common(1)[0][0], "Key given twice"
     elif len(pairs) > _MOST_KEYS:
         key, why = pairs[_MOST_KEYS][0], f"Expected at most {_MOST_KEYS} keys"
     else:
-        return found
+        return values
     raise RequestValidationError([{"type": "value_error", "loc": ("body", key), "msg": why}], body=why)

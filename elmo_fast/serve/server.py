@@ -56,27 +56,27 @@ def run(job: ServeJob) -> None:
     """Serve a model until a signal."""
     split, metrics = find_tokenizer(job.tokenizer), Metrics()
     api_key = job.api_key_file and read_api_key(job.api_key_file)
-    with bind(job.host, job.port) as found:
+    with bind(job.host, job.port) as listener:
         bilm = job.model.load().bilm
         bilm.state = job.state
         with Batching(bilm, slots=job.slots, queue_tokens=job.limits.queue_tokens,
                       on_chunk=metrics.count_chunk) as batching:
             serve(Service(batching, job.name or Path(job.model.model).name, job.version, job.limits, metrics,
-                          api_key=api_key, split=split, index=job.index), found)
+                          api_key=api_key, split=split, index=job.index), listener)
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket at an address; connections are refused until the server listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
         # On Windows SO_REUSEADDR would let two servers have one port.
-        found.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
-        found.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
+        listener.bind(address)
     except OSError as error:
         raise OSError("--host, --port: expected a free address of this machine, got "
                       f"{host}:{port} ({error})") from error
-    return found
+    return listener
 
 
 def read_api_key(path: str | os.PathLike) -> str:
@@ -88,9 +88,9 @@ def read_api_key(path: str | os.PathLike) -> str:
     return key
 
 
-def serve(service: Service, found: socket.socket) -> None:
+def serve(service: Service, listener: socket.socket) -> None:
     """Serve at a bound socket until SIGTERM or SIGINT; then finish what runs. A second signal ends the process."""
-    host, port = found.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     if host not in _LOOPBACK and service.api_key is None:
         _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
     SharedElmo(service.batching).embed([[]])  # loads kernels, and fails here where the engine does
@@ -99,7 +99,7 @@ def serve(service: Service, found: socket.socket) -> None:
     if stops.is_requested():
         raise KeyboardInterrupt("interrupted before the server was ready")
     address = f"[{host}]" if ":" in host else host
-    Server(service, lambda: print(f"elmo-fast: {service.name} at http://{address}:{port}", flush=True)).run([found])
+    Server(service, lambda: print(f"elmo-fast: {service.name} at http://{address}:{port}", flush=True)).run([listener])
 
 
 class Server(uvicorn.Server):

@@ -176,11 +176,11 @@ class TrainArguments:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "TrainArguments":
         """Of keywords: what is neither a field nor one of `RunConfig` is an option."""
-        own, of_run = ({field.name for field in dataclasses.fields(kind)} - {"run", "options"}
-                       for kind in (cls, RunConfig))
-        return cls(run={name: given[name] for name in given.keys() & of_run},
-                   options={name: value for name, value in given.items() if name not in own | of_run},
-                   **{name: given[name] for name in given.keys() & own})
+        names, names_of_run = ({field.name for field in dataclasses.fields(kind)} - {"run", "options"}
+                               for kind in (cls, RunConfig))
+        return cls(run={name: given[name] for name in given.keys() & names_of_run},
+                   options={name: value for name, value in given.items() if name not in names | names_of_run},
+                   **{name: given[name] for name in given.keys() & names})
 
     def names(self) -> set[str]:
         """The names of what is given, but for what `run` has."""

@@ -201,23 +201,23 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
 def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulators: bool) -> set[str]:
     """The variables without accumulator. `ConfigurationError` for missing, misshapen or unexpected variables."""
     source, names = f"checkpoint {variables.prefix}", tf_names(config)
-    found = {name: values.shape for name, values in variables.arrays.items()}
+    shapes = {name: values.shape for name, values in variables.arrays.items()}
     expected = {names[name]: shape for name, shape in parameter_shapes(config).items()}
     accumulators = {f"{name}/{_ACCUMULATOR}": shape for name, shape in expected.items()}
-    missing = sorted(expected.keys() - found.keys())
+    missing = sorted(expected.keys() - shapes.keys())
     if missing:
         raise ConfigurationError(f"{source}: expected the variable {_summary(missing)}, which the options require, "
-                                 f"found {_summary(found)}")
+                                 f"found {_summary(shapes)}")
     for name, shape in {**expected, **accumulators}.items():
-        if found.get(name, shape) != shape:
-            raise ConfigurationError(f"{source}: variable {name}: expected shape {shape}, found {found[name]}")
-    without = {name for name in expected if f"{name}/{_ACCUMULATOR}" not in found}
+        if shapes.get(name, shape) != shape:
+            raise ConfigurationError(f"{source}: variable {name}: expected shape {shape}, found {shapes[name]}")
+    without = {name for name in expected if f"{name}/{_ACCUMULATOR}" not in shapes}
     if without and not fresh_accumulators:
         raise ConfigurationError(f"{source}: expected the accumulators of bilm-tf's optimizer, found none named "
-                                 f"{_summary(accumulators.keys() - found.keys())}; --fresh-accumulators begins them at "
-                                 f"{Updater.INITIAL_ACCUMULATOR:g}")
+                                 f"{_summary(accumulators.keys() - shapes.keys())}; --fresh-accumulators begins them "
+                                 f"at {Updater.INITIAL_ACCUMULATOR:g}")
     known = expected.keys() | accumulators.keys() | _COUNTERS
-    surplus = [name for name in found.keys() - known if name.rpartition("/")[0] not in without]
+    surplus = [name for name in shapes.keys() - known if name.rpartition("/")[0] not in without]
     if surplus:
         raise ConfigurationError(f"{source}: expected the variables that the options require "
                                  f"({config.model.lstm.n_layers} LSTM layers), found {_summary(surplus)} beside them")
@@ -243,18 +243,18 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
 def _last(folder: Path) -> Path:
     """The checkpoint named in the file `checkpoint` of a folder, which may have been moved since it was written."""
     beside = sorted({_EXTENSION.sub("", path.name) for path in folder.iterdir() if path.name.endswith(".index")})
-    found = f"found the checkpoints {', '.join(beside)}: name one of them" if beside else "found no checkpoint"
+    others = f"found the checkpoints {', '.join(beside)}: name one of them" if beside else "found no checkpoint"
     if not (folder / STATE_FILE).is_file():
-        raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, {found}")
+        raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, {others}")
     text = (folder / STATE_FILE).read_text(encoding="utf-8", errors="replace")
     named = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE)
     if not named:
         raise ConfigurationError(f"checkpoint {folder / STATE_FILE}: expected a line with model_checkpoint_path, "
-                                 f"{found}")
+                                 f"{others}")
     for prefix in (folder / Path(named[1]).name, folder / named[1]):
         if _exists(prefix):
             return prefix
-    raise FileNotFoundError(f"checkpoint: expected {Path(named[1]).name}, which {folder / STATE_FILE} names, {found}")
+    raise FileNotFoundError(f"checkpoint: expected {Path(named[1]).name}, which {folder / STATE_FILE} names, {others}")
 
 
 def _exists(prefix: Path) -> bool:

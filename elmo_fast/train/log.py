@@ -52,7 +52,7 @@ def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
     path = Path(local_path(run)) / LOG_FILE
     if not path.is_file():
         return []
-    found = []
+    lines = []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         if text:
             where = f"log {path}, line {number}"
@@ -60,8 +60,8 @@ def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
             if not _is_line(line):
                 raise ConfigurationError(f"{where}: expected an object with a step, a kind and, of losses, a perplexity"
                                          f", found {line!r:.80}; move the file away to resume without it")
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def _is_line(value: Any) -> bool:

@@ -93,10 +93,10 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
 
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
     """`stored` with the text and the precision of the arguments where they have one, or else a default precision."""
-    own = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
+    chosen = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
     is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported()
-    own["precision"] = own["precision"] or ("medium" if is_bf16 else "highest")
-    return {**stored, **own, "train": _absolute(own["train"]), "heldout": _absolute(own["heldout"])}
+    chosen["precision"] = chosen["precision"] or ("medium" if is_bf16 else "highest")
+    return {**stored, **chosen, "train": _absolute(chosen["train"]), "heldout": _absolute(chosen["heldout"])}
 
 
 def _tokens(shards: list[Shard]) -> int:
@@ -142,8 +142,8 @@ def _fine_tuned(arguments: TrainArguments, options: dict[str, Any], vocabulary: 
     files = find_model(arguments.from_model, options_file=arguments.from_options, weight_file=arguments.from_weights)
     check_is_hdf5(files)
     content, allow_nonfinite = read_json(files.options_file), bool(arguments.allow_nonfinite)
-    own = {name: content[name] for name in ("lstm", "char_cnn") if name in content}
-    config = TrainConfig.from_dict({**in_file, **own, **options}, f"options_file {files.options_file}")
+    sizes = {name: content[name] for name in ("lstm", "char_cnn") if name in content}
+    config = TrainConfig.from_dict({**in_file, **sizes, **options}, f"options_file {files.options_file}")
     weights = {**initial_weights(config, config.training.seed),
                **read_weights(files.weight_file, config.model, allow_nonfinite)}
     softmax_file = arguments.from_softmax or files.weight_file.parent / SOFTMAX_FILE
@@ -179,9 +179,9 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
     read_log(folder)  # before any work; it is used when all of that is done
-    data, found = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
+    data, path = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     data.pop("options", None)
-    state = _read_state(folder, found) if found else None
+    state = _read_state(folder, path) if path else None
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.from_dict({**data, **arguments.run})
     _check_changes(arguments, is_first)
@@ -192,14 +192,14 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
                                      "text; got none")
     shards, heldout = _read_text(data, run_config)
     if state is not None and not is_first:
-        _check_shards(state["shards"] or [], shards, f"checkpoint {found}")
+        _check_shards(state["shards"] or [], shards, f"checkpoint {path}")
     changes = {**arguments.options, **({"n_train_tokens": _tokens(shards)} if is_first else {})}
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **changes)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
     trainer = _trainer(config, initial_weights(config, config.training.seed), data, shards, vocabulary, replicas,
                        workers)
     if state is not None:
-        _restore(trainer, state, found)
+        _restore(trainer, state, path)
     if changes and replicas.is_first:
         checkpoint.write_options(folder, config.to_dict())
     if is_first and replicas.is_first:
@@ -234,11 +234,11 @@ def _restore(trainer: Trainer, state: dict[str, Any], path: str | os.PathLike) -
         raise ConfigurationError(f"{error}, in {path}") from error
 
 
-def _check_shards(before: list[list], now: list[Shard], source: str) -> None:
+def _check_shards(before: list[list], shards: list[Shard], source: str) -> None:
     """Of files that a run began with before their text was hashed, the sizes and counts are compared."""
     expected = [[os.path.basename(path), *rest] for path, *rest in before]
-    found = [[os.path.basename(path), *rest] for path, *rest in now]
-    changed = [old[0] for old, new in zip(expected, found) if old != new[: len(old)]]
-    if changed or len(found) != len(expected):
+    present = [[os.path.basename(path), *rest] for path, *rest in shards]
+    changed = [old[0] for old, new in zip(expected, present) if old != new[: len(old)]]
+    if changed or len(present) != len(expected):
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
                                  f"a difference in {(changed or ['their number'])[0]:.80} ({source})")

@@ -120,7 +120,7 @@ def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset
     model = networks.LanguageModel(config, initial_weights(config, 0)).to(available_device(None))
     model.load_weights(weights)
     groups = groups_of(data.iter_batches(batch_size, 1), STEPS)
-    batches = (_batch(config, {name: None if value is None else np.concatenate([one[name] for one in group], axis=1)
+    batches = (_batch(config, {name: None if value is None else np.concatenate([part[name] for part in group], axis=1)
                                for name, value in group[0].items()}) for group in groups)
     first = next(batches, None)
     if first is None:
@@ -134,12 +134,12 @@ def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict
     TensorFlow's checkpoints are read by `elmo-fast import-tf`, which writes such a directory.
     """
     tf_save_dir = check_path("tf_save_dir", tf_save_dir)
-    found = checkpoint.in_order(tf_save_dir)
-    if not found:
+    checkpoints = checkpoint.in_order(tf_save_dir)
+    if not checkpoints:
         raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "
                                 f"{tf_save_dir}; elmo-fast import-tf makes one of a TensorFlow checkpoint")
-    checkpoint.check_files(tf_save_dir, found[-1], checkpoint.read(found[-1]))
-    return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(found[-1])
+    checkpoint.check_files(tf_save_dir, checkpoints[-1], checkpoint.read(checkpoints[-1]))
+    return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(checkpoints[-1])
 
 
 def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None) -> Vocabulary:

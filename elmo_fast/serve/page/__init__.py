@@ -161,13 +161,13 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> Nea
     if not len(occurrences) and not body.any_word:
         return NearestAnswer(occurrences=0, neighbours=[])
     vector = elmo.embed([body.tokens], index.layers, index.state)[0][body.position]
-    found = []
+    neighbours = []
     for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         shown = context_of(index, near.number)
-        found.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
-                                  line=shown.line, before=shown.before, word=shown.word, after=shown.after,
-                                  tokens=list(index.texts[near.text])))
-    return NearestAnswer(occurrences=len(occurrences), neighbours=found)
+        neighbours.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
+                                       line=shown.line, before=shown.before, word=shown.word, after=shown.after,
+                                       tokens=list(index.texts[near.text])))
+    return NearestAnswer(occurrences=len(occurrences), neighbours=neighbours)
 
 
 def _rounded(values: np.ndarray) -> list:
