@@ -78,6 +78,6 @@ class BuildNative(build_ext):
 SKIPPED = why_no_native()
 setup(packages=[*find_packages(include=["elmo_fast", "elmo_fast.*"]), "elmo_fast.kernels"],
       package_dir={"elmo_fast.kernels": "kernels"},
-      package_data={"elmo_fast": ["pretrained/**", "*/*.html", "*/*.css", "*/*.js", "py.typed"]},
+      package_data={"elmo_fast": ["pretrained/**", "**/*.html", "**/*.css", "**/*.js", "py.typed"]},
       ext_modules=[] if SKIPPED else [Extension("elmo_fast._native", [])],
       cmdclass={"build_py": BuildPython, "build_ext": BuildNative}, include_package_data=False)

@@ -54,12 +54,12 @@ def texts_of(sentences: list[list[str]]):
 def run_once(bilm, settings, sentences: list[list[str]], workers: int, shard_tokens: int, folder: Path) -> float:
     """Tokens/s of `embed_on_ray`; the directory stays."""
     from elmo_fast.embed.run import Target
-    from elmo_fast.scale import Pool
+    from elmo_fast.scale import Cluster
     from elmo_fast.scale.run import embed_on_ray
 
     arrivals = Arrivals()
     embed_on_ray(texts_of(sentences), bilm, Target(folder, "parquet", settings.form), settings,
-                 Pool(workers=workers), progress=arrivals, shard_tokens=shard_tokens)
+                 Cluster(workers=workers), progress=arrivals, shard_tokens=shard_tokens)
     return arrivals.rate(workers)
 
 

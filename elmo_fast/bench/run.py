@@ -99,8 +99,8 @@ def _check(elmo: LoadedElmo, chosen: list[Variant], precision: str) -> dict[str,
     expected = _embed(elmo, Variant("reference", "reference"), some)
     largest, errors = max(float(np.abs(vectors).max()) for vectors in expected), {}
     for variant in chosen:
-        found = _embed(elmo, variant, some)
-        errors[variant.name] = max(float(np.abs(a - b).max()) for a, b in zip(found, expected)) / largest
+        actual = _embed(elmo, variant, some)
+        errors[variant.name] = max(float(np.abs(a - b).max()) for a, b in zip(actual, expected)) / largest
         if not errors[variant.name] <= LIMITS[precision]:
             raise RuntimeError(f"{variant.name}: expected numbers within {LIMITS[precision]:.0e} of the reference "
                                f"path's, got {errors[variant.name]:.1e}; please report this")
@@ -126,12 +126,12 @@ def _time(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]], s
     turns["ceiling"] = _ceiling(elmo)
     for turn in turns.values():
         turn()
-    found = take_turns(turns, ROUNDS)
-    ceiling, rows = float(np.median(found["ceiling"])), []
+    samples = take_turns(turns, ROUNDS)
+    ceiling, rows = float(np.median(samples["ceiling"])), []
     for variant in chosen:
-        slow, seconds, fast = np.percentile(found[variant.name, "text"], [75, 50, 25]).tolist()
+        slow, seconds, fast = np.percentile(samples[variant.name, "text"], [75, 50, 25]).tolist()
         row = {"variant": variant.name, "tokens_per_s": tokens / seconds, "quartiles": [tokens / slow, tokens / fast],
-               "sentence_ms": 1e3 * float(np.median(found[variant.name, "sentence"]))}
+               "sentence_ms": 1e3 * float(np.median(samples[variant.name, "sentence"]))}
         if flop:
             row |= {"flop_per_s": flop / seconds, "ceiling_flop_per_s": ceiling, "share": flop / seconds / ceiling}
         rows.append(row)
@@ -172,10 +172,10 @@ def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
 def _memory(elmo: LoadedElmo) -> dict[str, float]:
     """Peak MiB of the process, where the system says it, and of the GPU."""
     peak = peak_memory()
-    found = {} if peak is None else {"process": peak / 2**20}
+    memory = {} if peak is None else {"process": peak / 2**20}
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.max_memory_allocated() / 2**20
-    return rounded(found)
+        memory["gpu"] = torch.cuda.max_memory_allocated() / 2**20
+    return rounded(memory)
 
 
 def report(document: dict) -> Iterator[str]:

@@ -38,15 +38,14 @@ def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands; each sets `run`, a function of its arguments or the name of one."""
-    from elmo_fast.cli import embed, pictures, score, serve, train
+    from elmo_fast.cli import bench, cache, embed, info, pictures, score, seqvec, serve, train
 
     parser = Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (embed.add_commands, pictures.add_commands, score.add_commands, train.add_commands, serve.add_commands,
-                embed.add_seqvec, embed.add_bench):
-        add(commands)
+    for module in (embed, cache, info, pictures, score, train, serve, seqvec, bench):
+        module.add_commands(commands)
     return parser
 
 

@@ -1,50 +1,15 @@
-"""The subcommands `embed`, `cache`, `info`, `models`, `doctor`, `seqvec` and `bench`."""
+"""The subcommand `embed`."""
 
-import contextlib
-import functools
 import logging
-import os
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elmo_fast import arguments
-from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
-from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.atomic import check_target
-from elmo_fast.files.lock import locked
-from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
-
-if TYPE_CHECKING:
-    from elmo_fast.embed.run import Target  # imports torch: the help of the command needs none
-
-_FILES = "--model", "--options-file", "--weight-file"
+from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, at_least, taken, value_of
 
 
 def add_commands(commands) -> None:
-    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
-    _add_embed(commands)
-    parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for "
-                         "embed", *_FILES, *NUMERICS, "--cuda-device", "--quiet")
-    parser.epilog = ("After an interruption the same command resumes. embed refuses a table of a lower precision than "
-                     "its own.")
-    add = parser.add_argument
-    add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
-    add("output_file", metavar="OUT", help="HDF5 file")
-    add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
-    add("--storage", choices=arguments.STORAGES, default="float32", help="(default: %(default)s)")
-    add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:],
-                NUMERICS[2])
-    add_command(commands, "models", "elmo_fast.model.sources:public_model_lines",
-                "list the public models that can be named")
-    add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
-                "every operation")
-
-
-def _add_embed(commands) -> None:
+    """Add the subcommand to an argparse collection; it sets `run`, a function of the parsed arguments."""
     parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence a line, into a file of "
-                         "vectors", *_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
+                         "vectors", *MODEL_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
     parser.epilog = ("Every half minute what is done is stored in OUTPUT.part; after a kill the same command with "
                      "--resume goes on from there.")
     add = parser.add_argument
@@ -101,163 +66,26 @@ def _add_ray(parser) -> None:
     add("--ray-gpus", type=at_least(0), default=0, metavar="N", help="GPUs of a worker (default: %(default)s)")
 
 
-def add_seqvec(commands) -> None:
-    """Add the subcommand `seqvec`, with SeqVec's flags."""
-    parser = add_command(commands, "seqvec", "elmo_fast.compat.seqvec:embed_fasta", "embed the protein sequences of "
-                         "FASTA files, with SeqVec's flags", "--state", *NUMERICS)
-    parser.epilog = "SeqVec carries states; with zero and warm a sequence's vectors depend on the sequence alone."
-    add = parser.add_argument
-    add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file (.gz too), or "
-        "a directory, of which every file with fasta in its name is read")
-    add("-o", "--output", dest="output_path", required=True, type=Path, metavar="FILE", help=".h5, a dataset a "
-        "sequence; .npz; or .npy with a .json of identifiers beside it (with --protein)")
-    add("--model", dest="model_dir", type=Path, default=Path("model"), metavar="DIRECTORY", help="directory with "
-        "weights.hdf5 and options.json; without them the published model is fetched (default: ./model)")
-    switch = value_of(lambda text: ("false", "true").index(text.lower()) == 1, "True or False", lambda _: True)
-    add("--protein", dest="per_protein", nargs="?", type=switch, const=True, default=False, metavar="True|False",
-        help="one vector a protein: the mean over its residues")
-    add("--batchsize", type=int, default=arguments.SEQVEC_BATCH_SIZE, metavar="RESIDUES",
-        help="residues that complete a batch (default: %(default)s)")
-    add("--split-char", "--split_char", default="|", metavar="C", help="splits headers into fields (default: |)")
-    add("--id", type=int, default=1, metavar="N", dest="id_field", help="number of the field, from 0, that identifies "
-        "a sequence; -1 takes the whole header (default: %(default)s)")
-    add("--cpu", nargs="?", type=switch, const=True, default=False, metavar="True|False", help="use the CPU where "
-        "there is a GPU")
-    add("--layer", choices=arguments.SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, "
-        "or a single layer (default: %(default)s)")
-    add("--resume", action="store_true", help="go on with what a run that did not end has left")
-    add("--silent", dest="progress", action="store_false", help="no progress bar")
+def _embed(vocab_path, include_package, file_friendly_logging, progress, ray, ray_workers, ray_cpus, ray_gpus,
+           **flags) -> None:
+    from elmo_fast.embed.jobs import EmbedJob, ModelChoice, TextInput, VectorOutput, embed_file
 
-
-def add_bench(commands) -> None:
-    """Add the subcommand `bench`."""
-    parser = add_command(commands, "bench", "elmo_fast.bench.run:command", "measure speed, latency and memory of a "
-                         "model on this machine, in about half a minute", "--model", "--precision", model=DEFAULT_MODEL)
-    parser.epilog = "Every way to run the model is compared with the reference path before it is timed."
-    add = parser.add_argument
-    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: the first GPU where there is one)")
-    add("--json", dest="json_file", metavar="FILE", help="write all figures, with the machine, into FILE")
-    add("--plot", dest="plot_file", metavar="FILE", help="draw them (.png, .svg, .pdf; elmo-fast[plots])")
-    add("--seconds", type=value_of(float, "a number of at least 1", lambda value: 1 <= value < 3600), default=30.0,
-        help="about how long to measure (default: %(default)s)")
-
-
-def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
-           vocab_path, progress, model, options_file, weight_file, state, precision, backend, allow_nonfinite,
-           batch_size, resume, allow_blank, format, field, tokenizer, ray, ray_workers, ray_cpus, ray_gpus,
-           **form) -> None:
-    from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
-    from elmo_fast.embed.progress import Progress
-    from elmo_fast.embed.run import write_corpus
-    from elmo_fast.model.families.models import open_bilm
-    from elmo_fast.model.token_table.table import TokenTable
-    from elmo_fast.text.readers import open_texts
-
-    if unknown and not token_table:
-        raise ConfigurationError(f"--unknown: expected --token-table beside it, got {unknown} alone")
     if vocab_path is not None:
         logging.getLogger(__name__).warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
-    if include_package:
+    _import_packages(include_package)
+    job = EmbedJob(taken(TextInput, flags), taken(VectorOutput, flags), taken(ModelChoice, flags),
+                   progress="lines" if progress and file_friendly_logging else progress, **flags)
+    if ray:
+        from elmo_fast.scale.run import Cluster, embed_file_on_ray
+
+        embed_file_on_ray(job, Cluster(ray, ray_workers), ray_cpus, ray_gpus)
+    else:
+        embed_file(job)
+
+
+def _import_packages(names: list[str]) -> None:
+    if names:
         from elmo_fast.compat.allennlp.registry import import_submodules
 
-        for package in include_package:
-            import_submodules(package)
-    if ray and form["layout"] is None:
-        form["layout"] = "parquet"
-    target = _target(output_file, **form)
-    write_on_ray = ray and _ray_writer(target, state, batch_size, resume, cuda_device, ray, ray_workers, ray_cpus,
-                                       ray_gpus)
-    with locked(output_file, reserve=True), open_texts(input_file, format=format, field=field, tokenizer=tokenizer,
-                                                       allow_blank=allow_blank) as texts:
-        files = _files(output_file, [*texts.paths, token_table], model, options_file, weight_file)
-        device = torch_device(cuda_device)
-        table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
-        bilm = open_bilm(files, state=state, precision=precision, backend=backend, token_table=table,
-                         allow_nonfinite=allow_nonfinite)
-        target.form.check(bilm.num_layers)
-        progress = Progress("lines" if progress and file_friendly_logging else progress, texts.count())
-        if write_on_ray:
-            write_on_ray(texts, bilm, progress=progress)
-        else:
-            embedder = ElmoEmbedder.from_bilm(bilm.to(device))
-            write_corpus(texts, embedder.runner(batch_size, target.form), target, resume=resume, progress=progress)
-
-
-def _words(path: str) -> frozenset[str]:
-    try:
-        return frozenset(Path(path).read_text(encoding="utf-8-sig").split())
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--targets: expected UTF-8 text, got undecodable bytes in {path} ({error})"
-                                 ) from error
-
-
-def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":
-    from elmo_fast.embed.run import Target
-    from elmo_fast.vectors import layouts
-    from elmo_fast.vectors.form import Form
-
-    words = targets and _words(arguments.check_file("--targets", targets))
-    form, layout = Form(layers, pool, dtype, words), layouts.layout_of(output_file, layout)
-    layouts.check_output(layout, output_file, form, "output file")
-    options = {"forget_sentences": forget_sentences, "use_sentence_keys": use_sentence_keys}
-    if layout != "allennlp" and any(options.values()):
-        raise ConfigurationError("--forget-sentences, --use-sentence-keys: expected AllenNLP's layout beside them, got "
-                                 f"{layout}")
-    return Target(output_file, layout, form, options if layout == "allennlp" else {})
-
-
-def _ray_writer(target: "Target", state: str, batch_size: int | None, resume: bool, cuda_device: int, address: str,
-                workers: int | None, cpus: int, gpus: int) -> Callable[..., None]:
-    """What writes a target with Ray, a function of texts, model and progress; refuses flags of one process alone."""
-    from elmo_fast.scale import Pool
-    from elmo_fast.scale.run import embed_on_ray
-    from elmo_fast.scale.workers import Settings
-
-    if resume:
-        raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")
-    if cuda_device >= 0:
-        raise ConfigurationError(f"--cuda-device: expected --ray-gpus in its place with --ray, got {cuda_device}")
-    settings = Settings(target.form, state, batch_size, cpus, gpus)
-    return functools.partial(embed_on_ray, target=target, settings=settings, pool=Pool(address, workers))
-
-
-def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,
-           **names) -> None:
-    from elmo_fast.embed.build_table import corpus_words, write_token_table
-    from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.model.families.models import open_bilm
-    from elmo_fast.text.readers import open_texts
-
-    check_target(output_file, "output file")
-    with locked(output_file, reserve=True):
-        with open_texts(vocabulary, allow_blank=True) if corpus else contextlib.nullcontext() as texts:
-            files = _files(output_file, texts.paths if corpus else [vocabulary], **names)
-            device = torch_device(cuda_device)
-            vocabulary = corpus_words(text.tokens for text in texts) if corpus else vocabulary
-        bilm = open_bilm(files, precision=precision, backend=backend, allow_nonfinite=allow_nonfinite).to(device)
-        try:
-            write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
-                                    f"{output_file}.part") from None
-
-
-def _info(allow_nonfinite, **names) -> list[str]:
-    from elmo_fast.model.families.models import describe
-
-    if all(name is None for name in names.values()):
-        raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
-    files = replace(find_model(**names), allow_nonfinite=allow_nonfinite)
-    return [f"{name + ':':24}{value}" for name, value in describe(files).items()]
-
-
-def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:
-    """The model's files; refuses an output that is a file of the model or of the inputs."""
-    model = DEFAULT_MODEL if model is options_file is weight_file is None else model
-    files = find_model(model, options_file=options_file, weight_file=weight_file)
-    output = arguments.local_path(output)
-    for path in (*inputs, files.options_file, files.weight_file):
-        path = path and arguments.local_path(path)
-        if path and os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
-            raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")
-    return files
+        for name in names:
+            import_submodules(name)

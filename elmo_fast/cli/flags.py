@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ _SHARED: dict[str, dict[str, Any]] = {
                           "otherwise"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
+MODEL_FILES = "--model", "--options-file", "--weight-file"
 NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 
 
@@ -38,6 +40,11 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
 def shared(flag: str) -> dict[str, Any]:
     """Arguments of `add_argument` for a shared flag of a parser that `add_command` did not make."""
     return dict(_SHARED[flag])
+
+
+def taken(job: type, flags: dict[str, Any]) -> Any:
+    """A dataclass made of the flags that are named as its fields; they are removed from `flags`."""
+    return job(**{field.name: flags.pop(field.name) for field in dataclasses.fields(job) if field.name in flags})
 
 
 def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:

@@ -1,10 +1,9 @@
 """The subcommands `compare` and `nearest`: pictures of vectors, and their numbers on stdout."""
 
-import os
 from collections.abc import Iterator
 
-from elmo_fast.arguments import FREE_STATES, local_path
-from elmo_fast.cli.flags import NUMERICS, add_command, at_least
+from elmo_fast.arguments import FREE_STATES
+from elmo_fast.cli.flags import NUMERICS, add_command, at_least, taken
 from elmo_fast.model.sources import DEFAULT_MODEL
 
 _SHARED = "--model", *NUMERICS, "--cuda-device"
@@ -43,75 +42,16 @@ def add_commands(commands) -> None:
     add("-o", "--output", metavar="FILE", help="the picture: .html, .png, .svg or .pdf; or the rows: .txt")
 
 
-def _compare(first, second, weights, state, output, **model) -> Iterator[str]:
-    from elmo_fast.explore.contexts import compare
-    from elmo_fast.explore.pictures import MAPS, check_picture, named_maps, save_comparison
+def _compare(**flags) -> Iterator[str]:
+    from elmo_fast.embed.jobs import ModelChoice
+    from elmo_fast.explore.jobs import CompareJob, compare_sentences
 
-    if output is not None:
-        check_picture(output, MAPS)
-    comparison = compare(_load(**model), first, second, state)
-    maps = named_maps(comparison, weights)
-    if output is not None:
-        save_comparison(comparison, output, weights)
-    for title, cosines in maps.items():
-        yield "\t".join([title, *comparison.second_tokens])
-        for token, row in zip(comparison.first_tokens, cosines.tolist()):
-            yield "\t".join([token, *(f"{value:.4f}" for value in row)])
-        yield ""
+    return compare_sentences(CompareJob(taken(ModelChoice, flags), **flags))
 
 
-def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, weights, state, save, output,
-             **model) -> Iterator[str]:
-    from elmo_fast.explore.nearest import find_contexts, report_lines
-    from elmo_fast.explore.pictures import CONTEXTS, check_picture, save_report
-    from elmo_fast.files.atomic import check_target
+def _nearest(weights, layer, **flags) -> Iterator[str]:
+    from elmo_fast.embed.jobs import ModelChoice
+    from elmo_fast.explore.jobs import NearestJob, Search, nearest_contexts
 
-    corpus = local_path(corpus)
-    for name, path in (("-o", output), ("--save", save)):
-        path = path and local_path(path)
-        if path and os.path.exists(path) and os.path.exists(corpus) and os.path.samefile(path, corpus):
-            raise ValueError(f"{name}: expected a file other than CORPUS, got {path}")
-    if output is not None:
-        check_picture(output, CONTEXTS)
-    if save is not None:
-        check_target(save, "--save")
-    elmo = _load(**model)
-    index = _index(elmo, corpus, None if any_word or save else [word], weights or layer, state)
-    if save is not None:
-        index.save(save)
-    report = find_contexts(elmo, index, word, sentence=sentence, top=top, queries=queries, any_word=any_word,
-                           center=center)
-    if output is not None:
-        name = "stdin" if corpus == "-" else os.path.basename(corpus)
-        save_report(report, output, f"Nearest contexts of \u201c{word}\u201d in {name}")
-    return report_lines(report)
-
-
-def _load(cuda_device, **model):
-    from elmo_fast.embed.api import load
-    from elmo_fast.embed.embedder import torch_device
-
-    return load(device=torch_device(cuda_device), **model)
-
-
-def _index(elmo, corpus, words, layer, state):
-    from elmo_fast.explore.contexts import ContextIndex
-    from elmo_fast.explore.nearest import open_index
-    from elmo_fast.text.readers import open_texts
-
-    if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
-        if layer or state:
-            raise ValueError("--layer, --weights, --state: expected a text beside them, got the vectors in "
-                             f"{corpus}")
-        return index
-    layers, dtype = _layers(layer, elmo.bilm.num_layers), "float16" if words is None else "float32"
-    with open_texts(corpus, allow_blank=True) as texts:
-        return ContextIndex.build(elmo, texts, words=words, layers=layers, state=state or "warm", dtype=dtype)
-
-
-def _layers(layer: str | list[float] | None, count: int) -> str | list[float]:
-    if layer in (None, "average", "top") or isinstance(layer, list):
-        return layer or "average"
-    if not layer.isdecimal() or int(layer) >= count:
-        raise ValueError(f"--layer: expected average, top or a number from 0 to {count - 1}, got {layer}")
-    return [float(number == int(layer)) for number in range(count)]
+    job = NearestJob(taken(ModelChoice, flags), taken(Search, flags), layer=weights or layer, **flags)
+    return nearest_contexts(job)

@@ -1,20 +1,17 @@
 """The subcommands `score` and `substitutes`, which read the language model."""
 
-from collections.abc import Iterator
-
 from elmo_fast.arguments import DIRECTIONS
 from elmo_fast.cli.flags import NUMERICS, add_command
-from elmo_fast.files import stops
 from elmo_fast.model.sources import DEFAULT_MODEL
 
 
 def add_commands(commands) -> None:
     """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
     shared, defaults = ("--model", "--state", *NUMERICS), {"model": DEFAULT_MODEL, "state": "warm"}
-    score = add_command(commands, "score", _score, "print log-probabilities of the sentences of a text, in both "
-                        "directions", *shared, **defaults)
-    substitutes = add_command(commands, "substitutes", _substitutes, "print the likeliest words in place of each token "
-                              "of a text", *shared, **defaults)
+    score = add_command(commands, "score", "elmo_fast.embed.scoring:score_file", "print log-probabilities of the "
+                        "sentences of a text, in both directions", *shared, **defaults)
+    substitutes = add_command(commands, "substitutes", "elmo_fast.embed.scoring:substitute_file", "print the likeliest "
+                              "words in place of each token of a text", *shared, **defaults)
     for add in (score.add_argument, substitutes.add_argument):
         add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line, or by its suffix CoNLL-U, "
             "FASTA, JSON lines or Parquet, also compressed; a glob; - is stdin")
@@ -24,21 +21,5 @@ def add_commands(commands) -> None:
     score.add_argument("--tokens", action="store_true", help="a line for each token")
     add = substitutes.add_argument
     add("--top", type=int, default=10, metavar="K", help="words a token (default: %(default)s)")
-    add("--word", action="append", metavar="WORD", help="only in place of WORD; repeatable")
+    add("--word", dest="words", action="append", metavar="WORD", help="only in place of WORD; repeatable")
     add("--direction", choices=DIRECTIONS, default="both", help="(default: %(default)s)")
-
-
-def _score(input_file, tokens, **head) -> Iterator[str]:
-    from elmo_fast.embed.scoring import load_head, score_lines
-    from elmo_fast.text.readers import open_texts
-
-    with open_texts(input_file, allow_blank=True) as texts:
-        yield from stops.checked(score_lines(load_head(**head), texts, tokens))
-
-
-def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
-    from elmo_fast.embed.scoring import load_head, substitute_lines
-    from elmo_fast.text.readers import open_texts
-
-    with open_texts(input_file, allow_blank=True) as texts:
-        yield from stops.checked(substitute_lines(load_head(**head), texts, top, direction, word))

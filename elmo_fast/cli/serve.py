@@ -1,11 +1,10 @@
 """The subcommand `serve`."""
 
 import dataclasses
-from pathlib import Path
 
 import elmo_fast
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, TOKENIZERS
-from elmo_fast.cli.flags import add_command, at_least
+from elmo_fast.cli.flags import add_command, at_least, taken
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.serve.limits import Limits
 
@@ -31,22 +30,8 @@ def add_commands(commands) -> None:
             help=f"{field.metadata['help']} (default: %(default)s)")
 
 
-def _serve(model, state, precision, backend, cuda_device, host, port, name, api_key_file, slots, tokenizer, index,
-           **limits) -> None:
-    from elmo_fast.embed.api import load
-    from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.serve import server
-    from elmo_fast.serve.app import Service
-    from elmo_fast.serve.batching import Batching
-    from elmo_fast.serve.metrics import Metrics
-    from elmo_fast.text.tokenizers import find_tokenizer
+def _serve(**flags) -> None:
+    from elmo_fast.embed.jobs import ModelChoice
+    from elmo_fast.serve.server import ServeJob, run
 
-    split = find_tokenizer(tokenizer)
-    metrics, limits = Metrics(), Limits(**limits)
-    api_key = api_key_file and server.read_api_key(api_key_file)
-    with server.bind(host, port) as found:
-        bilm = load(model, device=torch_device(cuda_device), precision=precision, backend=backend).bilm
-        bilm.state = state
-        with Batching(bilm, slots=slots, queue_tokens=limits.queue_tokens, on_chunk=metrics.count_chunk) as batching:
-            server.serve(Service(batching, name or Path(model).name, elmo_fast.__version__, limits, metrics,
-                                 api_key=api_key, split=split, index=index), found)
+    run(ServeJob(taken(ModelChoice, flags), taken(Limits, flags), version=elmo_fast.__version__, **flags))

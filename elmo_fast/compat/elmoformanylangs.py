@@ -56,14 +56,14 @@ class Embedder:
         order = sorted(range(len(sents)), key=lambda number: -len(sents[number]))
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         random.shuffle(batches)
-        found: dict[int, np.ndarray] = {}
+        results: dict[int, np.ndarray] = {}
         for batch in batches:
             with torch.no_grad():
                 layers, lengths = self.model.embed_tokens([sents[number] for number in batch])
             values = torch.stack(layers).float().cpu().numpy()  # [layers, N, 2 P]
             for number, vectors in zip(batch, np.split(values, np.cumsum(lengths)[:-1], axis=1)):
-                found[number] = vectors[:, 1:-1].copy()
-        return [found[number] for number in range(len(sents))]
+                results[number] = vectors[:, 1:-1].copy()
+        return [results[number] for number in range(len(sents))]
 
 
 if __name__ == "__main__":

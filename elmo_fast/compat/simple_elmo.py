@@ -127,15 +127,15 @@ class ElmoModel:
                 or not all(isinstance(text, str) for text in data)):
             raise ValueError(f"data: expected a list of sentences as strings, got {shown(data)}")
         check_count("topn", topn)
-        found = []
+        substitutes = []
         for tokens in map(str.split, data):
             with self._lock:
                 self._loaded().elmo_bilm.reset_states()
                 logits = self._head.logits(tokens)
             best = [self._best(scores, topn, nodelimiters) for scores in logits]
-            found.append([{"word": word, "forward": forward, "backward": backward}
-                          for word, forward, backward in zip(tokens, *best)])
-        return found
+            substitutes.append([{"word": word, "forward": forward, "backward": backward}
+                                for word, forward, backward in zip(tokens, *best)])
+        return substitutes
 
     def _best(self, scores: torch.Tensor, topn: int, nodelimiters: bool) -> list[dict[str, list]]:
         left_out = BOUNDARIES if nodelimiters else ()

@@ -1,4 +1,4 @@
-"""Log-probabilities and substitutes of texts, as lines."""
+"""Log-probabilities and substitutes of texts, as lines: what the subcommands `score` and `substitutes` print."""
 
 import json
 import os
@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, local_path
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.files import stops
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import find_model
 from elmo_fast.text.batching import groups_of
-from elmo_fast.text.readers import Text
+from elmo_fast.text.readers import Text, open_texts
 
 _LINE_ENDS = re.compile(r"[\r\n]+")
 
@@ -36,6 +37,18 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     files = replace(files, vocab_file=vocab_file, allow_nonfinite=allow_nonfinite)
     bilm = BiLm.from_model(files, **arguments).eval()
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, allow_nonfinite)
+
+
+def score_file(input_file: str, tokens: bool, **head) -> Iterator[str]:
+    """`score_lines` of the texts of a file; `head` are the arguments of `load_head`."""
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from stops.checked(score_lines(load_head(**head), texts, tokens))
+
+
+def substitute_file(input_file: str, top: int, direction: str, words: list[str] | None, **head) -> Iterator[str]:
+    """`substitute_lines` of the texts of a file; `head` are the arguments of `load_head`."""
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from stops.checked(substitute_lines(load_head(**head), texts, top, direction, words))
 
 
 def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Iterator[str]:

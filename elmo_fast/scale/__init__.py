@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Pool:
-    """The workers of a cluster: its address, or `local` for a cluster that runs as long as the command."""
+class Cluster:
+    """A Ray cluster and the number of its workers; the address `local` starts one that runs as long as the command."""
 
     address: str = "local"
     workers: int | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.jobs import EmbedJob
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import Target
 from elmo_fast.environment import extra, version
@@ -19,7 +20,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.scale import Pool
+from elmo_fast.scale import Cluster
 from elmo_fast.scale.workers import Settings, SharedModel, Worker
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors.layouts import Item, is_directory, segment
@@ -44,7 +45,20 @@ class Shard(NamedTuple):
     texts: list[Text]
 
 
-def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, pool: Pool, *,
+def embed_file_on_ray(job: EmbedJob, cluster: Cluster, cpus: int, gpus: int) -> None:
+    """As `embed_file`, on workers with so many threads and GPUs each, into a new directory of shards."""
+    target = job.output.target(default_layout="parquet")
+    if job.resume:
+        raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")
+    if job.model.cuda_device >= 0:
+        raise ConfigurationError("--cuda-device: expected --ray-gpus in its place with --ray, got "
+                                 f"{job.model.cuda_device}")
+    settings = Settings(target.form, job.state, job.batch_size, cpus, gpus)
+    with job.opened(target.form) as (texts, bilm, progress):
+        embed_on_ray(texts, bilm, target, settings, cluster, progress=progress)
+
+
+def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, cluster: Cluster, *,
                  progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS) -> None:
     """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
 
@@ -55,14 +69,14 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
                                  f"{target.path} for {target.layout}")
-    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _cluster(pool):
+    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _connected(cluster):
         shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
                        "precision": bilm.precision, "backend": bilm.backend,
                        "device": "cuda" if settings.gpus else "cpu"}
         kind = ray.remote(ShardWriter).options(max_restarts=-1, max_task_retries=_MOST_TRIES - 1,
                                                **settings.resources)
-        count = pool.workers or _room(settings)
+        count = cluster.workers or _room(settings)
         workers = [kind.remote(shared, settings, target, part, fingerprint) for _ in range(count)]
         entries: dict[int, dict[str, Any]] = {}
         with progress or Progress(False) as bar:
@@ -77,23 +91,23 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
 
 
 @contextlib.contextmanager
-def _cluster(pool: Pool) -> Iterator[None]:
+def _connected(cluster: Cluster) -> Iterator[None]:
     """A connection to the cluster, on which Ray is silent."""
-    if pool.address.startswith("ray://"):
+    if cluster.address.startswith("ray://"):
         raise ConfigurationError("--ray: expected the address of a cluster that this machine belongs to (HOST:PORT or "
-                                 f"auto), got Ray Client's {pool.address}")
+                                 f"auto), got Ray Client's {cluster.address}")
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    local = {"include_dashboard": False} if pool.address == "local" else {}
+    local = {"include_dashboard": False} if cluster.address == "local" else {}
     try:
         try:
             with _silence(), _handlers_kept():
-                ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
+                ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False, **local)
         except (ConnectionError, ValueError) as error:
-            raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {pool.address} "
+            raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {cluster.address} "
                                      f"({error}); one with a token wants RAY_AUTH_MODE=token") from error
         except Exception as error:  # Ray has no type of its own for a machine that starts it too slowly
-            raise OSError(f"--ray: expected Ray to start, or to answer, at {pool.address} ({error})") from error
+            raise OSError(f"--ray: expected Ray to start, or to answer, at {cluster.address} ({error})") from error
         yield
     finally:
         ray.shutdown()
@@ -128,8 +142,9 @@ def _handlers_kept() -> Iterator[None]:
 
 def _room(settings: Settings) -> int:
     """Workers that the cluster has room for."""
-    there = ray.cluster_resources()
-    return max(1, int(there.get("GPU", 0) // settings.gpus if settings.gpus else there.get("CPU", 0) // settings.cpus))
+    resources = ray.cluster_resources()
+    kind, least = ("GPU", settings.gpus) if settings.gpus else ("CPU", settings.cpus)
+    return max(1, int(resources.get(kind, 0) // least))
 
 
 def shards_of(texts: Iterable[Text], shard_tokens: int = SHARD_TOKENS) -> Iterator[Shard]:

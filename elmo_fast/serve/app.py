@@ -78,7 +78,7 @@ class Service:
     def _split(self, text: str) -> Sequence[str]:
         """Megabytes of words, which `str.split` would make at once, leave other threads their turns."""
         if self.split is str.split and len(text) > _AT_ONCE:
-            return [found.group() for found in re.finditer(r"\S+", text)]
+            return [match.group() for match in re.finditer(r"\S+", text)]
         return self.split(text)
 
     async def vectors(self, request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
@@ -211,9 +211,9 @@ def _embeddings_work(service: Service, body: schemas.EmbeddingsRequest) -> _Work
 def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
     if body.model != service.name:
         raise Refusal(404, f"model: expected {service.name!r}, got {body.model[:80]!r}", "model_not_found", "model")
-    own = service.bilm.get_output_dim()
-    if body.dimensions not in (None, own):
-        raise Refusal(422, f"dimensions: expected {own}, which the model has, or none, got {shown(body.dimensions)}",
+    size = service.bilm.get_output_dim()
+    if body.dimensions not in (None, size):
+        raise Refusal(422, f"dimensions: expected {size}, which the model has, or none, got {shown(body.dimensions)}",
                       "invalid_value", "dimensions")
 
 

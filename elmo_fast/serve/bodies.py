@@ -5,6 +5,7 @@ waiting from the first byte to the last.
 """
 
 import asyncio
+import collections
 import email.message
 import functools
 import json
@@ -81,9 +82,8 @@ def read_json(content: bytes, most_values: int, most_lists: int) -> Any:
     """
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
-        reader = _Reader(text, most_values, most_lists)
-        value, end = reader.value(reader.next(0), 1)
-        if (end := reader.next(end)) != len(text):
+        value, end = _Reader(most_values, most_lists).value(text, _space(text).end())
+        if (end := _space(text, end).end()) != len(text):
             raise json.JSONDecodeError("Extra data", text, end)
     except json.JSONDecodeError as error:
         raise RequestValidationError([{"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error",
@@ -94,60 +94,38 @@ def read_json(content: bytes, most_values: int, most_lists: int) -> Any:
 
 
 class _Reader:
-    """The values of a JSON text by position. Errors are those of `json`, at the same places."""
+    """The values of a JSON text, within limits. Lists and objects are read by the functions in Python of `json`."""
 
-    def __init__(self, text: str, most_values: int, most_lists: int):
-        self._text, self._left, self._lists_left = text, most_values, most_lists
+    def __init__(self, most_values: int, most_lists: int):
+        self._left, self._lists_left, self._depth = most_values, most_lists, 0
 
-    def next(self, at: int) -> int:
-        """The position of what comes after white space."""
-        return _space(self._text, at).end()
-
-    def value(self, at: int, depth: int) -> tuple[Any, int]:
+    def value(self, text: str, begin: int) -> tuple[Any, int]:
         """The value that begins at a position, and its end."""
-        first = self._text[at : at + 1]
+        first = text[begin : begin + 1]
         is_list = first == "[" or first == "{"
         self._left, self._lists_left = self._left - 1, self._lists_left - is_list
         if self._left < 0 or self._lists_left < 0:
             raise HTTPException(413, "the body: expected no more values, or lists, than a request can have")
         if not is_list:
-            return _scalar(self._text, at)
-        if depth > _MOST_DEPTH:
+            return _scalar(text, begin)
+        if self._depth == _MOST_DEPTH:
             raise ValueError(f"expected at most {_MOST_DEPTH} lists and objects in each other, got more")
-        return (self._list if first == "[" else self._object)(self.next(at + 1), depth)
+        self._depth += 1
+        if first == "[":
+            result = json.decoder.JSONArray((text, begin + 1), self.value)
+        else:
+            result = json.decoder.JSONObject((text, begin + 1), True, self.value, None, _object)
+        self._depth -= 1
+        return result
 
-    def _list(self, at: int, depth: int) -> tuple[list, int]:
-        found: list[Any] = []
-        has_more = self._text[at : at + 1] != "]"
-        at += not has_more
-        while has_more:
-            value, at = self.value(at, depth + 1)
-            found.append(value)
-            at, has_more = self._after(at, "]")
-        return found, at
 
-    def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-        has_more = self._text[at : at + 1] != "}"
-        at += not has_more
-        while has_more:
-            if self._text[at : at + 1] != '"':
-                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", self._text, at)
-            key, at = _scalar(self._text, at)
-            if key in found or len(found) == _MOST_KEYS:
-                why = "Key given twice" if key in found else f"Expected at most {_MOST_KEYS} keys"
-                raise RequestValidationError([{"type": "value_error", "loc": ("body", key), "msg": why}], body=why)
-            if self._text[(at := self.next(at)) : at + 1] != ":":
-                raise json.JSONDecodeError("Expecting ':' delimiter", self._text, at)
-            found[key], at = self.value(self.next(at + 1), depth + 1)
-            at, has_more = self._after(at, "}")
-        return found, at
-
-    def _after(self, at: int, end: str) -> tuple[int, bool]:
-        """Where reading goes on behind a value, and whether another value of its list or object follows there."""
-        follows = self._text[(at := self.next(at)) : at + 1]
-        if follows == end:
-            return at + 1, False
-        if follows != ",":
-            raise json.JSONDecodeError("Expecting ',' delimiter", self._text, at)
-        return self.next(at + 1), True
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of its keys and values. `RequestValidationError` for too many keys, and for one given twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key, why = collections.Counter(key for key, _ in pairs).most_common(1)[0][0], "Key given twice"
+    elif len(pairs) > _MOST_KEYS:
+        key, why = pairs[_MOST_KEYS][0], f"Expected at most {_MOST_KEYS} keys"
+    else:
+        return values
+    raise RequestValidationError([{"type": "value_error", "loc": ("body", key), "msg": why}], body=why)

@@ -2,6 +2,7 @@
 
 import asyncio
 import codecs
+import functools
 import gc
 import logging
 import os
@@ -9,14 +10,18 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from elmo_fast.arguments import check_file
+from elmo_fast.embed.jobs import ModelChoice
 from elmo_fast.environment import extra
 from elmo_fast.files import stops
 from elmo_fast.serve.app import Service, create_app
-from elmo_fast.serve.batching import SharedElmo
+from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
+from elmo_fast.serve.metrics import Metrics
+from elmo_fast.text.tokenizers import find_tokenizer
 
 with extra("serve"):
     import uvicorn
@@ -30,18 +35,48 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class ServeJob:
+    """A run of `elmo-fast serve`; `name` and `version` are shown in answers, `slots` are those of `Batching`."""
+
+    model: ModelChoice
+    limits: Limits
+    version: str
+    state: str
+    host: str
+    port: int
+    name: str | None
+    api_key_file: str | None
+    slots: int
+    tokenizer: str
+    index: str | None
+
+
+def run(job: ServeJob) -> None:
+    """Serve a model until a signal."""
+    split, metrics = find_tokenizer(job.tokenizer), Metrics()
+    api_key = job.api_key_file and read_api_key(job.api_key_file)
+    with bind(job.host, job.port) as listener:
+        bilm = job.model.load().bilm
+        bilm.state = job.state
+        with Batching(bilm, slots=job.slots, queue_tokens=job.limits.queue_tokens,
+                      on_chunk=metrics.count_chunk) as batching:
+            serve(Service(batching, job.name or Path(job.model.model).name, job.version, job.limits, metrics,
+                          api_key=api_key, split=split, index=job.index), listener)
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A socket at an address; connections are refused until the server listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
+        listener = socket.socket(family, kind, protocol)
         # On Windows SO_REUSEADDR would let two servers have one port.
-        found.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
-        found.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
+        listener.bind(address)
     except OSError as error:
         raise OSError("--host, --port: expected a free address of this machine, got "
                       f"{host}:{port} ({error})") from error
-    return found
+    return listener
 
 
 def read_api_key(path: str | os.PathLike) -> str:
@@ -53,9 +88,9 @@ def read_api_key(path: str | os.PathLike) -> str:
     return key
 
 
-def serve(service: Service, found: socket.socket) -> None:
+def serve(service: Service, listener: socket.socket) -> None:
     """Serve at a bound socket until SIGTERM or SIGINT; then finish what runs. A second signal ends the process."""
-    host, port = found.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     if host not in _LOOPBACK and service.api_key is None:
         _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
     SharedElmo(service.batching).embed([[]])  # loads kernels, and fails here where the engine does
@@ -64,7 +99,7 @@ def serve(service: Service, found: socket.socket) -> None:
     if stops.is_requested():
         raise KeyboardInterrupt("interrupted before the server was ready")
     address = f"[{host}]" if ":" in host else host
-    Server(service, lambda: print(f"elmo-fast: {service.name} at http://{address}:{port}", flush=True)).run([found])
+    Server(service, lambda: print(f"elmo-fast: {service.name} at http://{address}:{port}", flush=True)).run([listener])
 
 
 class Server(uvicorn.Server):
@@ -73,7 +108,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, on_ready: Callable[[], None] = lambda: None):
         limits = service.limits
         super().__init__(uvicorn.Config(
-            create_app(service), http=_protocol(limits), ws="none", lifespan="off", log_config=None,
+            create_app(service), http=functools.partial(Protocol, limits), ws="none", lifespan="off", log_config=None,
             server_header=False, limit_concurrency=limits.max_connections))
         self._service, self._on_ready = service, on_ready
         self._drain_until: float | None = None
@@ -111,58 +146,59 @@ class Server(uvicorn.Server):
         return late or now - self._last_open > _QUIET_SECONDS
 
 
-def _protocol(limits: Limits) -> type[H11Protocol]:
-    class Protocol(H11Protocol):
-        """Ends a connection whose client takes too long for the headers of a request or for reading an answer.
+class Protocol(H11Protocol):
+    """Ends a connection whose client takes too long for the headers of a request or for reading an answer.
 
-        What arrives is parsed piece by piece, other connections in between: it may be thousands of chunks of a byte.
-        """
+    What arrives is parsed piece by piece, other connections in between: it may be thousands of chunks of a byte.
+    """
 
-        _headers: asyncio.TimerHandle | None = None
-        _writing: asyncio.TimerHandle | None = None
-        _parsing: asyncio.Handle | None = None
+    _headers: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+    _parsing: asyncio.Handle | None = None
 
-        def connection_made(self, transport) -> None:
-            super().connection_made(transport)
-            self._unparsed = bytearray()
-            self._headers = self.loop.call_later(limits.header_seconds, transport.abort)
+    def __init__(self, limits: Limits, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self._limits = limits
+        self._unparsed = bytearray()
 
-        def data_received(self, data: bytes) -> None:
-            self._unparsed += data
-            if self._parsing is None:
-                self._parse()
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self._headers = self.loop.call_later(self._limits.header_seconds, transport.abort)
 
-        def _parse(self) -> None:
-            piece, self._parsing = bytes(self._unparsed[:_PIECE]), None
-            del self._unparsed[:_PIECE]
-            self._take(piece)
-            if self._unparsed:
-                self.transport.pause_reading()
-                self._parsing = self.loop.call_soon(self._parse)
-            elif not self.flow.read_paused:
-                self.transport.resume_reading()
+    def data_received(self, data: bytes) -> None:
+        self._unparsed += data
+        if self._parsing is None:
+            self._parse()
 
-        def _take(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._headers = _cancelled(self._headers)
-            elif self._headers is None:
-                self._headers = self.loop.call_later(limits.header_seconds, self.transport.abort)
+    def _parse(self) -> None:
+        piece, self._parsing = bytes(self._unparsed[:_PIECE]), None
+        del self._unparsed[:_PIECE]
+        self._take(piece)
+        if self._unparsed:
+            self.transport.pause_reading()
+            self._parsing = self.loop.call_soon(self._parse)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._writing = self._writing or self.loop.call_later(limits.write_seconds, self.transport.abort)
+    def _take(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._headers = _cancelled(self._headers)
+        elif self._headers is None:
+            self._headers = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
 
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._writing = _cancelled(self._writing)
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing = self._writing or self.loop.call_later(self._limits.write_seconds, self.transport.abort)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._headers, self._writing = _cancelled(self._headers), _cancelled(self._writing)
-            self._parsing = _cancelled(self._parsing)
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._writing = _cancelled(self._writing)
 
-    return Protocol
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._headers, self._writing = _cancelled(self._headers), _cancelled(self._writing)
+        self._parsing = _cancelled(self._parsing)
 
 
 def _cancelled(timer: asyncio.Handle | None) -> None:

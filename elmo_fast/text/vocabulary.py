@@ -41,6 +41,11 @@ class Vocabulary:
         if validate_file:
             self.require(*SPECIAL_WORDS)
 
+    @property
+    def filename(self) -> str:
+        """The file that the words were read from."""
+        return self._filename
+
     def __len__(self) -> int:
         return self.size
 

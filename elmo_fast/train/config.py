@@ -147,10 +147,45 @@ class RunConfig:
     quiet: bool = _boolean(False)
 
     @classmethod
-    def take_from(cls, values: dict[str, Any]) -> "RunConfig":
-        """The configuration of the arguments in `values` that are fields, which it removes from there."""
-        content = {field.name: values.pop(field.name, None) for field in dataclasses.fields(cls)}
+    def from_dict(cls, content: Mapping[str, Any]) -> "RunConfig":
+        """Check the values that are fields; absent ones and nulls get the default."""
         return cls(**_checked_values(cls, content, {}, "run"))
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Arguments of `elmo-fast train`. For None, or an absent key, the options file, the run or a default decides.
+
+    `run` has values of `RunConfig`, and `options` keys of `options.json`, which override those of `options_file`.
+    """
+
+    run: Mapping[str, Any]
+    options: Mapping[str, Any]
+    train: list[str] | None = None
+    heldout: list[str] | None = None
+    vocab: str | None = None
+    precision: str | None = None
+    options_file: str | os.PathLike | None = None
+    size: str | None = None
+    from_model: str | None = None
+    from_options: str | os.PathLike | None = None
+    from_weights: str | os.PathLike | None = None
+    from_softmax: str | os.PathLike | None = None
+    allow_nonfinite: bool | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "TrainArguments":
+        """Of keywords: what is neither a field nor one of `RunConfig` is an option."""
+        names, names_of_run = ({field.name for field in dataclasses.fields(kind)} - {"run", "options"}
+                               for kind in (cls, RunConfig))
+        return cls(run={name: given[name] for name in given.keys() & names_of_run},
+                   options={name: value for name, value in given.items() if name not in names | names_of_run},
+                   **{name: given[name] for name in given.keys() & names})
+
+    def names(self) -> set[str]:
+        """The names of what is given, but for what `run` has."""
+        fields = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None}
+        return (fields - {"run", "options"}) | self.options.keys()
 
 
 def published_size(name: str) -> dict[str, Any]:

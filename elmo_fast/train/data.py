@@ -186,12 +186,12 @@ class BatchStream(torch.utils.data.IterableDataset):
 
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()
-        own, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        number_of_worker, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         readers = [Rows(self._shards, order, self._rows, self._steps,
                         None if self._position is None else self._position[k]) for k, order in enumerate(self._orders)]
         for number in itertools.count():
             texts = [reader.next() for reader in readers]
-            if number % workers == own:
+            if number % workers == number_of_worker:
                 position = torch.stack([reader.position() for reader in readers])
                 yield self._numbering.batch(texts, self._rows, position, self._orders[0].stream,
                                             self._first_step + number)

@@ -58,7 +58,7 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
             for steps in zip(*(groups_of(reader, STEPS) for reader in readers)):
                 if not defer_stops:
                     stops.check()
-                texts = [tuple(zip(*chain.from_iterable(zip(*own)))) for own in steps]  # row after row
+                texts = [tuple(zip(*chain.from_iterable(zip(*step)))) for step in steps]  # row after row
                 yield numbering.batch(texts, batch_size, torch.zeros(0))
                 bar.update(len(texts[0][0]))
 

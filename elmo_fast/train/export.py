@@ -51,13 +51,13 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
 
 def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
     """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`."""
-    found = [part for part in module.modules() if isinstance(part, BiLm)]
-    if len(found) != 1:
-        raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of "
+    bilms = [part for part in module.modules() if isinstance(part, BiLm)]
+    if len(bilms) != 1:
+        raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(bilms)} of "
                                  f"them in {type(module).__name__}")
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
-        options = found[0].options
-        _write(folder, options.to_dict(), found[0].weights(), float16)
+        options = bilms[0].options
+        _write(folder, options.to_dict(), bilms[0].weights(), float16)
         if options.vocabulary is not None:
             text = "".join(f"{word}\n" for word in options.vocabulary)
             (folder / runs.VOCABULARY_FILE).write_bytes(text.encode())
@@ -77,21 +77,21 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     if not isinstance(content, dict):
         raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
-    found = [name.removesuffix(marker) for name in tensors for marker in _MARKERS if name.endswith(marker)]
-    if len(found) != 1:
+    prefixes = [name.removesuffix(marker) for name in tensors for marker in _MARKERS if name.endswith(marker)]
+    if len(prefixes) != 1:
         raise ConfigurationError(f"--from-module {path}: expected the state_dict of a module with one biLM in it, "
-                                 f"found {len(found)} among {len(tensors)} tensors")
-    parts = tuple(found[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
-    own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(parts)}
-    for name, value in own.items():
+                                 f"found {len(prefixes)} among {len(tensors)} tensors")
+    parts = tuple(prefixes[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
+    of_bilm = {name.removeprefix(prefixes[0]): value for name, value in tensors.items() if name.startswith(parts)}
+    for name, value in of_bilm.items():
         if not is_plain(value):
             raise ConfigurationError(f"--from-module {path}: {name:.80}: expected floating-point numbers in memory, "
                                      f"found {described(value)}")
-    held = [dataset for name, dataset in _OPTIONAL.items() if name in own]
+    held = [dataset for name, dataset in _OPTIONAL.items() if name in of_bilm]
     shapes = expected_shapes(options, held)
     bilm = BiLm(options, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     try:
-        bilm.load_state_dict(own)
+        bilm.load_state_dict(of_bilm)
     except RuntimeError as error:
         raise ConfigurationError(f"--from-module {path}: expected the weights of {options_file}, got others: "
                                  f"{error}") from error

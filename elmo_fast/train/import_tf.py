@@ -23,6 +23,7 @@ from elmo_fast.files.json import read_json
 from elmo_fast.files.stops import interruptible
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import check_finite, lstm_name
+from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
 from elmo_fast.train.config import OptimizerConfig, TrainConfig
@@ -138,23 +139,30 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
             if "bidirectional" not in options:
                 config = replace(config, bidirectional=any(name.startswith(f"{_SCOPE}/RNN_1/") for name in
                                                            variables.arrays))
-            names = tf_names(config)
             without = _check_variables(variables, config, fresh_accumulators)
-            weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
-            for name, values in ({} if allow_nonfinite else weights).items():
-                check_finite(f"checkpoint {prefix}: variable {names[name]}", values)
-            trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
-            trainer.step_number = variables.step()
-            for name, parameter in trainer.model.by_name().items():
-                if names[name] not in without:
-                    sums = trainer.updater.optimizer.state[parameter]["sum"]
-                    sums.copy_(variables.read_accumulator(names[name]))
+            trainer = _trainer(variables, config, vocabulary, without, allow_nonfinite)
         content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
         copy_vocabulary(vocab_file, folder)
         checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
         checkpoint.write_json(folder / RUN_FILE, {})
         checkpoint.save(folder, {**content, "files": checkpoint.file_digests(folder)}, keep=1)
-        return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
+        return Imported(prefix, trainer.step_number, len(set(tf_names(config).values())), len(without))
+
+
+def _trainer(variables: Variables, config: TrainConfig, vocabulary: Vocabulary, without: set[str],
+             allow_nonfinite: bool) -> Trainer:
+    """A trainer with what a checkpoint holds; the variables `without` accumulators have none there."""
+    names = tf_names(config)
+    weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
+    for name, values in ({} if allow_nonfinite else weights).items():
+        check_finite(f"checkpoint {variables.prefix}: variable {names[name]}", values)
+    trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
+    trainer.step_number = variables.step()
+    for name, parameter in trainer.model.by_name().items():
+        if names[name] not in without:
+            sums = trainer.updater.optimizer.state[parameter]["sum"]
+            sums.copy_(variables.read_accumulator(names[name]))
+    return trainer
 
 
 def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
@@ -193,23 +201,23 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
 def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulators: bool) -> set[str]:
     """The variables without accumulator. `ConfigurationError` for missing, misshapen or unexpected variables."""
     source, names = f"checkpoint {variables.prefix}", tf_names(config)
-    found = {name: values.shape for name, values in variables.arrays.items()}
+    shapes = {name: values.shape for name, values in variables.arrays.items()}
     expected = {names[name]: shape for name, shape in parameter_shapes(config).items()}
     accumulators = {f"{name}/{_ACCUMULATOR}": shape for name, shape in expected.items()}
-    missing = sorted(expected.keys() - found.keys())
+    missing = sorted(expected.keys() - shapes.keys())
     if missing:
         raise ConfigurationError(f"{source}: expected the variable {_summary(missing)}, which the options require, "
-                                 f"found {_summary(found)}")
+                                 f"found {_summary(shapes)}")
     for name, shape in {**expected, **accumulators}.items():
-        if found.get(name, shape) != shape:
-            raise ConfigurationError(f"{source}: variable {name}: expected shape {shape}, found {found[name]}")
-    without = {name for name in expected if f"{name}/{_ACCUMULATOR}" not in found}
+        if shapes.get(name, shape) != shape:
+            raise ConfigurationError(f"{source}: variable {name}: expected shape {shape}, found {shapes[name]}")
+    without = {name for name in expected if f"{name}/{_ACCUMULATOR}" not in shapes}
     if without and not fresh_accumulators:
         raise ConfigurationError(f"{source}: expected the accumulators of bilm-tf's optimizer, found none named "
-                                 f"{_summary(accumulators.keys() - found.keys())}; --fresh-accumulators begins them at "
-                                 f"{Updater.INITIAL_ACCUMULATOR:g}")
+                                 f"{_summary(accumulators.keys() - shapes.keys())}; --fresh-accumulators begins them "
+                                 f"at {Updater.INITIAL_ACCUMULATOR:g}")
     known = expected.keys() | accumulators.keys() | _COUNTERS
-    surplus = [name for name in found.keys() - known if name.rpartition("/")[0] not in without]
+    surplus = [name for name in shapes.keys() - known if name.rpartition("/")[0] not in without]
     if surplus:
         raise ConfigurationError(f"{source}: expected the variables that the options require "
                                  f"({config.model.lstm.n_layers} LSTM layers), found {_summary(surplus)} beside them")
@@ -235,18 +243,18 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
 def _last(folder: Path) -> Path:
     """The checkpoint named in the file `checkpoint` of a folder, which may have been moved since it was written."""
     beside = sorted({_EXTENSION.sub("", path.name) for path in folder.iterdir() if path.name.endswith(".index")})
-    found = f"found the checkpoints {', '.join(beside)}: name one of them" if beside else "found no checkpoint"
+    others = f"found the checkpoints {', '.join(beside)}: name one of them" if beside else "found no checkpoint"
     if not (folder / STATE_FILE).is_file():
-        raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, {found}")
+        raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, {others}")
     text = (folder / STATE_FILE).read_text(encoding="utf-8", errors="replace")
     named = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE)
     if not named:
         raise ConfigurationError(f"checkpoint {folder / STATE_FILE}: expected a line with model_checkpoint_path, "
-                                 f"{found}")
+                                 f"{others}")
     for prefix in (folder / Path(named[1]).name, folder / named[1]):
         if _exists(prefix):
             return prefix
-    raise FileNotFoundError(f"checkpoint: expected {Path(named[1]).name}, which {folder / STATE_FILE} names, {found}")
+    raise FileNotFoundError(f"checkpoint: expected {Path(named[1]).name}, which {folder / STATE_FILE} names, {others}")
 
 
 def _exists(prefix: Path) -> bool:

@@ -52,7 +52,7 @@ def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
     path = Path(local_path(run)) / LOG_FILE
     if not path.is_file():
         return []
-    found = []
+    lines = []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         if text:
             where = f"log {path}, line {number}"
@@ -60,8 +60,8 @@ def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
             if not _is_line(line):
                 raise ConfigurationError(f"{where}: expected an object with a step, a kind and, of losses, a perplexity"
                                          f", found {line!r:.80}; move the file away to resume without it")
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def _is_line(value: Any) -> bool:
@@ -73,13 +73,11 @@ def _is_line(value: Any) -> bool:
 def plot_losses(run: str | os.PathLike) -> str | None:
     """Write `loss.png` from the log; returns None, or why there is no plot."""
     try:
-        import matplotlib
+        from matplotlib import figure as figures
     except ImportError as error:
         return f"no plot of the losses: {error}; install elmo-fast[plots]"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    figure = figures.Figure(figsize=(8, 5))
+    axes = figure.subplots()
     for kind, name, marker in (("train", "training, sampled words", None), ("heldout", "held out, all words", "o")):
         points = [(line["step"], line["perplexity"]) for line in read_log(run) if line["kind"] == kind]
         axes.plot([step for step, _ in points], [value for _, value in points], label=name, marker=marker)
@@ -87,5 +85,4 @@ def plot_losses(run: str | os.PathLike) -> str | None:
     axes.legend()
     with atomic_path(Path(local_path(run)) / PLOT_FILE) as partial:
         figure.savefig(partial, format="png", dpi=120)
-    pyplot.close(figure)
     return None

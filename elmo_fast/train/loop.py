@@ -113,9 +113,10 @@ class Trainer:
 
         Random numbers need no state: they follow from seed, stream and step.
         """
-        own = [{"h": h.cpu(), "c": c.cpu(), "position": place} for (h, c), place in zip(self._states, self._positions)]
+        states = [{"h": h.cpu(), "c": c.cpu(), "position": position}
+                  for (h, c), position in zip(self._states, self._positions)]
         losses = torch.stack(self.losses).cpu() if self.losses else torch.zeros(0)
-        by_rank = self.replicas.gather((own, losses))
+        by_rank = self.replicas.gather((states, losses))
         if by_rank is None:
             return None
         return {
@@ -140,9 +141,9 @@ class Trainer:
         self.updater.restore(state["optimizer"])
         for k, number in enumerate(self._numbers if streams is not None else ()):
             h, c, position = (streams[number][key] for key in ("h", "c", "position"))
-            found, expected = (tuple(tuple(part.shape) for part in parts) for parts in ((h, c), self._states[k]))
-            if found != expected:
-                raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {found}")
+            shapes, expected = (tuple(tuple(part.shape) for part in parts) for parts in ((h, c), self._states[k]))
+            if shapes != expected:
+                raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {shapes}")
             places = (self.model.directions, 1 + self.config.batch_size, 4)
             if position is not None and tuple(position.shape) != places:
                 raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
@@ -153,8 +154,8 @@ class Trainer:
             self._positions[k] = position
         if "losses" in state and streams is not None:  # earlier versions have none
             by_rank, replicas = state["losses"], self.replicas
-            own = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
-            self.losses = list(own.to(replicas.device))
+            losses = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
+            self.losses = list(losses.to(replicas.device))
         self.step_number, self._batches = state["step"], None
 
     def _check_position(self, position: torch.Tensor, orders: Sequence[Order]) -> None:
@@ -264,23 +265,23 @@ class Run:
         """Held-out perplexity on rank 0; the weights with the best so far go into `best.pt`."""
         if self._is_first:
             trainer = self._trainer
-            found = perplexity(trainer.model, self._heldout, self._vocabulary, self._config.evaluate_batch_size,
-                               defer_stops=True)
+            perplexities = perplexity(trainer.model, self._heldout, self._vocabulary, self._config.evaluate_batch_size,
+                                      defer_stops=True)
             best = min((evaluation["perplexity"] for evaluation in self._evaluations), default=math.inf)
-            values = {"perplexity": found.total, "by_direction": list(found.by_direction)}
+            values = {"perplexity": perplexities.total, "by_direction": list(perplexities.by_direction)}
             self._evaluations.append({"step": trainer.step_number, **values})
             self._log.write("heldout", trainer.step_number, **values)
-            if found.total < best:
+            if perplexities.total < best:
                 checkpoint.write(self._folder / checkpoint.BEST, {
-                    "step": trainer.step_number, "weights": trainer.weights(), "perplexity": found.total,
+                    "step": trainer.step_number, "weights": trainer.weights(), "perplexity": perplexities.total,
                     "files": self._files})
             if not self._config.quiet:
-                tqdm.write(f"step {trainer.step_number}: held-out {found}")
+                tqdm.write(f"step {trainer.step_number}: held-out {perplexities}")
         self._evaluations = self._trainer.replicas.share(self._evaluations)
 
     def _stops_early(self) -> bool:
         """Whether the last `patience` held-out perplexities brought no new best."""
-        values, patience = [found["perplexity"] for found in self._evaluations], self._config.patience
+        values, patience = [evaluation["perplexity"] for evaluation in self._evaluations], self._config.patience
         return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
     def _save(self) -> None:

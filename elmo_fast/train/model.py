@@ -65,8 +65,9 @@ class LanguageModel(nn.Module):
 
     def by_name(self) -> dict[str, nn.Parameter]:
         """Parameters by dataset name, as in `weights()`; a shared table has two names."""
-        named = {name: getattr(part, own) for part in (self.token_source, self.lstm)
-                 for own, name in part.datasets.items() if self.config.bidirectional or not name.startswith("RNN_1")}
+        named = {name: getattr(part, attribute) for part in (self.token_source, self.lstm)
+                 for attribute, name in part.datasets.items()
+                 if self.config.bidirectional or not name.startswith("RNN_1")}
         return {**named, **dict(zip(SOFTMAX, (self.softmax_w, self.softmax_b)))}
 
     @torch.no_grad()
@@ -120,8 +121,8 @@ class LanguageModel(nn.Module):
     def _loss(self, top: torch.Tensor, batch: Batch, direction: int, used: list[UsedRows]) -> torch.Tensor:
         if batch.samples is None:
             return full_cross_entropy(top, self.softmax_w, self.softmax_b, batch.targets[direction]).mean()
-        own = (field[direction] for field in batch.samples[1:])  # of all fields but the words, which both share
-        return sampled_cross_entropy(top, *(rows.values for rows in used), *own)
+        samples = (field[direction] for field in batch.samples[1:])  # without the words, which both directions share
+        return sampled_cross_entropy(top, *(rows.values for rows in used), *samples)
 
     def _schedule(self, rows: torch.Tensor, steps: int) -> tuple[Schedule, torch.Tensor]:
         """The schedule in which every slot runs for all steps, and the rows of the op's two directions [2, S]."""
@@ -168,13 +169,13 @@ class _SampledCrossEntropy(torch.autograd.Function):
         words = table[drawn]  # [K, P]
         scores = torch.addmm((bias[drawn] - log_drawn.to(bias)), states, words.t())
         scores[hits[0], hits[1]] = -torch.inf
-        own = (states * table[targets]).sum(1) + bias[targets] - log_targets.to(bias)  # [S]
-        highest = torch.maximum(scores.amax(1), own)
+        target_scores = (states * table[targets]).sum(1) + bias[targets] - log_targets.to(bias)  # [S]
+        highest = torch.maximum(scores.amax(1), target_scores)
         scores.sub_(highest[:, None]).exp_()
-        own_exp = (own - highest).exp()
-        total = scores.sum(1) + own_exp
-        ctx.save_for_backward(states, table, targets, drawn, scores, total, own_exp)
-        return (total.log() + highest - own).mean()
+        target_exp = (target_scores - highest).exp()
+        total = scores.sum(1) + target_exp
+        ctx.save_for_backward(states, table, targets, drawn, scores, total, target_exp)
+        return (total.log() + highest - target_scores).mean()
 
     @staticmethod
     @once_differentiable

@@ -55,9 +55,9 @@ class Replicas:
         """The picklable values of all processes, in the order of ranks, on rank 0; None on other ranks."""
         if self.world == 1:
             return [value]
-        found = [None] * self.world if self.is_first else None
-        dist.gather_object(value, found, group=self._objects)
-        return found
+        values = [None] * self.world if self.is_first else None
+        dist.gather_object(value, values, group=self._objects)
+        return values
 
     def share(self, value: Any) -> Any:
         """Rank 0's picklable value, on every process."""
@@ -99,16 +99,16 @@ class Updater:
 
         `ConfigurationError` for accumulators of another optimizer or model.
         """
-        own = self.optimizer.state_dict()["param_groups"]
+        groups = self.optimizer.state_dict()["param_groups"]
         shapes = [part.shape for group in self.optimizer.param_groups for part in group["params"]]
         expected = {number: {"step": torch.Size(), **dict.fromkeys(_ACCUMULATORS[self._config.optimizer], shape)}
                     for number, shape in enumerate(shapes)}
-        found = {number: {name: getattr(value, "shape", None) for name, value in entry.items()}
-                 for number, entry in state["state"].items() if isinstance(entry, dict)}
-        if found != expected:
+        shapes_found = {number: {name: getattr(value, "shape", None) for name, value in entry.items()}
+                        for number, entry in state["state"].items() if isinstance(entry, dict)}
+        if shapes_found != expected:
             raise ConfigurationError(f"checkpoint: expected the accumulators of {self._config.optimizer} for "
                                      f"{len(shapes)} parameters, got others")
-        self.optimizer.load_state_dict({"state": state["state"], "param_groups": own})
+        self.optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
     @torch.no_grad()
     def step(self, used: list[UsedRows], rate: float) -> torch.Tensor:

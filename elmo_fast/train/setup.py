@@ -24,7 +24,7 @@ from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
-from elmo_fast.train.config import RunConfig, TrainConfig, published_size
+from elmo_fast.train.config import RunConfig, TrainArguments, TrainConfig, published_size
 from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
@@ -43,7 +43,8 @@ _WITH_FIRST_RESUME = (
 def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
                     resume_from: str | os.PathLike | None = None, device: str | None = None,
                     workers: int | None = None, **given: Any) -> None:
-    """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
+    """Train; the arguments are those of `elmo-fast train`, with the same defaults (see `TrainArguments`)."""
+    arguments = TrainArguments.of(given)
     if device in (None, "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     available, folder = available_device(device), Path(check_path("run", run_directory))
@@ -61,27 +62,27 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
             if replicas.is_first:
                 remove_partials(folder)
             if resume or resume_from:
-                run = _resume(folder, replicas, workers, given, resume_from)
+                run = _resume(folder, replicas, workers, arguments, resume_from)
             else:
-                run = _start(folder, replicas, workers, given)
+                run = _start(folder, replicas, workers, arguments)
             run.train()
     finally:
         replicas.close()
 
 
-def _start(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
+def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments) -> Run:
     if checkpoint.in_order(folder):
         raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
                                  "or name another directory")
-    run_config, vocab_file = RunConfig.take_from(given), _absolute(given.pop("vocab", None))
-    data = _take_data(given, {}, replicas)
+    run_config, vocab_file = RunConfig.from_dict(arguments.run), _absolute(arguments.vocab)
+    data = _data(arguments, {}, replicas)
     for name, files in (("train", data["train"]), ("vocab", vocab_file)):
         if not files:
             raise ConfigurationError(f"--{name}: expected files for a new run, got none")
     shards, heldout = _read_text(data, run_config)
     vocabulary = Vocabulary(vocab_file, validate_file=True)
-    given.update(n_tokens_vocab=vocabulary.size, n_train_tokens=sum(shard.tokens for shard in shards))
-    config, weights = _config_and_weights(given, vocabulary)
+    options = {**arguments.options, "n_tokens_vocab": vocabulary.size, "n_train_tokens": _tokens(shards)}
+    config, weights = _config_and_weights(arguments, options, vocabulary)
     trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if replicas.is_first:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,12 +92,16 @@ def _start(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]
     return Run(folder, trainer, vocabulary, heldout, run_config, [])
 
 
-def _take_data(given: dict[str, Any], data: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
-    """`data` with the text and the precision of `given`, which are removed there, and else with a default precision."""
-    own = {name: given.pop(name, None) or data.get(name) for name in ("train", "heldout", "precision")}
+def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
+    """`stored` with the text and the precision of the arguments where they have one, or else a default precision."""
+    chosen = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
     is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported()
-    own["precision"] = own["precision"] or ("medium" if is_bf16 else "highest")
-    return {**data, **own, "train": _absolute(own["train"]), "heldout": _absolute(own["heldout"])}
+    chosen["precision"] = chosen["precision"] or ("medium" if is_bf16 else "highest")
+    return {**stored, **chosen, "train": _absolute(chosen["train"]), "heldout": _absolute(chosen["heldout"])}
+
+
+def _tokens(shards: list[Shard]) -> int:
+    return sum(shard.tokens for shard in shards)
 
 
 def _absolute(value: list[str] | str | None) -> list[str] | str | None:
@@ -117,35 +122,33 @@ def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], li
     return shards, heldout
 
 
-def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[TrainConfig, dict[str, np.ndarray]]:
-    model = {name: given.pop(f"from_{name}", None) for name in ("model", "options", "weights", "softmax")}
-    allow_nonfinite = given.pop("allow_nonfinite", False)
-    options_file, size = given.pop("options_file", None), given.pop("size", None)
-    if any(model.values()):
-        if size:
+def _config_and_weights(arguments: TrainArguments, options: dict[str, Any],
+                        vocabulary: Vocabulary) -> tuple[TrainConfig, dict[str, np.ndarray]]:
+    """Of a new run: `options` go before those of the options file, of the size or of the model to fine-tune."""
+    if arguments.from_model or arguments.from_options or arguments.from_weights or arguments.from_softmax:
+        if arguments.size:
             raise ConfigurationError("--size: expected none beside a model to fine-tune, which has its sizes; got one")
-        options = read_json(options_file) if options_file else {}
-        return _fine_tuned(model, options, given, vocabulary, allow_nonfinite)
-    if options_file and size:
+        return _fine_tuned(arguments, options, vocabulary)
+    if arguments.options_file and arguments.size:
         raise ConfigurationError("--size: expected none beside --options-file, got both")
-    if options_file:
-        config = TrainConfig.from_file(options_file, **given)
+    if arguments.options_file:
+        config = TrainConfig.from_file(arguments.options_file, **options)
     else:
-        config = TrainConfig.from_dict({**published_size(size or "original"), **given})
+        config = TrainConfig.from_dict({**published_size(arguments.size or "original"), **options})
     return config, initial_weights(config, config.training.seed)
 
 
-def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str, Any], vocabulary: Vocabulary,
-                allow_nonfinite: bool):
-    files = find_model(model["model"], options_file=model["options"], weight_file=model["weights"])
+def _fine_tuned(arguments: TrainArguments, options: dict[str, Any], vocabulary: Vocabulary):
+    in_file = read_json(arguments.options_file) if arguments.options_file else {}
+    files = find_model(arguments.from_model, options_file=arguments.from_options, weight_file=arguments.from_weights)
     check_is_hdf5(files)
-    content = read_json(files.options_file)
-    own = {name: content[name] for name in ("lstm", "char_cnn") if name in content}
-    config = TrainConfig.from_dict({**options, **own, **given}, f"options_file {files.options_file}")
+    content, allow_nonfinite = read_json(files.options_file), bool(arguments.allow_nonfinite)
+    sizes = {name: content[name] for name in ("lstm", "char_cnn") if name in content}
+    config = TrainConfig.from_dict({**in_file, **sizes, **options}, f"options_file {files.options_file}")
     weights = {**initial_weights(config, config.training.seed),
                **read_weights(files.weight_file, config.model, allow_nonfinite)}
-    softmax_file = model["softmax"] or files.weight_file.parent / SOFTMAX_FILE
-    if model["softmax"] or softmax_file.is_file():
+    softmax_file = arguments.from_softmax or files.weight_file.parent / SOFTMAX_FILE
+    if arguments.from_softmax or softmax_file.is_file():
         softmax = read_softmax(softmax_file, config.model.lstm.projection_dim, allow_nonfinite)
         if len(softmax[SOFTMAX[0]]) != vocabulary.size:
             raise ConfigurationError(f"softmax {softmax_file}: expected the {vocabulary.size} words of the vocabulary, "
@@ -171,46 +174,34 @@ def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Sh
     return Trainer(model, shards, vocabulary, replicas, workers)
 
 
-def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any],
+def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,
             start: str | os.PathLike | None) -> Run:
     """`start` is the checkpoint to continue from, without it the run's last."""
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
     read_log(folder)  # before any work; it is used when all of that is done
-    data, found = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
+    data, path = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     data.pop("options", None)
-    state = checkpoint.read(found, "optimizer", "streams", "shards", "evaluations") if found else None
-    if state is not None:
-        checkpoint.check_files(folder, found, state)
-        for name, values in state["weights"].items():
-            check_finite(f"checkpoint {found}: weights: {name}", values.numpy())
+    state = _read_state(folder, path) if path else None
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
-    run_config = RunConfig.take_from({**data, **given})
-    given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
-    surplus = sorted(given.keys() - {*_WITH_RESUME, *(_WITH_FIRST_RESUME if is_first else ())})
-    if surplus:
-        raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which "
-                                 "continues with the run's own")
+    run_config = RunConfig.from_dict({**data, **arguments.run})
+    _check_changes(arguments, is_first)
     if is_first:
-        data = _take_data(given, data, replicas)
+        data = _data(arguments, data, replicas)
         if not data["train"]:
             raise ConfigurationError("--train: expected files beside --resume, since this run was imported without a "
                                      "text; got none")
     shards, heldout = _read_text(data, run_config)
-    if is_first:
-        given["n_train_tokens"] = sum(shard.tokens for shard in shards)
-    elif state is not None:
-        _check_shards(state["shards"] or [], shards, f"checkpoint {found}")
-    config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
+    if state is not None and not is_first:
+        _check_shards(state["shards"] or [], shards, f"checkpoint {path}")
+    changes = {**arguments.options, **({"n_train_tokens": _tokens(shards)} if is_first else {})}
+    config = TrainConfig.from_file(folder / OPTIONS_FILE, **changes)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
-    weights = initial_weights(config, config.training.seed)
-    trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
+    trainer = _trainer(config, initial_weights(config, config.training.seed), data, shards, vocabulary, replicas,
+                       workers)
     if state is not None:
-        try:
-            trainer.restore(state)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{error}, in {found}") from error
-    if given and replicas.is_first:
+        _restore(trainer, state, path)
+    if changes and replicas.is_first:
         checkpoint.write_options(folder, config.to_dict())
     if is_first and replicas.is_first:
         checkpoint.write_settings(folder, {**data, **dataclasses.asdict(run_config)})
@@ -220,11 +211,35 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     return Run(folder, trainer, vocabulary, heldout, run_config, state["evaluations"] if state else [])
 
 
-def _check_shards(before: list[list], now: list[Shard], source: str) -> None:
+def _read_state(folder: Path, path: str | os.PathLike) -> dict[str, Any]:
+    """A checkpoint of the run, checked."""
+    state = checkpoint.read(path, "optimizer", "streams", "shards", "evaluations")
+    checkpoint.check_files(folder, path, state)
+    for name, values in state["weights"].items():
+        check_finite(f"checkpoint {path}: weights: {name}", values.numpy())
+    return state
+
+
+def _check_changes(arguments: TrainArguments, is_first: bool) -> None:
+    """Raise `ConfigurationError` for an argument that a run which goes on has no use for."""
+    surplus = sorted(arguments.names() - {*_WITH_RESUME, *(_WITH_FIRST_RESUME if is_first else ())})
+    if surplus:
+        raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which "
+                                 "continues with the run's own")
+
+
+def _restore(trainer: Trainer, state: dict[str, Any], path: str | os.PathLike) -> None:
+    try:
+        trainer.restore(state)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}, in {path}") from error
+
+
+def _check_shards(before: list[list], shards: list[Shard], source: str) -> None:
     """Of files that a run began with before their text was hashed, the sizes and counts are compared."""
     expected = [[os.path.basename(path), *rest] for path, *rest in before]
-    found = [[os.path.basename(path), *rest] for path, *rest in now]
-    changed = [old[0] for old, new in zip(expected, found) if old != new[: len(old)]]
-    if changed or len(found) != len(expected):
+    present = [[os.path.basename(path), *rest] for path, *rest in shards]
+    changed = [old[0] for old, new in zip(expected, present) if old != new[: len(old)]]
+    if changed or len(present) != len(expected):
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
                                  f"a difference in {(changed or ['their number'])[0]:.80} ({source})")

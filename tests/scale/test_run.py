@@ -15,7 +15,7 @@ import pytest
 import elmo_fast
 from elmo_fast import BiLm
 from elmo_fast.embed.run import Target
-from elmo_fast.scale import Pool
+from elmo_fast.scale import Cluster
 from elmo_fast.vectors.form import Form
 from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, workers_below
 from tests.support.files import ROOT, names, run, until
@@ -23,7 +23,7 @@ from tests.support.files import ROOT, names, run, until
 pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
 
-from elmo_fast.scale.run import Shard, _cluster, _written, embed_on_ray  # noqa: E402
+from elmo_fast.scale.run import Shard, _connected, _written, embed_on_ray  # noqa: E402
 from elmo_fast.scale.workers import Settings  # noqa: E402
 
 
@@ -114,7 +114,7 @@ def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model, a
     for texts, kind, error, message in [(blank, BiLm, ValueError, "got a blank line at index 7"),
                                         (readable, Dies, OSError, died)]:
         with pytest.raises(error, match=message):
-            embed_on_ray(texts, kind.from_model(model), target(tmp_path), settings(), Pool(address, workers=1))
+            embed_on_ray(texts, kind.from_model(model), target(tmp_path), settings(), Cluster(address, workers=1))
         assert names(tmp_path) == ["corpus.txt"]
 
 
@@ -126,7 +126,7 @@ def test_a_cluster_that_does_not_start_leaves_nothing(tmp_path, corpus, model, a
 
     def embed():
         embed_on_ray(elmo_fast.open_texts(corpus, allow_blank=True), BiLm.from_model(model),
-                     target(tmp_path), settings(), Pool(address, workers=1))
+                     target(tmp_path), settings(), Cluster(address, workers=1))
 
     real = ray.init
     with monkeypatch.context() as patched, pytest.raises(OSError, match="expected Ray to start.*timed out"):
@@ -142,20 +142,20 @@ def test_an_error_of_rays_own_is_no_traceback(address):
             raise ValueError("The actor never ran.")
 
     with (pytest.raises(OSError, match="(?s)--ray: expected Ray to run the workers .*never ran"),
-          _cluster(Pool(address))):
+          _connected(Cluster(address))):
         list(_written([Shard(0, 0, [])], [ray.remote(Fails).remote()]))
 
 
 def test_no_texts(tmp_path, model, address):
     embed_on_ray((), BiLm.from_model(model), target(tmp_path), settings(),
-                 Pool(address, workers=1))
+                 Cluster(address, workers=1))
     assert_shards(tmp_path / "out", [], [])
 
 
 @pytest.mark.parametrize("layout", ["packed", "arrow"])
 def test_shards_of_other_layouts(tmp_path, corpus, model, layout, address):
     embed_on_ray(elmo_fast.open_texts(corpus, allow_blank=True), BiLm.from_model(model),
-                 target(tmp_path, layout), settings(), Pool(address), shard_tokens=9000)
+                 target(tmp_path, layout), settings(), Cluster(address), shard_tokens=9000)
     assert len(assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))["shards"]) == 3
 
 
@@ -172,7 +172,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time
     thread = threading.Thread(target=kill)
     thread.start()
     embed_on_ray(elmo_fast.open_texts(corpus, allow_blank=True), BiLm.from_model(model),
-                 target(tmp_path), settings(), Pool(address, workers=2), shard_tokens=300)
+                 target(tmp_path), settings(), Cluster(address, workers=2), shard_tokens=300)
     thread.join()
     manifest = assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))
     assert killed[1] < len(manifest["shards"]) - 1

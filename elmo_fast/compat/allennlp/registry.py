@@ -40,8 +40,8 @@ def import_submodules(package: str) -> None:
     """Import a package or module, from the working directory too, and every module below it, as `--include-package`."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    found = importlib.import_module(package)
-    for module in pkgutil.walk_packages(getattr(found, "__path__", []), f"{package}."):
+    root = importlib.import_module(package)
+    for module in pkgutil.walk_packages(getattr(root, "__path__", []), f"{package}."):
         importlib.import_module(module.name)
 
 
@@ -57,17 +57,17 @@ def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping
     missing = [name for name in required if name not in left]
     if missing:
         raise ConfigurationError(f"{owner}: expected {', '.join(required)}, got none for {', '.join(missing)}")
-    found = {}
-    for name, to in convert.items():
+    arguments = {}
+    for name, function in convert.items():
         if name in left:
             value = left.pop(name)
             try:
-                found[name] = value if value is None else to(value)
+                arguments[name] = value if value is None else function(value)
             except (TypeError, ValueError, AttributeError) as error:
                 raise ConfigurationError(f"{owner}: {name}: got {shown(value)} ({error})") from error
     if len(left):
         raise ConfigurationError(f"{owner}: expected nothing but {', '.join(convert)}, got {', '.join(sorted(left))}")
-    return found
+    return arguments
 
 
 def elmo_arguments(params: Mapping[str, Any] | None) -> dict[str, Callable[[Any], Any]]:

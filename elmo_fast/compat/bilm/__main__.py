@@ -62,8 +62,8 @@ def restart(save_dir, vocab_file, train_prefix, **given) -> None:
 def run_test(save_dir, vocab_file, test_prefix, batch_size) -> None:
     """print the perplexity of a text"""
     options, last = load_options_latest_checkpoint(save_dir)
-    found = test(options, last, _data(options, vocab_file, test_prefix, test=True), batch_size)
-    print(f"AVERAGE PERPLEXITY = {found}")
+    perplexity = test(options, last, _data(options, vocab_file, test_prefix, test=True), batch_size)
+    print(f"AVERAGE PERPLEXITY = {perplexity}")
 
 
 def dump_weights_(save_dir, outfile) -> None:

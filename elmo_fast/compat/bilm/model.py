@@ -206,8 +206,8 @@ def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path 
     vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
     if not allow_nonfinite:
         check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors)
-    own = options.vocabulary if len(vectors) == options.n_tokens_vocab else None
-    options = dataclasses.replace(options, n_tokens_vocab=len(vectors), vocabulary=own)
+    vocabulary = options.vocabulary if len(vectors) == options.n_tokens_vocab else None
+    options = dataclasses.replace(options, n_tokens_vocab=len(vectors), vocabulary=vocabulary)
     return BiLm(options, {**weights, "embedding": vectors}, **arguments)
 
 
@@ -216,6 +216,6 @@ def _vocabulary_and_model(vocab_file: _Path, options_file: _Path, weight_file: _
     vocabulary = Vocabulary(vocab_file)
     vocabulary.require(*BOUNDARIES)  # without them bilm-tf gives its last word the vector of `</S>`
     files = find_model(options_file=options_file, weight_file=weight_file)
-    own = files.vocab_file or vocab_file  # numbers the words of a model of words
-    bilm = BiLm.from_model(dataclasses.replace(files, vocab_file=own), **arguments)
+    words_file = files.vocab_file or vocab_file  # numbers the words of a model of words
+    bilm = BiLm.from_model(dataclasses.replace(files, vocab_file=words_file), **arguments)
     return vocabulary.words, bilm.to(device)

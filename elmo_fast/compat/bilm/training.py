@@ -65,26 +65,12 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
     bilm-tf's `train`.
     """
     check_count("n_gpus", n_gpus)
-    if options.get("optimizer", "adagrad") != "adagrad":
-        raise ConfigurationError(f"options: optimizer: expected adagrad, which is bilm-tf's, got "
-                                 f"{shown(options['optimizer'])}; elmo-fast train has others")
-    tokens = options.get("n_train_tokens", _N_TRAIN_TOKENS)
-    if isinstance(tokens, bool) or not isinstance(tokens, numbers.Real) or not 0 <= tokens < math.inf:
-        raise ConfigurationError(f"options: n_train_tokens: expected a number, got {shown(tokens)}")
-    if "bidirectional" not in options:
-        options = {**options, "bidirectional": isinstance(data, BidirectionalLMDataset)}
-        logger.warning("options: no key bidirectional: a %s model is trained, as the data is",
-                       "two-direction" if options["bidirectional"] else "forward")
-    config = bilm_tf_config({**options, "accumulate": n_gpus}, "options")
-    training, folder = config.training, Path(check_path("tf_save_dir", tf_save_dir))
+    config = _config(options, data, n_gpus)
+    epoch, batches = _batches(options, config, n_gpus)
+    folder = Path(check_path("tf_save_dir", tf_save_dir))
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"tf_save_dir: expected a directory, got the file {folder}")
-    epoch = int(tokens / (training.batch_size * training.unroll_steps * n_gpus))
-    batches = int(training.n_epochs * epoch)
-    if batches < 1:
-        raise ConfigurationError(f"options: n_train_tokens: expected enough for a batch of {training.batch_size} x "
-                                 f"{training.unroll_steps} x {n_gpus} tokens, got {tokens}")
-    trainer = _Trainer(config, data, initial_weights(config, training.seed))
+    trainer = _Trainer(config, data, initial_weights(config, config.training.seed))
     if restart_ckpt_file is not None:
         trainer.restore(checkpoint.read(restart_ckpt_file))
     elif checkpoint.in_order(folder):
@@ -93,10 +79,34 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
     trainer.steps_per_epoch, trainer.total_steps = epoch, trainer.step_number + batches
     folder.mkdir(parents=True, exist_ok=True)
     with stops.stoppable(terminate=True), locked(folder):
-        checkpoint.copy_vocabulary(data.vocab._filename, folder)
+        checkpoint.copy_vocabulary(data.vocab.filename, folder)
         checkpoint.write_options(folder, config.to_dict())
         checkpoint.write_settings(folder, {})
         Run(folder, trainer, data.vocab, [], RunConfig(checkpoint_every=1250, log_every=100), []).train()
+
+
+def _config(options: Mapping[str, Any], data: Dataset, n_gpus: int) -> TrainConfig:
+    if options.get("optimizer", "adagrad") != "adagrad":
+        raise ConfigurationError(f"options: optimizer: expected adagrad, which is bilm-tf's, got "
+                                 f"{shown(options['optimizer'])}; elmo-fast train has others")
+    if "bidirectional" not in options:
+        options = {**options, "bidirectional": isinstance(data, BidirectionalLMDataset)}
+        logger.warning("options: no key bidirectional: a %s model is trained, as the data is",
+                       "two-direction" if options["bidirectional"] else "forward")
+    return bilm_tf_config({**options, "accumulate": n_gpus}, "options")
+
+
+def _batches(options: Mapping[str, Any], config: TrainConfig, n_gpus: int) -> tuple[int, int]:
+    """Batches of an epoch, and of the run."""
+    tokens, training = options.get("n_train_tokens", _N_TRAIN_TOKENS), config.training
+    if isinstance(tokens, bool) or not isinstance(tokens, numbers.Real) or not 0 <= tokens < math.inf:
+        raise ConfigurationError(f"options: n_train_tokens: expected a number, got {shown(tokens)}")
+    epoch = int(tokens / (training.batch_size * training.unroll_steps * n_gpus))
+    batches = int(training.n_epochs * epoch)
+    if batches < 1:
+        raise ConfigurationError(f"options: n_train_tokens: expected enough for a batch of {training.batch_size} x "
+                                 f"{training.unroll_steps} x {n_gpus} tokens, got {tokens}")
+    return epoch, batches
 
 
 def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset,
@@ -110,7 +120,7 @@ def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset
     model = networks.LanguageModel(config, initial_weights(config, 0)).to(available_device(None))
     model.load_weights(weights)
     groups = groups_of(data.iter_batches(batch_size, 1), STEPS)
-    batches = (_batch(config, {name: None if value is None else np.concatenate([one[name] for one in group], axis=1)
+    batches = (_batch(config, {name: None if value is None else np.concatenate([part[name] for part in group], axis=1)
                                for name, value in group[0].items()}) for group in groups)
     first = next(batches, None)
     if first is None:
@@ -124,12 +134,12 @@ def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict
     TensorFlow's checkpoints are read by `elmo-fast import-tf`, which writes such a directory.
     """
     tf_save_dir = check_path("tf_save_dir", tf_save_dir)
-    found = checkpoint.in_order(tf_save_dir)
-    if not found:
+    checkpoints = checkpoint.in_order(tf_save_dir)
+    if not checkpoints:
         raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "
                                 f"{tf_save_dir}; elmo-fast import-tf makes one of a TensorFlow checkpoint")
-    checkpoint.check_files(tf_save_dir, found[-1], checkpoint.read(found[-1]))
-    return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(found[-1])
+    checkpoint.check_files(tf_save_dir, checkpoints[-1], checkpoint.read(checkpoints[-1]))
+    return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(checkpoints[-1])
 
 
 def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None) -> Vocabulary:

@@ -76,7 +76,7 @@ class ElmoLstm(LstmStack):
 
     def load_weights(self, weight_file: str | os.PathLike) -> None:
         """Read the weights of the LSTM layers from a model's HDF5 file, a path or URL."""
-        parameters = {name: getattr(self, own) for own, name in self.datasets.items()}
+        parameters = {name: getattr(self, attribute) for attribute, name in self.datasets.items()}
         values = read_datasets(fetch(weight_file), {name: tuple(value.shape) for name, value in parameters.items()})
         for name, parameter in parameters.items():
             with torch.no_grad():

@@ -54,12 +54,12 @@ class ElmoTokenEmbedder(_TokenEmbedder):
     def from_params(cls, vocab: Any = None, params: Mapping[str, Any] | None = None,
                     **extras: Any) -> "ElmoTokenEmbedder":
         """As `Elmo.from_params`; `namespace_to_cache` caches the words of that namespace of `vocab`."""
-        found = registry.pop_arguments(params, cls.__name__, {
+        arguments = registry.pop_arguments(params, cls.__name__, {
             **registry.elmo_arguments(params), "projection_dim": int, "namespace_to_cache": str})
-        namespace = found.pop("namespace_to_cache", None)
+        namespace = arguments.pop("namespace_to_cache", None)
         if namespace is not None:
-            found["vocab_to_cache"] = list(vocab.get_token_to_index_vocabulary(namespace))
-        return cls(**found)
+            arguments["vocab_to_cache"] = list(vocab.get_token_to_index_vocabulary(namespace))
+        return cls(**arguments)
 
 
 registry.register(_TokenEmbedder, "elmo_token_embedder", ElmoTokenEmbedder)

@@ -25,7 +25,7 @@ with extra("serve"):
     from elmo_fast.serve.schemas import StrictModel
 
 MOST_TOKENS = 60  # of a sentence on the page
-_PAGE = Path(__file__).with_suffix(".html")
+_PAGE = Path(__file__).with_name("page.html")
 # Nothing comes from elsewhere, and no script runs but the page's own.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
@@ -85,16 +85,8 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
 
     `elmo.embed` is called in threads of the server, several at a time.
     """
-    if isinstance(index, (str, os.PathLike)):
-        index = _open(index)
-    if index is not None and index.check(elmo).state != elmo.bilm.state:
-        raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
-    if index is not None:
-        index.occurrences("")  # finds the words before the first request
-    routes, reader = APIRouter(), BodyReader()
-    page, style, script = (_PAGE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".html", ".css", ".js"))
-    page = page.replace("<style>", f"<style>{COSINE_STYLE}{style}").replace("<script>", f"<script>{script}")
-    policy = {"Content-Security-Policy": _POLICY.format(_digest(script))}
+    index = None if index is None else _checked_index(elmo, index)
+    routes, reader, (page, policy) = APIRouter(), BodyReader(), _page()
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
 
@@ -124,9 +116,22 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     return routes
 
 
-def _digest(script: str) -> str:
-    """The name of a script in a Content-Security-Policy."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+def _page() -> tuple[str, dict[str, str]]:
+    """The page with its style and script in it, and the header that allows this script alone."""
+    page, style, script = (_PAGE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".html", ".css", ".js"))
+    page = page.replace("<style>", f"<style>{COSINE_STYLE}{style}").replace("<script>", f"<script>{script}")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return page, {"Content-Security-Policy": _POLICY.format(f"sha256-{digest}")}
+
+
+def _checked_index(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike) -> ContextIndex:
+    """The index, or that of a file. `ConfigurationError` unless it has vectors of the model in the server's state."""
+    if isinstance(index, (str, os.PathLike)):
+        index = _open(index)
+    if index.check(elmo).state != elmo.bilm.state:
+        raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
+    index.occurrences("")  # finds the words before the first request
+    return index
 
 
 def _open(path: str | os.PathLike) -> ContextIndex:
@@ -156,13 +161,13 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> Nea
     if not len(occurrences) and not body.any_word:
         return NearestAnswer(occurrences=0, neighbours=[])
     vector = elmo.embed([body.tokens], index.layers, index.state)[0][body.position]
-    found = []
+    neighbours = []
     for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         shown = context_of(index, near.number)
-        found.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
-                                  line=shown.line, before=shown.before, word=shown.word, after=shown.after,
-                                  tokens=list(index.texts[near.text])))
-    return NearestAnswer(occurrences=len(occurrences), neighbours=found)
+        neighbours.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
+                                       line=shown.line, before=shown.before, word=shown.word, after=shown.after,
+                                       tokens=list(index.texts[near.text])))
+    return NearestAnswer(occurrences=len(occurrences), neighbours=neighbours)
 
 
 def _rounded(values: np.ndarray) -> list:

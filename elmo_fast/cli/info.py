@@ -1,0 +1,26 @@
+"""The subcommands `info`, `models` and `doctor`."""
+
+from dataclasses import replace
+
+from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.model.sources import find_model
+
+
+def add_commands(commands) -> None:
+    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
+    add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *MODEL_FILES[1:],
+                NUMERICS[2])
+    add_command(commands, "models", "elmo_fast.model.sources:public_model_lines",
+                "list the public models that can be named")
+    add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
+                "every operation")
+
+
+def _info(allow_nonfinite, **names) -> list[str]:
+    from elmo_fast.model.families.models import describe
+
+    if all(name is None for name in names.values()):
+        raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
+    files = replace(find_model(**names), allow_nonfinite=allow_nonfinite)
+    return [f"{name + ':':24}{value}" for name, value in describe(files).items()]
