@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elmo_fast import batch_to_ids
-from elmo_fast.ops.precision import FP32_FLAGS, fp32_precision, numerics, set_fp32_precision
+from elmo_fast.ops.numerics import FP32_FLAGS, fp32_precision, numerics, set_fp32_precision
 from elmo_fast.testing import relative_error
 from tests.support.models import SENTENCES, bilm
 

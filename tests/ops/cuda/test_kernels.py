@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from elmo_fast.ops import backend, precision
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.cuda.encoder import LARGEST_FP16, fits_fp16
+from elmo_fast.ops.char_cnn.cuda import LARGEST_FP16, fits_fp16
 from tests.support.models import bilm, options
 
 CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False)
