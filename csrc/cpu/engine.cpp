@@ -57,24 +57,26 @@ Isa cpu_isa() {
   return best_isa(features, highest == Isa::amx && amx_permitted(), highest);
 }
 
+const Engine* engine_of(const Level& level, Precision precision) {
+  switch (precision) {
+    case Precision::highest: return level.fp32;
+    case Precision::high: return level.bf16 ? &level.bf16->high : nullptr;
+    case Precision::medium: return level.bf16 ? &level.bf16->medium : nullptr;
+  }
+  return nullptr;
+}
+
 Isa isa_for(Precision precision) {
   const int number = static_cast<int>(precision);
   require(number >= 0 && number < precision_count, "precision: expected one of the numbers of Precision");
-  const Isa isa = cpu_isa();
-  if (precision == Precision::highest) {  // that of the first level with this engine, which tiles have from another
-    const auto same = [&](const Level& level) { return level.fp32 == level_of(isa).fp32; };
-    return static_cast<Isa>(std::find_if(std::begin(levels), std::end(levels), same) - std::begin(levels));
-  }
-  require(level_of(isa).bf16, "precision: high and medium need AMX, which is not available here");
-  return isa;
+  const Engine* const engine = engine_of(level_of(cpu_isa()), precision);
+  require(engine, "precision: high and medium need AMX, which is not available here");
+  const auto has_it = [&](const Level& level) { return engine_of(level, precision) == engine; };
+  return static_cast<Isa>(std::find_if(std::begin(levels), std::end(levels), has_it) - std::begin(levels));
 }
 
 const Fp32Engine& fp32_engine() { return *level_of(isa_for(Precision::highest)).fp32; }
 
-const Engine& engine_for(Precision precision) {
-  const Level& level = level_of(isa_for(precision));
-  if (precision == Precision::highest) return *level.fp32;
-  return precision == Precision::high ? level.bf16->high : level.bf16->medium;
-}
+const Engine& engine_for(Precision precision) { return *engine_of(level_of(isa_for(precision)), precision); }
 
 }  // namespace elmo_fast::cpu

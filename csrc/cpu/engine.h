@@ -151,8 +151,11 @@ Isa best_isa(uint32_t features, bool amx_permitted, Isa cap);
 // when it names none.
 Isa cpu_isa();
 
-// The level whose engine runs `precision`: fp32 has no use for AMX. std::invalid_argument when there is none or no such
-// precision.
+// The engine of a precision; null where the level has none.
+const Engine* engine_of(const Level& level, Precision precision);
+
+// The first level with the engine that runs `precision` here: fp32 has no use for AMX. std::invalid_argument when there
+// is none or no such precision.
 Isa isa_for(Precision precision);
 
 const Fp32Engine& fp32_engine();
