@@ -1,14 +1,13 @@
-"""How far a fast path may be from what it is timed against: the limits of elmo_fast/testing.py."""
+"""How far a fast path may be from what it is timed against: the limits of elmo_fast/ops/precision.py."""
 
 import numpy as np
 
 from elmo_fast import testing
+from elmo_fast.ops.precision import PRECISIONS
 
 TABLE = testing.AGAINST_FLOAT64
 GRADIENT_LIMIT = testing.GRADIENT_AGAINST_FLOAT64
-_PATHS = {"cpu": {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"},
-          "cuda": {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}}
-_PATHS["cuda model"] = _PATHS["cuda"] | {"medium": "medium-bf16"}  # which it takes where operands are not bounded
+_OPERANDS = {"cpu": "cpu", "cuda": "bounded", "cuda model": "gpu"}  # fields of `Precision`
 
 
 def limit(precision: str, exact: bool = False, where: str = "cpu") -> float:
@@ -16,7 +15,7 @@ def limit(precision: str, exact: bool = False, where: str = "cpu") -> float:
 
     Both of two fp32 paths may be off by what `highest` allows, so it is added for the second.
     """
-    return TABLE[_PATHS[where][precision]] + (0.0 if exact else TABLE["highest"])
+    return TABLE[getattr(PRECISIONS[precision], _OPERANDS[where])] + (0.0 if exact else TABLE["ieee"])
 
 
 def relative_error(found, expected) -> float:

@@ -143,7 +143,7 @@ def building_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict]
     import torch
 
     from elmo_fast import build_token_table
-    from elmo_fast.ops.precision import numerics
+    from elmo_fast.ops.numerics import numerics
 
     words, source = unique_words(arguments.words)
     bilm = models.build(model, backend="auto")

@@ -63,11 +63,11 @@ def absent_precisions(device: str = "cpu") -> dict[str, str]:
     if device != "cpu":
         return {}
     from elmo_fast.ops.backend import native_module
-    from elmo_fast.ops.cpu import runs_precision
+    from elmo_fast.ops.cpu import supports_precision
     from elmo_fast.ops.precision import PRECISIONS
 
     why = native_module()[1] or "runs as highest: 16-bit tile products need AMX, which this machine does not offer"
-    return {name: why for name in PRECISIONS if name != "highest" and not runs_precision(name)}
+    return {name: why for name in PRECISIONS if name != "highest" and not supports_precision(name)}
 
 
 def write_files(folder: Path, model: str, seed: int = 0) -> tuple[Path, Path]:

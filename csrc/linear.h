@@ -11,9 +11,11 @@ namespace elmo_fast {
 // high and medium need AMX, accumulate in fp32 and flush denormals inside products. An infinite input stays infinite
 // in every product with a weight that bf16 does not round to zero.
 enum class Precision : int32_t { highest = 0, high = 1, medium = 2 };
+constexpr const char* precision_names[] = {"highest", "high", "medium"};  // by number
+constexpr int precision_count = sizeof precision_names / sizeof *precision_names;
 
 // y = epilogue(x W + b). highway: y = g * relu(x Wt + bt) + (1 - g) * x with g = sigmoid(x Wc + bc), K == M.
-enum class Epilogue : int32_t { none = 0, highway = 2 };
+enum class Epilogue : int32_t { none = 0, highway = 1 };
 
 struct LinearShape {
   int64_t input;   // K

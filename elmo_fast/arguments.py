@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from numbers import Integral
 
 BACKENDS = ("auto", "reference", "torch", "native")
-PRECISIONS = ("highest", "high", "medium")
+ACTIVATIONS = ("relu", "tanh")  # ops/char_cnn/activations.py has what they are
 STATES = ("carry", "zero", "warm")
 FREE_STATES = STATES[1:]  # vectors depend on their own text alone, not on order and batches
 LAYERS = ("all", "top", "average")

@@ -1,4 +1,4 @@
-"""The two small kernels of an LSTM step, between its batched products. Shapes as in `ops/torch/lstm_pointwise.py`.
+"""The two small kernels of an LSTM step, between its batched products, as `ops/projected_lstm/cuda/pointwise.py`.
 
 A program is one direction of one slot and a block of its cells; a program whose slot has no token ends at once.
 """

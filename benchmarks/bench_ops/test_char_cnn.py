@@ -18,7 +18,8 @@ from elmo_fast import Options
 from elmo_fast.model.layers.encoder import CharacterEncoder
 from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.precision import PRECISIONS, numerics
+from elmo_fast.ops.numerics import numerics
+from elmo_fast.ops.precision import PRECISIONS
 
 
 @functools.cache

@@ -16,15 +16,16 @@ import torch
 from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
 from benchmarks.gpu import predict
-from elmo_fast.ops.cuda import choice, persistent
-from elmo_fast.ops.precision import PRECISIONS, numerics
+from elmo_fast.ops.numerics import numerics
+from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent
 from elmo_fast.ops.schedule import make_schedule
 from tests.support import cuda_ops, gpu_lstm, op_cases
 
 SQUARES = {"fp16": (torch.float16, "highest", 8192), "tf32": (torch.float32, "high", 8192),
            "fp32": (torch.float32, "highest", 4096)}  # type, precision, and rows and columns
 COPIES = {"HBM": (2048, 1), "L2": (16, 200)}  # megabytes read, and as many written, so many times: in L2 both fit
-PATHS = [("persistent", "medium"), *(("graph", precision) for precision in PRECISIONS[::-1])]
+PATHS = [("persistent", "medium"), *(("graph", precision) for precision in reversed(PRECISIONS))]
 SLOTS, STEPS = (1, 8, 16, 32, 64), (25, 200, 1000)
 BATCH_SIZES = [8] * 4 + [6] * 9 + [3] * 7 + [1] * 10  # of the check
 

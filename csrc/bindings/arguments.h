@@ -14,6 +14,8 @@ namespace elmo_fast {
 
 namespace py = pybind11;
 
+using release = py::call_guard<py::gil_scoped_release>;
+
 using Address = uintptr_t;            // 0: null
 using Pair = std::array<Address, 2>;  // forward, backward
 

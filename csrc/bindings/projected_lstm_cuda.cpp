@@ -25,6 +25,8 @@ py::dict plan_lstm(int32_t dim, int32_t projection, const DeviceTuple& device, i
 }  // namespace
 
 void bind_cuda(py::module_& m) {
+  m.attr("cuda_operands") =
+      py::dict("fp16"_a = static_cast<int>(cuda::Operand::fp16), "bf16"_a = static_cast<int>(cuda::Operand::bf16));
   m.def("cuda_lstm_plan", plan_lstm, py::arg("dim"), py::arg("projection"), py::arg("device"), py::arg("slots"));
 #ifdef ELMO_FAST_HAS_CUDA
   m.def("cuda_lstm_run", [](const py::kwargs& keywords) {

@@ -1,48 +1,29 @@
 #include "engine.h"
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <iterator>
 #include <stdexcept>
+
+#include "packed.h"
 
 namespace elmo_fast::cpu {
 namespace {
 
-// By level: what CMake built.
-constexpr Level levels[] = {
-    {&generic_engine, nullptr},
-#ifdef ELMO_FAST_HAS_NEON
-    {&neon_engine, nullptr},
-#else
-    {},
-#endif
-#ifdef ELMO_FAST_HAS_AVX2
-    {&avx2_engine, nullptr},
-#else
-    {},
-#endif
-#ifdef ELMO_FAST_HAS_AVX512
-    {&avx512_engine, nullptr},
-#else
-    {},
-#endif
-#ifdef ELMO_FAST_HAS_AMX
-    {&avx512_engine, &amx_engine},
-#else
-    {},
-#endif
-#ifdef ELMO_FAST_HAS_AVX512
-    {&avx512_engine, &amx_emulated_engine},
-#else
-    {},
-#endif
-};
-static_assert(sizeof levels / sizeof *levels == isa_count);
+// By level; empty for one that CMake did not build. An engine that is not built is named in discarded code alone.
+#define ELMO_FAST_FP32_LEVEL(isa, name)                                 \
+  []() -> Level {                                                       \
+    if constexpr (ELMO_FAST_HAS_##isa) return {&isa##_engine, nullptr}; \
+    else return {};                                                     \
+  }(),
+#define ELMO_FAST_TILE_LEVEL(isa, name, fp32)                                  \
+  []() -> Level {                                                              \
+    if constexpr (ELMO_FAST_HAS_##isa) return {&fp32##_engine, &isa##_engine}; \
+    else return {};                                                            \
+  }(),
+constexpr Level levels[] = {ELMO_FAST_LEVELS(ELMO_FAST_FP32_LEVEL, ELMO_FAST_TILE_LEVEL)};
+#undef ELMO_FAST_FP32_LEVEL
+#undef ELMO_FAST_TILE_LEVEL
 
 bool runs(Isa isa, uint32_t features, bool amx_permitted) {
   const Level& level = level_of(isa);
@@ -76,69 +57,26 @@ Isa cpu_isa() {
   return best_isa(features, highest == Isa::amx && amx_permitted(), highest);
 }
 
+const Engine* engine_of(const Level& level, Precision precision) {
+  switch (precision) {
+    case Precision::highest: return level.fp32;
+    case Precision::high: return level.bf16 ? &level.bf16->high : nullptr;
+    case Precision::medium: return level.bf16 ? &level.bf16->medium : nullptr;
+  }
+  return nullptr;
+}
+
 Isa isa_for(Precision precision) {
-  require(precision >= Precision::highest && precision <= Precision::medium, "precision: expected 0, 1 or 2");
-  const Isa isa = cpu_isa();
-  if (precision == Precision::highest) return std::min(isa, Isa::avx512);
-  require(level_of(isa).bf16, "precision: high and medium need AMX, which is not available here");
-  return isa;
+  const int number = static_cast<int>(precision);
+  require(number >= 0 && number < precision_count, "precision: expected one of the numbers of Precision");
+  const Engine* const engine = engine_of(level_of(cpu_isa()), precision);
+  require(engine, "precision: high and medium need AMX, which is not available here");
+  const auto has_it = [&](const Level& level) { return engine_of(level, precision) == engine; };
+  return static_cast<Isa>(std::find_if(std::begin(levels), std::end(levels), has_it) - std::begin(levels));
 }
 
 const Fp32Engine& fp32_engine() { return *level_of(isa_for(Precision::highest)).fp32; }
 
-const Engine& engine_for(Precision precision) {
-  const Level& level = level_of(isa_for(precision));
-  if (precision == Precision::highest) return *level.fp32;
-  return precision == Precision::high ? level.bf16->high : level.bf16->medium;
-}
-
-Label::Label(const char* op, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {
-  std::snprintf(text, sizeof text, "%s for %s, precision %d, sizes %lld %lld %lld", op, isa_name(isa_for(precision)),
-                static_cast<int>(precision), static_cast<long long>(first), static_cast<long long>(second),
-                static_cast<long long>(third));
-}
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
-void check_threads(int threads) { require(threads >= 1 && threads <= 1024, "threads: expected 1 to 1024"); }
-
-void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name) {
-  for (int64_t k = 0; k < count; ++k)
-    if (values[k] < low || values[k] >= high)
-      throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(low) + " to " +
-                                  std::to_string(high - 1) + ", got " + std::to_string(values[k]));
-}
-
-void check_buffer(const void* packed, size_t size, size_t payload) {
-  require(packed && reinterpret_cast<uintptr_t>(packed) % 4 == 0, "packed: expected a buffer aligned to 4 bytes");
-  if (size < sizeof(Label) + payload)
-    throw std::invalid_argument("packed: expected " + std::to_string(sizeof(Label) + payload) + " bytes, got " +
-                                std::to_string(size));
-}
-
-void begin_packed(void* packed, size_t size, size_t payload, const Label& label) {
-  check_buffer(packed, size, payload);
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t page = 2 << 20;
-  const auto address = reinterpret_cast<uintptr_t>(packed);
-  const uintptr_t begin = (address + page - 1) / page * page, end = (address + size) / page * page;
-  // Where there are none, the pages stay small.
-  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
-  std::memcpy(packed, &label, sizeof label);
-}
-
-void check_packed(const void* packed, size_t size, size_t payload, const Label& label) {
-  check_buffer(packed, size, 0);
-  const char* bytes = static_cast<const char*>(packed);
-  std::string found(bytes, strnlen(bytes, sizeof(Label)));
-  if (std::any_of(found.begin(), found.end(), [](char c) { return c < ' ' || c > '~'; })) found.clear();
-  if (found != label.text)
-    throw std::invalid_argument(std::string("packed: expected ") + label.text + "; got " +
-                                (found.empty() ? "something else" : found));
-  check_buffer(packed, size, payload);
-}
+const Engine& engine_for(Precision precision) { return *engine_of(level_of(isa_for(precision)), precision); }
 
 }  // namespace elmo_fast::cpu

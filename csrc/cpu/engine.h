@@ -125,13 +125,12 @@ struct AmxEngine {
   uint32_t features;
 };
 
-// Constants of engine_isa.cpp: to look one up runs no code of its instruction set.
-extern const Fp32Engine generic_engine;
-extern const Fp32Engine neon_engine;
-extern const Fp32Engine avx2_engine;
-extern const Fp32Engine avx512_engine;
-extern const AmxEngine amx_engine;
-extern const AmxEngine amx_emulated_engine;
+// Constants of engine_isa.cpp: to look one up runs no code of its instruction set. CMake says which are built.
+#define ELMO_FAST_FP32_ENGINE(isa, ...) extern const Fp32Engine isa##_engine;
+#define ELMO_FAST_TILE_ENGINE(isa, ...) extern const AmxEngine isa##_engine;
+ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_TILE_ENGINE)
+#undef ELMO_FAST_FP32_ENGINE
+#undef ELMO_FAST_TILE_ENGINE
 
 // The engines of a level; null where the build has none for it. Without `bf16` a level has fp32 alone.
 struct Level {
@@ -152,37 +151,15 @@ Isa best_isa(uint32_t features, bool amx_permitted, Isa cap);
 // when it names none.
 Isa cpu_isa();
 
-// The level whose engine runs `precision`: fp32 has no use for AMX. std::invalid_argument when there is none or no such
-// precision.
+// The engine of a precision; null where the level has none.
+const Engine* engine_of(const Level& level, Precision precision);
+
+// The first level with the engine that runs `precision` here: fp32 has no use for AMX. std::invalid_argument when there
+// is none or no such precision.
 Isa isa_for(Precision precision);
 
 const Fp32Engine& fp32_engine();
 const Engine& engine_for(Precision precision);
-
-// What packed weights and what a forward saves begin with: op, instruction set, precision and sizes in words. They come
-// as plain bytes, and those of another layout would be read out of bounds.
-struct Label {
-  char text[128];
-  Label(const char* op, Precision precision, int64_t first, int64_t second, int64_t third);
-};
-
-// std::invalid_argument unless it `holds`.
-void require(bool holds, const char* what);
-
-void check_threads(int threads);
-
-// The same unless all values lie in [low, high).
-void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name);
-
-// The same unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
-void check_buffer(const void* packed, size_t size, size_t payload);
-
-// check_buffer, then puts `label` where packed weights begin. What is read at every step had better lie in huge pages:
-// asks for them, which comes before the first write.
-void begin_packed(void* packed, size_t size, size_t payload, const Label& label);
-
-// check_buffer, and the buffer begins with `label`.
-void check_packed(const void* packed, size_t size, size_t payload, const Label& label);
 
 }  // namespace cpu
 }  // namespace elmo_fast

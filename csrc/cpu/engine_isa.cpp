@@ -1,17 +1,14 @@
 // The engine of one instruction set. CMakeLists.txt compiles this file once for each, with its flags: ELMO_FAST_ENGINE
-// is the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_TILES the tiles of a bf16 one.
+// is the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_TILES the tiles of a bf16 one, and
+// ELMO_FAST_HEADER the header of either.
+#include ELMO_FAST_HEADER
+
 #include "char_cnn/backward.h"
-#include "gemm/fp32.h"
 #include "gemm/linear.h"
 #include "isa.h"
 #include "lstm/weight_gradients.h"
-#include "vec/avx2.h"
-#include "vec/avx512.h"
-#include "vec/generic.h"
-#include "vec/neon.h"
 #ifdef ELMO_FAST_TILES
 #include "gemm/amx.h"
-#include "gemm/tiles.h"
 #endif
 
 namespace elmo_fast::cpu {

@@ -16,28 +16,9 @@
 namespace elmo_fast {
 namespace {
 
-const char* const isa_names[] = {"generic", "neon", "avx2", "avx512", "amx", "amx-emulated"};
-static_assert(std::size(isa_names) == isa_count);
-
-// A feature's bit in word 0 to 3 (eax to edx) of a leaf of cpuid, and what XCR0 says where its registers are saved.
-struct FeatureBit {
-  const char* name;
-  unsigned leaf, subleaf;
-  int word, bit;
-  uint64_t saved;
-};
-
-constexpr uint64_t ymm = 0x6, zmm = 0xe6, tiles = 0x60000;
-constexpr FeatureBit feature_bits[] = {
-    {"sse3", 1, 0, 2, 0, 0},           {"ssse3", 1, 0, 2, 9, 0},         {"sse4.1", 1, 0, 2, 19, 0},
-    {"sse4.2", 1, 0, 2, 20, 0},        {"popcnt", 1, 0, 2, 23, 0},       {"xsave", 1, 0, 2, 26, 0},
-    {"avx", 1, 0, 2, 28, ymm},         {"f16c", 1, 0, 2, 29, ymm},       {"fma", 1, 0, 2, 12, ymm},
-    {"avx2", 7, 0, 1, 5, ymm},         {"bmi1", 7, 0, 1, 3, 0},          {"bmi2", 7, 0, 1, 8, 0},
-    {"lzcnt", 0x80000001, 0, 2, 5, 0}, {"movbe", 1, 0, 2, 22, 0},        {"avx512f", 7, 0, 1, 16, zmm},
-    {"avx512bw", 7, 0, 1, 30, zmm},    {"avx512cd", 7, 0, 1, 28, zmm},   {"avx512dq", 7, 0, 1, 17, zmm},
-    {"avx512vl", 7, 0, 1, 31, zmm},    {"avx512_bf16", 7, 1, 0, 5, zmm}, {"amx_tile", 7, 0, 3, 24, tiles},
-    {"amx_bf16", 7, 0, 3, 22, tiles}};
-static_assert(std::size(feature_bits) == feature_count);
+#define ELMO_FAST_NAME(isa, name, ...) name,
+const char* const isa_names[] = {ELMO_FAST_LEVELS(ELMO_FAST_NAME, ELMO_FAST_NAME)};
+#undef ELMO_FAST_NAME
 
 #ifdef ELMO_FAST_X86
 // 0 where there is no such leaf.

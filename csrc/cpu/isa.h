@@ -1,5 +1,5 @@
-// Instruction sets: the features of a processor, those that a translation unit is compiled with, and the levels of the
-// engine.
+// Instruction sets: the levels of the engine, the features of a processor, and those that a translation unit is
+// compiled with. A new level is a row of ELMO_FAST_LEVELS, a vector type in vec/ and a line of CMakeLists.txt.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,27 @@
 
 namespace elmo_fast {
 
-// In ascending order; generic and neon are those of AArch64, all but neon those of x86. amx_emulated is AVX-512 code
-// that computes what AMX would, bit for bit; tests ask for it, detection never finds it.
-enum class Isa : int32_t { generic, neon, avx2, avx512, amx, amx_emulated };
-constexpr int isa_count = 6;
+// The levels in ascending order, a row each: its constant and its name. A FP32 level has the engine of its constant's
+// name; a TILES level has one for 16-bit products, and in fp32 that of another level. generic and neon are those of
+// AArch64, all but neon those of x86. amx_emulated is AVX-512 code that computes what AMX would, bit for bit; tests ask
+// for it, detection never finds it.
+// clang-format off
+#define ELMO_FAST_LEVELS(FP32, TILES) \
+  FP32(generic, "generic")            \
+  FP32(neon, "neon")                  \
+  FP32(avx2, "avx2")                  \
+  FP32(avx512, "avx512")              \
+  TILES(amx, "amx", avx512)           \
+  TILES(amx_emulated, "amx-emulated", avx512)
+// clang-format on
+
+#define ELMO_FAST_CONSTANT(isa, ...) isa,
+enum class Isa : int32_t { ELMO_FAST_LEVELS(ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT) };
+#undef ELMO_FAST_CONSTANT
+
+#define ELMO_FAST_ONE(...) +1
+constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE);
+#undef ELMO_FAST_ONE
 
 // Of x86. A set of them has a bit for each.
 // clang-format off
@@ -19,7 +36,41 @@ enum class Feature : uint32_t {
   avx512f, avx512bw, avx512cd, avx512dq, avx512vl, avx512_bf16, amx_tile, amx_bf16
 };
 // clang-format on
-constexpr int feature_count = 22;
+
+// A feature's name, its bit in word 0 to 3 (eax to edx) of a leaf of cpuid, and what XCR0 says where its registers are
+// saved.
+struct FeatureBit {
+  const char* name;
+  unsigned leaf, subleaf;
+  int word, bit;
+  uint64_t saved;
+};
+
+constexpr uint64_t saves_ymm = 0x6, saves_zmm = 0xe6, saves_tiles = 0x60000;
+// In the order of Feature.
+constexpr FeatureBit feature_bits[] = {{"sse3", 1, 0, 2, 0, 0},
+                                       {"ssse3", 1, 0, 2, 9, 0},
+                                       {"sse4.1", 1, 0, 2, 19, 0},
+                                       {"sse4.2", 1, 0, 2, 20, 0},
+                                       {"popcnt", 1, 0, 2, 23, 0},
+                                       {"xsave", 1, 0, 2, 26, 0},
+                                       {"avx", 1, 0, 2, 28, saves_ymm},
+                                       {"f16c", 1, 0, 2, 29, saves_ymm},
+                                       {"fma", 1, 0, 2, 12, saves_ymm},
+                                       {"avx2", 7, 0, 1, 5, saves_ymm},
+                                       {"bmi1", 7, 0, 1, 3, 0},
+                                       {"bmi2", 7, 0, 1, 8, 0},
+                                       {"lzcnt", 0x80000001, 0, 2, 5, 0},
+                                       {"movbe", 1, 0, 2, 22, 0},
+                                       {"avx512f", 7, 0, 1, 16, saves_zmm},
+                                       {"avx512bw", 7, 0, 1, 30, saves_zmm},
+                                       {"avx512cd", 7, 0, 1, 28, saves_zmm},
+                                       {"avx512dq", 7, 0, 1, 17, saves_zmm},
+                                       {"avx512vl", 7, 0, 1, 31, saves_zmm},
+                                       {"avx512_bf16", 7, 1, 0, 5, saves_zmm},
+                                       {"amx_tile", 7, 0, 3, 24, saves_tiles},
+                                       {"amx_bf16", 7, 0, 3, 22, saves_tiles}};
+constexpr int feature_count = sizeof feature_bits / sizeof *feature_bits;
 
 constexpr uint32_t bit(Feature feature) { return 1u << static_cast<uint32_t>(feature); }
 

@@ -21,13 +21,11 @@ from elmo_fast.environment import extra, peak_memory
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path, check_target
 from elmo_fast.ops.backend import OPS, resolve
-from elmo_fast.ops.cuda import choice, persistent
-from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.numerics import numerics, type_of
+from elmo_fast.ops.precision import PRECISIONS, has_16_bit_operands
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent
 
 SLOTS, SENTENCE_TOKENS, ROUNDS = 64, 25, 5
-# largest difference from the reference path, as a share of the largest value
-LIMITS = {"highest": 1e-5, "high": 5e-3, "medium": 5e-2}
-_CEILING = {"highest": torch.float32, "high": torch.float32, "medium": torch.bfloat16}
 _PRODUCT = 1536  # rows and columns of the ceiling's matrices; on a GPU 8192
 
 
@@ -59,7 +57,7 @@ def variants(elmo: LoadedElmo) -> list[Variant]:
     if device.type != "cuda":
         runs_native = any(resolve(op, "auto", next(elmo.bilm.parameters())) == "native" for op in OPS)
         return [Variant("engine"), Variant("torch", "torch")] if runs_native else [Variant("torch", "torch")]
-    has_persistent = elmo.bilm.computes_in == "medium" and not persistent.lacks(device)
+    has_persistent = has_16_bit_operands(elmo.bilm.computes_in) and not persistent.lacks(device)
     paths = [choice.GRAPH, *([choice.PERSISTENT] if has_persistent else [])]
     return [Variant("engine"), *(Variant(f"{path} path", path=path) for path in paths)]
 
@@ -68,8 +66,9 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
           seconds: float = 30.0) -> dict:
     """Measure a model for about `seconds`: a document with machine, settings and a row a variant.
 
-    Every variant is compared with the reference path first; `RuntimeError` when one is further off than `LIMITS`. The
-    text is made up, 64 sentences run at a time, warm state. Timings are taken by turns, five rounds.
+    Every variant is compared with the reference path first; `RuntimeError` when one is further off than the precision's
+    `model_tolerance`. The text is made up, 64 sentences run at a time, warm state. Timings are taken by turns, five
+    rounds.
     """
     elmo = load(model, device=device, precision=precision)
     chosen = variants(elmo)
@@ -82,7 +81,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
              "sentence_tokens": SENTENCE_TOKENS, "rounds": ROUNDS,
              "parameters": sum(values.numel() for values in elmo.bilm.parameters()),
              "backends": {op: resolve(op, "auto", next(elmo.bilm.parameters())) for op in OPS},
-             "limit": LIMITS[precision], "memory_mib": _memory(elmo)}
+             "limit": PRECISIONS[precision].model_tolerance, "memory_mib": _memory(elmo)}
     for row in rows:
         row["error"] = errors.get(row["variant"])
     return {"schema": 1, "name": "bench", "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -98,11 +97,12 @@ def _check(elmo: LoadedElmo, chosen: list[Variant], precision: str) -> dict[str,
     some = generated_sentences(8)
     expected = _embed(elmo, Variant("reference", "reference"), some)
     largest, errors = max(float(np.abs(vectors).max()) for vectors in expected), {}
+    limit = PRECISIONS[precision].model_tolerance
     for variant in chosen:
         actual = _embed(elmo, variant, some)
         errors[variant.name] = max(float(np.abs(a - b).max()) for a, b in zip(actual, expected)) / largest
-        if not errors[variant.name] <= LIMITS[precision]:
-            raise RuntimeError(f"{variant.name}: expected numbers within {LIMITS[precision]:.0e} of the reference "
+        if not errors[variant.name] <= limit:
+            raise RuntimeError(f"{variant.name}: expected numbers within {limit:.0e} of the reference "
                                f"path's, got {errors[variant.name]:.1e}; please report this")
     return errors
 
@@ -156,14 +156,13 @@ def _flop(elmo: LoadedElmo, sentences: list[list[str]]) -> float | None:
 def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
     """Measures FLOP/s of PyTorch's own product of large matrices, in the precision's operand type."""
     device = next(elmo.bilm.parameters()).device
-    dtype = _CEILING[elmo.bilm.computes_in]
-    if device.type == "cuda" and dtype == torch.bfloat16:
-        dtype = torch.float16
+    row = PRECISIONS[elmo.bilm.computes_in]
+    dtype = type_of(row.bounded if device.type == "cuda" else row.cpu)
     size = 8192 if device.type == "cuda" else _PRODUCT
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
 
     def measure() -> float:
-        with numerics("high" if elmo.bilm.computes_in == "high" else "highest", device):
+        with numerics("high" if row.gpu == "tf32" else "highest", device):
             return 2.0 * size**3 / min(_seconds(lambda: float((a @ b)[0, 0])) for _ in range(3))
 
     return measure

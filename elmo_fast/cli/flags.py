@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from elmo_fast.arguments import BACKENDS, PRECISIONS, STATES
+from elmo_fast.arguments import BACKENDS, STATES
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
+from elmo_fast.ops.precision import PRECISIONS
 
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL"
 _SHARED: dict[str, dict[str, Any]] = {

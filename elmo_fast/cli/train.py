@@ -3,8 +3,9 @@
 import argparse
 import math
 
-from elmo_fast.arguments import PRECISIONS, SIZES
+from elmo_fast.arguments import SIZES
 from elmo_fast.cli.flags import add_command, at_least, shared, value_of
+from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
 _TEXT = "files or globs of UTF-8 text, one tokenized sentence a line"

@@ -17,7 +17,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import ModelFiles, find_model
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.vectors.form import mix_layers

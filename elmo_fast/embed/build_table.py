@@ -18,7 +18,7 @@ from elmo_fast.model.layers.encoder import TokenSource
 from elmo_fast.model.token_table.file import table_writer, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import available_device
-from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.numerics import numerics
 from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, not_a_string
 
 _WORDS_A_BLOCK = 1 << 13  # between two writes

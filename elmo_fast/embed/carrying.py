@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState, above
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.projected_lstm.reference import State
 
 
 class Span(NamedTuple):

@@ -17,7 +17,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string
 from elmo_fast.vectors.layouts.item import fits_float16

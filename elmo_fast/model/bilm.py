@@ -21,9 +21,10 @@ from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_shapes, expected_shapes, fingerprint, read_model
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
-from elmo_fast.ops.precision import check_precision, full_precision, numerics
+from elmo_fast.ops.numerics import full_precision, numerics
+from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.projected_lstm import unsupported_weights
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.ops.weight_snapshot import Tensors, check_in_full, one_call, snapshot_of

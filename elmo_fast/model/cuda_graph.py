@@ -11,11 +11,11 @@ from elmo_fast.model.layers.batch_layout import BiLmOutput, add_boundaries
 from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.token_table.lookup import TokenEncoder, check_shape
 from elmo_fast.ops.backend import why_not
-from elmo_fast.ops.cuda.graphs import recording
 from elmo_fast.ops.device import to_device
-from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.projected_lstm import unsupported_weights
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.projected_lstm.cuda.graphs import recording
+from elmo_fast.ops.projected_lstm.reference import State
 
 
 @dataclass(frozen=True)

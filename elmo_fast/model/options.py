@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elmo_fast.arguments import MOST_CELLS
+from elmo_fast.arguments import ACTIVATIONS, MOST_CELLS
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
 
 N_CHARACTERS = (261, 262)
-ACTIVATIONS = ("relu", "tanh")
 # Far beyond every model, as MOST_CELLS is.
 MOST_LAYERS, MOST_WORDS = 1000, (1 << 31) - 1
 

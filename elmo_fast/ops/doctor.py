@@ -8,9 +8,9 @@ import torch
 from elmo_fast.arguments import SIZES
 from elmo_fast.environment import version
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
-from elmo_fast.ops.cpu import runs_precision
-from elmo_fast.ops.cuda import choice, persistent
+from elmo_fast.ops.cpu import supports_precision
 from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
 
@@ -53,8 +53,8 @@ def _processor() -> list[str]:
         return [threads, f"native       not there: {reason}"]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}{_other_engines(module)}",
             "precision    " + "; ".join(
-                f"{name} runs as {name if runs_precision(name) else 'highest (16-bit products need AMX)'}"
-                for name in PRECISIONS)]
+                f"{name} runs as {name if supports_precision(name) else f'highest (16-bit products need {row.needs})'}"
+                for name, row in PRECISIONS.items())]
 
 
 def _other_engines(module) -> str:

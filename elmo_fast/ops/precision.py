@@ -1,90 +1,68 @@
-"""What `precision` means for plain torch operations, whatever the process-wide flags and autocast say."""
+"""The table of precisions: what each multiplies, how far off it may be, and what it needs of a processor.
 
-import contextlib
-import contextvars
+Everything that depends on a precision asks this table; the order of its rows decides nothing. Imports no torch: the
+command's help reads it.
+"""
+
 import functools
-import threading
-from collections.abc import Callable
+from typing import NamedTuple
 
-import torch
+from elmo_fast.arguments import check_choice
 
-from elmo_fast.arguments import PRECISIONS, check_choice
 
-if hasattr(torch._C, "_get_fp32_precision_getter"):
-    FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
-    fp32_precision, set_fp32_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-else:  # before torch 2.9 one word held for every library
-    FP32_FLAGS = (("cuda", "matmul"),)
-    _WORDS = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
+class Operands(NamedTuple):
+    """What products multiply. Sums are fp32.
 
-    def fp32_precision(*_) -> str:
-        return next(value for value, word in _WORDS.items() if word == torch.get_float32_matmul_precision())
+    `dtype` names the torch type that holds the operands, `bits` counts those of a significand. `tolerance` is the
+    relative Frobenius error of a layer against the float64 reference; loosening it is a decision to defend in a commit
+    message.
+    """
 
-    def set_fp32_precision(_library: str, _op: str, value: str) -> None:
-        torch.set_float32_matmul_precision(_WORDS[value])
+    dtype: str
+    bits: int
+    tolerance: float
 
+
+class Precision(NamedTuple):
+    """A row: names of `OPERANDS`, by what computes.
+
+    `cpu` in the C++ engine; `gpu` on a GPU, and `bounded` there where every value is known to fit fp16. `needs` is what
+    the C++ engine needs of the processor, without which it computes in `highest`. `model_tolerance` is the largest
+    difference of a model from the reference path, as a share of the largest value.
+    """
+
+    cpu: str
+    gpu: str
+    bounded: str
+    needs: str | None
+    model_tolerance: float
+
+
+OPERANDS = {
+    "ieee": Operands("float32", 24, 2e-6),
+    "bf16x3": Operands("float32", 16, 4e-5),  # two parts of bf16, three products
+    "tf32": Operands("float32", 11, 2.5e-3),
+    "fp16": Operands("float16", 11, 3e-3),
+    "bf16": Operands("bfloat16", 8, 3e-2)}
+
+PRECISIONS = {
+    "highest": Precision("ieee", "ieee", "ieee", None, 1e-5),
+    "high": Precision("bf16x3", "tf32", "tf32", "AMX", 5e-3),
+    "medium": Precision("bf16", "bf16", "fp16", "AMX", 5e-2)}
 
 check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)
-_active = contextvars.ContextVar("precision", default="highest")
-_lock = threading.Lock()
-_holders: list[str] = []  # what every `numerics` that is open wants torch's flags to be
-_before: dict[tuple[str, str], str] = {}  # what they were before the first
+
+
+def operands_of(precision: str, bounded: bool) -> str:
+    """The operands of a GPU's products; `bounded` where every value is known to fit fp16."""
+    return PRECISIONS[precision].bounded if bounded else PRECISIONS[precision].gpu
+
+
+def has_16_bit_operands(precision: str) -> bool:
+    """Whether a GPU's products have operands of 16 bits."""
+    return OPERANDS[PRECISIONS[precision].gpu].dtype != "float32"
 
 
 def lowest(*precisions: str) -> str:
     """The one of these precisions that rounds most."""
-    return max(precisions, key=PRECISIONS.index)
-
-
-def full_precision(value: torch.Tensor | None) -> torch.Tensor | None:
-    """`value` in the type that computes: float32 for 16-bit parameters, else its own."""
-    return value.float() if value is not None and value.dtype in (torch.float16, torch.bfloat16) else value
-
-
-@contextlib.contextmanager
-def numerics(precision: str, device: torch.device):
-    """Run the body's matrix products in `precision` on `device`.
-
-    `highest` is IEEE fp32 (or fp64 where the operands are). On CUDA `high` lets tf32 in and `medium` runs
-    products on bf16 operands. On the CPU plain torch computes both as `highest`. Autocast around the call
-    never decides.
-    """
-    on_gpu = device.type == "cuda"
-    token = _active.set(precision)
-    try:
-        with (_held("tf32" if on_gpu and precision == "high" else "ieee"),
-              torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu and precision == "medium")):
-            yield
-    finally:
-        _active.reset(token)
-
-
-def active_precision() -> str:
-    """The precision of the innermost `numerics` around the call, `highest` outside of any."""
-    return _active.get()
-
-
-@contextlib.contextmanager
-def _held(wanted: str):
-    """torch's process-wide fp32 matmul precision, held while any thread needs it, then put back.
-
-    When threads disagree the strictest wins. A flag that already means IEEE is not touched.
-    """
-    _change(_holders.append, wanted)
-    try:
-        yield
-    finally:
-        _change(_holders.remove, wanted)
-
-
-def _change(edit: Callable[[str], None], wanted: str) -> None:
-    with _lock:
-        if not _holders:
-            _before.update((flag, fp32_precision(*flag)) for flag in FP32_FLAGS)
-        edit(wanted)
-        for flag, before in _before.items():
-            value = before if not _holders or before == "none" else "ieee"
-            if _holders and "ieee" not in _holders and flag[0] == "cuda":
-                value = "tf32"
-            if fp32_precision(*flag) != value:
-                set_fp32_precision(*flag, value)
+    return min(precisions, key=lambda name: min(OPERANDS[operands].bits for operands in PRECISIONS[name][:3]))

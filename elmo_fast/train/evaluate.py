@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from elmo_fast.files import stops
 from elmo_fast.ops.device import available_device
-from elmo_fast.ops.precision import full_precision, numerics
+from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.ops.schemas import gradient_numerics
+from elmo_fast.ops.numerics import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.config import RunConfig

@@ -12,10 +12,9 @@ from elmo_fast.model.layers.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import check_shapes, expected_shapes, random_weights
-from elmo_fast.ops.precision import full_precision, numerics
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.numerics import full_precision, gradient_numerics, numerics
+from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.schedule import Schedule
-from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import Batch, Numbering

@@ -21,7 +21,7 @@ import torch
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import replace, to_disk
 from elmo_fast.files.json import parse_json
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.vectors.layouts.shards import checksum
 
 logger = logging.getLogger(__name__)

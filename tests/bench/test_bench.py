@@ -9,7 +9,7 @@ from elmo_fast.bench import run as bench_run
 from elmo_fast.bench import work
 from elmo_fast.bench.timing import take_turns
 from elmo_fast.bench.work import generated_sentences
-from elmo_fast.ops.cuda import choice
+from elmo_fast.ops.projected_lstm.cuda import choice
 from tests.support.files import run, write_model
 
 

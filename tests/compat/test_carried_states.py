@@ -60,7 +60,7 @@ def check(found, expected):
     for values, wanted in zip(found, expected, strict=True):
         length = wanted.shape[-2]
         error = np.linalg.norm(values[..., :length, :] - wanted)
-        assert error <= AGAINST_FLOAT64["highest"] * np.linalg.norm(wanted) and not values[..., length:, :].any()
+        assert error <= AGAINST_FLOAT64["ieee"] * np.linalg.norm(wanted) and not values[..., length:, :].any()
 
 
 # ---- AllenNLP ----

@@ -13,8 +13,8 @@ from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
 from elmo_fast.model.layers import encoder as encoder_module
 from elmo_fast.ops import char_cnn, linear
-from elmo_fast.ops.cuda import blocks, lstm
-from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.numerics import numerics
+from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support import cuda_ops, fake_graphs
 from tests.support.models import SENTENCES, SHAPES, bilm, options
@@ -50,7 +50,7 @@ def no_gpu(monkeypatch):
 @pytest.mark.parametrize("most_slots", [1024, 2])
 def test_equals_the_ordinary_forward(shape, state, precision, most_slots, monkeypatch):
     monkeypatch.setitem(lstm.MOST_SLOTS, "graph", most_slots)
-    limit = SAME_MODEL if precision == "highest" else AGAINST_FLOAT64["medium-fp16"]
+    limit = SAME_MODEL if precision == "highest" else AGAINST_FLOAT64["fp16"]
     one, other = bilm(SHAPES[shape], state=state, precision=precision), bilm(SHAPES[shape], state=state)
     for model in (one, other):
         model(batch_to_ids(SENTENCES[1:4]))
@@ -182,7 +182,7 @@ def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, driver, monkeyp
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
 def test_inside_a_users_graph(state, precision):
     model, plain = (bilm(SHAPES["clips that fire"], state=state, precision=precision).cuda() for _ in range(2))
-    limit = AGAINST_FLOAT64[{"highest": "highest", "medium": "medium-bf16"}[precision]]
+    limit = AGAINST_FLOAT64[{"highest": "ieee", "medium": "bf16"}[precision]]
     for many in (1, 100):  # tokens on both sides of the classes of amounts
         sentences = SENTENCES * many
         batches = [batch_to_ids(sentences).cuda(), batch_to_ids(sentences[::-1]).cuda()]

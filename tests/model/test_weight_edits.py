@@ -11,7 +11,8 @@ from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.ops import weight_snapshot
-from elmo_fast.ops.cpu import linear, projected_lstm
+from elmo_fast.ops.linear import cpu as linear
+from elmo_fast.ops.projected_lstm import cpu as projected_lstm
 from elmo_fast.testing import SAME_MODEL
 from tests.support.engines import needs_native
 from tests.support.files import paths, write_model

@@ -37,7 +37,7 @@ def reason(folder: Path, *arguments) -> str:
 def test_the_project_is_built_without_kernels_where_a_compiler_will_not_do(script, expected, tmp_path):
     pytest.importorskip("pybind11")
     said = configure(ROOT, tmp_path / "build", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
-                     *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("AVX2", "AVX512", "AMX")))
+                     *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("GENERIC", "AVX2", "AVX512", "AMX_EMULATED", "AMX")))
     assert f"elmo-fast: no CUDA kernels: {expected.replace('NVCC', f'{tmp_path}/nvcc')}\n" in said
     definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
     assert expected.replace("NVCC", "/nvcc") in definitions.replace("\\ ", " ")

@@ -140,10 +140,13 @@ def test_windows():
 def test_the_engine_compiles_for_other_systems(target, tmp_path):
     pytest.importorskip("ziglang")
     vec = {"aarch64-macos": "neon", "x86_64-windows-gnu": "generic"}[target]
-    engine = [f"-DELMO_FAST_ENGINE={vec}_engine", f"-DELMO_FAST_VEC={vec.title()}Vec"]
+    engine = [f"-DELMO_FAST_ENGINE={vec}_engine", f"-DELMO_FAST_VEC={vec.title()}Vec",
+              f'-DELMO_FAST_HEADER="vec/{vec}.h"']
+    built = [f"-DELMO_FAST_HAS_{name}={int(name == vec)}" for name in (
+        "generic", "neon", "avx2", "avx512", "amx", "amx_emulated")]
     for path in (ROOT / "csrc" / "cpu").rglob("*.cpp"):
         printed([sys.executable, "-m", "ziglang", "c++", "-target", target, "-std=c++17", f"-I{ROOT / 'csrc'}", "-Wall",
-                 "-Wextra", "-Werror", *(engine if path.name == "engine_isa.cpp" else []), "-c", path, "-o",
+                 "-Wextra", "-Werror", *(engine if path.name == "engine_isa.cpp" else built), "-c", path, "-o",
                  tmp_path / "object.o"])
 
 

@@ -44,7 +44,7 @@ def test_switched_off(monkeypatch):
 
 
 def test_plain_torch_needs_no_triton():
-    program = ("import sys; sys.modules['triton'] = None; import torch; from elmo_fast.ops import reference;"
+    program = ("import sys; sys.modules['triton'] = None; import torch; from elmo_fast.ops.char_cnn import reference;"
                "from elmo_fast.ops.char_cnn import char_cnn; from elmo_fast.ops.doctor import report; report();"
                "filters = [(torch.randn(1, 2, 4, 3), torch.randn(3))];"
                "x = torch.randint(0, 262, (3, 50)), torch.randn(261, 4), filters, 'relu';"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from elmo_fast.ops.torch.char_cnn import token_lengths
+from elmo_fast.ops.char_cnn.pytorch import token_lengths
 from tests.support.engines import HIGHEST, REFERENCE, TORCH, TRITON, Engine
 from tests.support.models import SHAPES, options
 from tests.support.op_cases import char_cnn_case

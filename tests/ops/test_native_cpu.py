@@ -13,8 +13,8 @@ import torch
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_snapshot
-from elmo_fast.ops.cpu import linear, projected_lstm
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.linear import cpu as linear
+from elmo_fast.ops.projected_lstm import cpu as projected_lstm
 from tests.support.engines import HIGHEST, ISAS, NATIVE, TILES, altered, isa, native, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
@@ -138,11 +138,12 @@ def test_16_bit_products_need_tiles():
 
 def test_packed_size_is_within_a_tenth():
     for engine in (*HIGHEST, *TILES):
-        number = PRECISIONS.index(engine.precision)
+        number = native.precisions[engine.precision]
         plain = (2 if engine.precision == "medium" else 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
         with isa(engine.isa):
             assert native.lstm_packed_size(512, 4096, 512, number) <= 1.1 * plain
-            assert native.linear_packed_size(128, 128, 2, number) <= 1.1 * 8 * (128 * 128 + 128)
+            highway = native.epilogues["highway"]
+            assert native.linear_packed_size(128, 128, highway, number) <= 1.1 * 8 * (128 * 128 + 128)
 
 
 def four_threads():

@@ -1,12 +1,16 @@
 """`highest` is IEEE fp32 whatever torch's flags and autocast say, and it leaves the flags as they were."""
 
+import itertools
 import threading
 
 import pytest
 import torch
 
-from elmo_fast import batch_to_ids
-from elmo_fast.ops.precision import FP32_FLAGS, fp32_precision, numerics, set_fp32_precision
+from elmo_fast import arguments, batch_to_ids
+from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
+from elmo_fast.ops.numerics import FP32_FLAGS, fp32_precision, numerics, set_fp32_precision
+from elmo_fast.ops.precision import OPERANDS, PRECISIONS, lowest
 from elmo_fast.testing import relative_error
 from tests.support.models import SENTENCES, bilm
 
@@ -71,3 +75,16 @@ def test_threads_share_the_flags():
     leave.set()
     thread.join()
     assert flags() == before
+
+
+def test_tables_agree_with_the_engine_and_the_names_that_need_no_torch():
+    module, _ = native_module()
+    assert module is None or set(module.precisions) == {*PRECISIONS}
+    assert list(ACTIVATIONS) == list(arguments.ACTIVATIONS)
+    for row in PRECISIONS.values():
+        assert {row.cpu, row.gpu, row.bounded} <= OPERANDS.keys()
+
+
+def test_the_lowest_precision_rounds_most_whatever_the_order():
+    for names in itertools.permutations(PRECISIONS):
+        assert lowest(*names) == "medium" and lowest(*set(names) - {"medium"}) == "high"

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import encoder, lstm
-from elmo_fast.ops.schemas import LstmCall
+from elmo_fast.ops.char_cnn import cuda as char_cnn_cuda
+from elmo_fast.ops.linear import cuda as linear_cuda
+from elmo_fast.ops.projected_lstm.arguments import LstmCall
+from elmo_fast.ops.projected_lstm.cuda import lstm
 
 # The char encoder's operands: precision, and whether fp16 is known to fit.
 PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
@@ -52,7 +54,7 @@ def registered_on_cpu():
         pytest.skip("this torch does not replace an implementation")
     with torch.library._scoped_library("elmo_fast", "FRAGMENT") as library:
         with warnings.catch_warnings(action="ignore"):  # torch warns of each one
-            for name, implementation in {**encoder.OPS, "projected_lstm": lstm.run}.items():
+            for name, implementation in {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run}.items():
                 library.impl(name, implementation, "CPU", allow_override=True)
         yield
 

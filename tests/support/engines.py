@@ -15,8 +15,6 @@ from tests.support.lstm_on_ptx import lstm_on_ptx
 
 native, _missing = native_module()
 needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
-_LIMITS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
-_LIMITS_ON_GPU = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
 ON_TRITON = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}  # by operands: how far one op may be off
 
 
@@ -46,8 +44,8 @@ class Engine(NamedTuple):
             return 1e-12, 1e-10
         if self.backend in ON_TRITON:
             return ON_TRITON[self.backend], GRADIENT_AGAINST_FLOAT64
-        name = (_LIMITS_ON_GPU if self.backend == "cuda" else _LIMITS)[self.precision]
-        return AGAINST_FLOAT64[name], GRADIENT_AGAINST_FLOAT64
+        row = PRECISIONS[self.precision]
+        return AGAINST_FLOAT64[row.bounded if self.backend == "cuda" else row.cpu], GRADIENT_AGAINST_FLOAT64
 
     @contextlib.contextmanager
     def active(self):
@@ -78,7 +76,7 @@ class Engine(NamedTuple):
 
 def _runs(name, precision):
     with isa(name):
-        return native is not None and native.lstm_isa(PRECISIONS.index(precision)) == name
+        return native is not None and native.lstm_isa(native.precisions[precision]) == name
 
 
 REFERENCE, TORCH = (Engine(backend, dtype=torch.float64) for backend in ("reference", "torch"))

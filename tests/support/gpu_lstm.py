@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from elmo_fast.ops.cuda import blocks
-from elmo_fast.ops.schemas import flat_weights, limit
+from elmo_fast.ops.projected_lstm.arguments import flat_weights, limit
+from elmo_fast.ops.projected_lstm.cuda import blocks
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.engines import GRAPHS, REFERENCE
 from tests.support.op_cases import TIGHT, layer, lstm_case
@@ -59,7 +59,7 @@ def compare(case, precision, weights=(), device="cpu", times=1, **how):
     bf16 = blocks.operands(of, precision, limit(case.clips.get("proj_clip"))).dtype == torch.bfloat16
     runs = [case.call(operands, "cuda", precision, **how) for _ in range(times)]
     error = float(torch.tensor([error_of(found, expected) for found in runs]).max())
-    return runs[-1], error, AGAINST_FLOAT64["medium-bf16"] if bf16 else LIMITS[precision]
+    return runs[-1], error, AGAINST_FLOAT64["bf16"] if bf16 else LIMITS[precision]
 
 
 def check(*given, **how):

@@ -6,7 +6,7 @@ import ctypes
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import choice, persistent
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent
 from tests.support.ptx_machine import DEVICES, machine
 from tests.support.ptx_text import parsed
 
@@ -27,7 +27,7 @@ class NativeOnPtx:
         self.calls, self.changes = [], {}
         self.machine.use(self.machine.shipped)
         self.machine.set_device(*DEVICES[generation])
-        self.cuda_lstm_plan = self.machine.cuda_lstm_plan
+        self.cuda_lstm_plan, self.cuda_operands = self.machine.cuda_lstm_plan, self.machine.cuda_operands
 
     def cuda_lstm_run(self, **call):
         call |= self.changes

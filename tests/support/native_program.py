@@ -17,8 +17,7 @@ PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os
 CMAKE, NINJA = (shutil.which(name, path=PATH) for name in ("cmake", "ninja"))
 _AMX = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mamx-tile",
         "-mamx-bf16")
-FLAGS = ("-std=c++17", "-ffp-contract=off", f"-I{ROOT / 'csrc'}", "-DELMO_FAST_HAS_AVX2", "-DELMO_FAST_HAS_AVX512",
-         "-DELMO_FAST_HAS_AMX")
+FLAGS = ("-std=c++17", "-ffp-contract=off", f"-I{ROOT / 'csrc'}")
 
 
 def compiles(*flags: str) -> bool:

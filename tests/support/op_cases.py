@@ -10,8 +10,8 @@ import torch
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.projected_lstm import input_projections, projected_lstm
+from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.ops.schemas import LstmCall
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support import cuda_ops

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../engine.h"
+#include "../packed.h"
 
 namespace elmo_fast {
 namespace {

@@ -2,6 +2,7 @@
 #include "../../linear.h"
 
 #include "../engine.h"
+#include "../packed.h"
 
 namespace elmo_fast {
 namespace {
@@ -11,7 +12,7 @@ using namespace cpu;
 void check_shape(const LinearShape& s) {
   require(s.input > 0 && s.output > 0 && s.input <= INT32_MAX && s.output <= INT32_MAX,
           "shape: expected positive input and output");
-  require(s.epilogue == Epilogue::none || s.epilogue == Epilogue::highway, "epilogue: expected 0 or 2");
+  require(s.epilogue == Epilogue::none || s.epilogue == Epilogue::highway, "epilogue: expected 0 or 1");
   require(s.epilogue != Epilogue::highway || s.input == s.output,
           "shape: a highway layer has as many outputs as inputs");
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../engine.h"
+#include "../packed.h"
 #include "fp32.h"
 
 namespace elmo_fast::cpu {

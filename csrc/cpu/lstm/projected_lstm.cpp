@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../engine.h"
+#include "../packed.h"
 
 namespace elmo_fast {
 namespace {
@@ -257,7 +258,7 @@ void clear_gradients(const LstmBackwardCall& call) {
 }  // namespace
 
 std::string lstm_isa(Precision precision) {
-  return precision == Precision::highest || level_of(cpu_isa()).bf16 ? isa_name(isa_for(precision)) : "";
+  return engine_of(level_of(cpu_isa()), precision) ? isa_name(isa_for(precision)) : "";
 }
 
 size_t lstm_packed_size(const LstmShape& shape, Precision precision) {

@@ -22,7 +22,7 @@ from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_finite, read_model
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.readers import read_lines, scan

@@ -25,9 +25,9 @@ from elmo_fast.model.options import CharCnnOptions, LstmOptions, Options
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
 from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.precision import full_precision
-from elmo_fast.ops.torch.char_cnn import PADDING_ID
+from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.weight_snapshot import Tensors
 
 BOUNDARIES = ("<bos>", "<eos>")

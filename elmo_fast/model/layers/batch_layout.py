@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from elmo_fast.ops.device import HostCopy
-from elmo_fast.ops.reference import restore
+from elmo_fast.ops.projected_lstm.reference import restore
 
 
 class BiLmOutput(NamedTuple):

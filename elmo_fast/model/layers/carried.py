@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.projected_lstm.reference import State
 
 
 class CarriedStates:

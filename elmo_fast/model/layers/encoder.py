@@ -15,11 +15,12 @@ from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.cpu.linear import drop_product
-from elmo_fast.ops.cuda.encoder import fits_fp16
+from elmo_fast.ops.char_cnn.cuda import fits_fp16
+from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.precision import active_precision, full_precision, numerics
-from elmo_fast.ops.reference import with_zero_row
+from elmo_fast.ops.linear.cpu import drop_product
+from elmo_fast.ops.numerics import active_precision, full_precision, numerics
+from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.weight_snapshot import Tensors, check_in_full
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text import characters
@@ -90,7 +91,7 @@ class CharacterEncoder(AllenNlpStateDict):
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
         highways = [[own[name] for name in _highway_names(k)] for k in range(self.options.n_highway)]
         projection = (own["W_proj"], own["b_proj"]) if self.has_projection else None
-        bounded = (active_precision() == "medium" and ids.device.type == "cuda"
+        bounded = (operands_of(active_precision(), True) == "fp16" and ids.device.type == "cuda"
                    and fits_fp16(own["char_embed"], filters, self.options.activation, highways, projection))
         how = {"backend": backend, "bounded": bounded}
         x = char_cnn(ids, own["char_embed"], filters, self.options.activation, **how)  # [N, filters]

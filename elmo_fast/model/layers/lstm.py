@@ -14,11 +14,11 @@ from elmo_fast.model.layers.carried import CarriedStates
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
-from elmo_fast.ops.cpu.projected_lstm import drop_lstm
-from elmo_fast.ops.cuda.lstm import padded_lstm
-from elmo_fast.ops.precision import full_precision, numerics
+from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm
-from elmo_fast.ops.reference import LstmWeights, State
+from elmo_fast.ops.projected_lstm.cpu import drop_lstm
+from elmo_fast.ops.projected_lstm.cuda.lstm import padded_lstm
+from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_snapshot import Tensors
 from elmo_fast.outside_graphs import outside_graphs

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import torch
 
-from elmo_fast.arguments import PRECISIONS, STORAGES, check_path, local_path, shown
+from elmo_fast.arguments import STORAGES, check_path, local_path, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import check_target, replace
@@ -24,6 +24,7 @@ from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, dataset_of, new_hdf5
 from elmo_fast.files.lock import locked
 from elmo_fast.files.seal import ROWS, Blocks, Seal, read_seal, write_seal
 from elmo_fast.files.strings import joined
+from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 

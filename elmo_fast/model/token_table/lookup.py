@@ -16,9 +16,10 @@ from elmo_fast.model.layers.encoder import TokenSource
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in
-from elmo_fast.ops.precision import full_precision, lowest, numerics
+from elmo_fast.ops.numerics import full_precision, numerics
+from elmo_fast.ops.precision import lowest
 from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projections
-from elmo_fast.ops.reference import LstmWeights
+from elmo_fast.ops.projected_lstm.reference import LstmWeights
 from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES

@@ -24,8 +24,7 @@ struct Random {
   // In [-scale, scale).
   Floats floats(int64_t count, double scale = 1) {
     Floats values(static_cast<size_t>(count));
-    for (float& x : values)
-      x = static_cast<float>(scale * (2.0 * generator() / std::minstd_rand::max() - 1));
+    for (float& x : values) x = static_cast<float>(scale * (2.0 * generator() / std::minstd_rand::max() - 1));
     return values;
   }
   int64_t below(int64_t limit) { return static_cast<int64_t>(generator() % static_cast<uint64_t>(limit)); }
@@ -57,14 +56,14 @@ struct Engine {
   uint64_t digest = 14695981039346656037u;  // of all results
 
   bool trains() const { return precision == elmo_fast::Precision::highest; }
-  // Relative Frobenius errors (elmo_fast/testing.py).
+  // Relative Frobenius errors (elmo_fast/ops/precision.py).
   double limit() const { return trains() ? 2e-6 : precision == elmo_fast::Precision::high ? 4e-5 : 3e-2; }
   double gradient_limit() const { return 2e-5; }
 
   void report(const std::string& name, bool good, double error, double limit) {
-    const char* const precisions[] = {"highest", "high", "medium"};
-    std::printf("%-12s %-7s %-46s %8.1e of %.0e %s\n", isa.c_str(), precisions[static_cast<int>(precision)],
-                name.c_str(), error, limit, good ? "ok" : "OFF");
+    std::printf("%-12s %-7s %-46s %8.1e of %.0e %s\n", isa.c_str(),
+                elmo_fast::precision_names[static_cast<int>(precision)], name.c_str(), error, limit,
+                good ? "ok" : "OFF");
     ++cases;
     failures += !good;
   }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from elmo_fast.ops.cuda import blocks, lstm
+from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
 from tests.support.fake_graphs import FakeCapture
 from tests.support.lstm_on_ptx import lstm_on_ptx
 

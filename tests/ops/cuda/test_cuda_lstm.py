@@ -6,9 +6,9 @@ import gc
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import choice, lstm, persistent
-from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
-from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
+from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent
+from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_lstm_pointwise
+from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT, Choices
 from tests.support import cuda_ops
 from tests.support.gpu_lstm import LIMITS, check, error_of, ragged, run
 from tests.support.models import SENTENCES, SHAPES, bilm

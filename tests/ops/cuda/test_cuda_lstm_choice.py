@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from elmo_fast.ops import doctor
-from elmo_fast.ops.cuda import blocks, choice, lstm, persistent
-from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured
-from elmo_fast.ops.schemas import flat_weights
+from elmo_fast.ops.projected_lstm.arguments import flat_weights
+from elmo_fast.ops.projected_lstm.cuda import blocks, choice, lstm, persistent
+from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT, Choices, Measured
 from tests.support.gpu_lstm import check, run, weights_of
 from tests.support.lstm_on_ptx import SMALL
 from tests.support.op_cases import TIGHT, layer, lstm_case

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmo_fast.ops import weight_snapshot
-from elmo_fast.ops.cuda import blocks, lstm
-from elmo_fast.ops.cuda import graphs as captures_module
-from elmo_fast.ops.schemas import flat_weights
+from elmo_fast.ops.projected_lstm.arguments import flat_weights
+from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
+from elmo_fast.ops.projected_lstm.cuda import graphs as captures_module
 from tests.support import fake_graphs
 from tests.support.gpu_lstm import check, run, weights_of
 from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import blocks, choice, lstm, persistent
+from elmo_fast.ops.projected_lstm.cuda import blocks, choice, lstm, persistent
 from elmo_fast.testing import SIZES as SIZES_OF_MODELS
 from tests.support import gpu_lstm
 from tests.support.gpu_lstm import ragged, run

@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import blocks, lstm
-from elmo_fast.ops.schemas import flat_weights
+from elmo_fast.ops.projected_lstm.arguments import flat_weights
+from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
 from tests.support import cuda_ops
 from tests.support.gpu_lstm import LIMITS, check, ragged
 from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case

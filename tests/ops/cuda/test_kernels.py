@@ -8,9 +8,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from elmo_fast.ops import backend, precision
+from elmo_fast.ops import backend, numerics
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.cuda.encoder import LARGEST_FP16, fits_fp16
+from elmo_fast.ops.char_cnn.cuda import LARGEST_FP16, fits_fp16
 from tests.support.models import bilm, options
 
 CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False)
@@ -51,7 +51,7 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     """On fake CUDA tensors, which have no data: which ops would run, on what, and what they give."""
     monkeypatch.setattr("elmo_fast.model.layers.encoder.fits_fp16", lambda *_: False)
     encoder = bilm(options()).token_source
-    with FakeTensorMode(), precision.numerics(level, torch.device("cuda")):
+    with FakeTensorMode(), numerics.numerics(level, torch.device("cuda")):
         for name, shape in [(name, getattr(encoder, name).shape) for name in encoder.datasets]:
             setattr(encoder, name, torch.nn.Parameter(torch.empty(shape, device="cuda"), requires_grad=False))
         filters = [(encoder.W_cnn_0, encoder.b_cnn_0)]

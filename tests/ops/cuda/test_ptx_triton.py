@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast.ops.torch import char_cnn as torch_char_cnn
+from elmo_fast.ops.char_cnn import pytorch as torch_char_cnn
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support.cuda_ops import PRECISIONS

@@ -19,7 +19,7 @@ from elmo_fast.model.options import LstmOptions, Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision
-from elmo_fast.ops.reference import State, half
+from elmo_fast.ops.projected_lstm.reference import State, half
 from elmo_fast.outside_graphs import outside_graphs
 
 

@@ -12,9 +12,9 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.layers.lstm import LstmStack, cell_conversions
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import LSTM_DATASETS
-from elmo_fast.ops import reference
-from elmo_fast.ops.precision import numerics
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.numerics import numerics
+from elmo_fast.ops.projected_lstm import reference
+from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.outside_graphs import outside_graphs
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
-from elmo_fast.ops.reference import State, clip, half, time_loop
-from elmo_fast.ops.schemas import LstmCall
+from elmo_fast.ops.projected_lstm.arguments import LstmCall
+from elmo_fast.ops.projected_lstm.reference import State, clip, half, time_loop
 
 _ROWS_AT_ONCE = 1024
 

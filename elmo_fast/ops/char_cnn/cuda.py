@@ -1,13 +1,16 @@
-"""The char encoder on an NVIDIA GPU: Triton kernels, their packed weights and operand types. Sums are fp32 always."""
+"""The char-CNN on an NVIDIA GPU: a Triton kernel, its packed weights and operand types. Sums are fp32 always."""
 
 from collections.abc import Sequence
 
 import torch
 
+from elmo_fast.ops.char_cnn import pytorch
+from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
+from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
 from elmo_fast.ops.device import on
-from elmo_fast.ops.precision import numerics
-from elmo_fast.ops.schemas import RESULTS, gradient_numerics, library, no_gradient, operands_of
-from elmo_fast.ops.torch import char_cnn as torch_char_cnn
+from elmo_fast.ops.library import library, no_gradient
+from elmo_fast.ops.numerics import gradient_numerics, type_of
+from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.weight_cache import cached
 
 # fp16's largest number, less what rounding of operands and results may add.
@@ -16,55 +19,32 @@ LARGEST_FP16 = 0.98 * torch.finfo(torch.float16).max
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save):
+def forward(*arguments):
     from elmo_fast.kernels import char_cnn as kernel
 
-    operands, end = operands_of(precision, bounded), 1 + len(weights)
-    dtype = RESULTS[operands]
-    filters = cached((char_embed, *weights, *biases), f"char_cnn {operands}",
+    call = CharCnnArguments(*arguments)
+    operands, ids, end = operands_of(call.precision, call.bounded), call.ids, 1 + len(call.weights)
+    dtype = type_of(operands)
+    filters = cached(call.floats, f"char_cnn {operands}",
                      lambda tensors: kernel.PackedFilters(tensors[0], tensors[1:end], tensors[end:], operands, dtype))
     out = torch.empty(len(ids), sum(filters.counts), dtype=dtype, device=ids.device)
     with on(ids.device):
-        kernel.char_cnn(ids.long().contiguous(), torch_char_cnn.token_lengths(ids).int(), filters, activation, out)
+        kernel.char_cnn(ids.long().contiguous(), pytorch.token_lengths(ids).int(), filters, call.activation, out)
     return out, ids.new_empty(0, dtype=torch.int32)
 
 
-def char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
+def backward(grad, values, picks, needed, *arguments):
     """Recomputed in torch, with the autograd that torch runs an op of our own below: the kernel saves no windows."""
-    below, tensors = torch._C._dispatch_tls_local_exclude_set(), [char_embed, *weights, *biases]
+    call, below = CharCnnArguments(*arguments), torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
         below = below.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below):
-        found = torch_char_cnn.gradients(ids, tensors, activation, grad, needed,
-                                         lambda: gradient_numerics(precision, ids.device))
-    return [no_gradient(of) if each is None else each for each, of in zip(found, tensors)]
+        found = pytorch.gradients(call.ids, call.floats, call.activation, grad, needed,
+                                  lambda: gradient_numerics(call.precision, call.ids.device))
+    return [no_gradient(of) if each is None else each for each, of in zip(found, call.floats)]
 
 
-def highway(x, weights, packed, precision, bounded):
-    operands = operands_of(precision, bounded)
-    return _product(x, weights, operands, x.new_empty(x.shape, dtype=RESULTS[operands]))
-
-
-def linear(x, weights, packed, outputs, precision, bounded):
-    operands, (weight, bias) = operands_of(precision, bounded), weights
-    if operands == "ieee":  # PyTorch's own fp32 product is the fastest there is
-        with numerics("highest", x.device):
-            return torch.addmm(bias.float(), x.float(), weight.float())
-    return _product(x, weights, operands, x.new_empty(len(x), outputs, dtype=torch.float32))
-
-
-def _product(x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torch.Tensor:
-    from elmo_fast.kernels.highway import pack_product, product
-
-    dtype = RESULTS[operands]
-    parts = [cached((part,), f"product {operands}", lambda tensors: pack_product(tensors[0], operands, dtype))
-             if part.dim() == 2 else part.float() for part in weights]
-    with on(x.device):
-        product(x.to(dtype).contiguous(), parts, operands, out)
-    return out
-
-
-OPS = {"char_cnn": char_cnn, "char_cnn_backward": char_cnn_backward, "highway": highway, "linear": linear}
+OPS = {"char_cnn": forward, "char_cnn_backward": backward}
 
 for _name, _implementation in OPS.items():
     library.impl(_name, _implementation, "CUDA")
@@ -93,7 +73,7 @@ def _largest_value(char_embed, filters, activation, highways, tensors) -> torch.
     seen = size(char_embed).amax(0)  # [E]
     window = torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
                           for weight, bias in filters]).amax()
-    bound = torch.clamp(window, max=1.0) if activation == "tanh" else window
+    bound = window.clamp(max=ACTIVATIONS[activation].largest)
     for _, _, weight, bias in highways:
         bound = torch.maximum(bound, (size(weight).sum(0) * bound + size(bias)).amax())
     return torch.stack([window, bound, *(size(tensor).amax() for tensor in tensors)]).amax()

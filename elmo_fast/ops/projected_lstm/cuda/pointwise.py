@@ -5,7 +5,7 @@ Shapes and arguments are those of `elmo_fast.kernels.lstm_pointwise`. L slots, D
 
 import torch
 
-from elmo_fast.ops.reference import clip
+from elmo_fast.ops.projected_lstm.reference import clip
 
 
 def gates(zh, z, scale, bias, meta, fresh_c, c, m, cell_clip: float) -> None:

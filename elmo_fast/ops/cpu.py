@@ -1,7 +1,7 @@
-"""Implementations of the ops by the C++ engine on the CPU: fp32 tensors in, fp32 tensors out.
+"""What the ops on the C++ engine share: the precisions of this machine, packed weights, and pointers.
 
-Sums have a fixed order: a row's result has the same bits in any batch and on any number of threads. This module has
-what the ops share: the precisions of this machine, packed weights, and pointers.
+The engine takes and gives fp32 tensors. Sums have a fixed order: a row's result has the same bits in any batch and on
+any number of threads.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,22 @@ from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.weight_snapshot import Tensors
 
 
-def runs_precision(precision: str) -> bool:
-    """Whether the engine has kernels for `precision` on this machine: 16-bit products need AMX."""
+def number_of(precision: str) -> int:
+    """What the engine calls a precision."""
+    return native_module()[0].precisions[precision]
+
+
+def supports_precision(precision: str) -> bool:
+    """Whether the engine has kernels for `precision` on this machine."""
     module = native_module()[0]
-    return module is not None and bool(module.lstm_isa(PRECISIONS.index(precision)))
+    return module is not None and precision in module.precisions and bool(module.lstm_isa(number_of(precision)))
 
 
-def on_cpu(precision: str) -> str:
-    """`precision`, or `highest` where the processor has no 16-bit tile products, which is logged once."""
-    if runs_precision(precision):
+def effective_precision(precision: str) -> str:
+    """`precision`, or `highest` where the processor lacks what it needs, which is logged once."""
+    if supports_precision(precision):
         return precision
-    log_once(f"precision {precision!r} runs as 'highest': this processor has no AMX")
+    log_once(f"precision {precision!r} runs as 'highest': this processor has no {PRECISIONS[precision].needs}")
     return "highest"
 
 

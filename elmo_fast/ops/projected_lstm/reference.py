@@ -1,53 +1,18 @@
-"""The specification: char-CNN, highway and projected LSTM in plain torch, for any float dtype.
+"""The specification: a layer of the two-direction LSTM in plain torch, for any float dtype.
 
-Written to be read. Weights have the shapes of bilm-tf's weight file. Every faster backend has these signatures
-and is tested against these functions.
+Written to be read. Weights have the shapes of bilm-tf's weight file. Every faster implementation has this signature and
+is tested against this function.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 
 from elmo_fast.ops.schedule import Schedule
 
-Filters = Sequence[tuple[torch.Tensor, torch.Tensor]]
 State = tuple[torch.Tensor, torch.Tensor]
 LstmWeights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
-
-
-def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, activation: str) -> torch.Tensor:
-    """Convolutions over a token's characters, max over positions (Kim et al. 2016; Jozefowicz et al. 2016).
-
-    `ids` int [N, C], 0 to 261, where 0 reads a row of zeros; `char_embed` [261, E]; `filters` a pair
-    (weight [1, width, E, n], bias [n]) for each width; `activation` `relu` or `tanh` -> [N, sum of n].
-    """
-    table = with_zero_row(char_embed)
-    characters = table[ids].flatten(1)  # [N, C * E]
-    dim = char_embed.shape[1]
-    pooled = []
-    for weight, bias in filters:
-        width = weight.shape[1]
-        windows = characters.unfold(1, width * dim, dim)  # [N, C - width + 1, width * E]
-        convolved = windows @ weight.reshape(width * dim, -1)  # [N, C - width + 1, n]
-        pooled.append(ACTIVATIONS[activation](convolved.amax(1) + bias))
-    return torch.cat(pooled, dim=1)
-
-
-def with_zero_row(char_embed: torch.Tensor) -> torch.Tensor:
-    """The table that ids read: row 0, zeros, is no token; [261, E] -> [262, E]."""
-    return torch.cat([torch.zeros_like(char_embed[:1]), char_embed])
-
-
-def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
-            b_transform: torch.Tensor) -> torch.Tensor:
-    """One highway layer (Srivastava et al. 2015): x [N, D], weights [D, D], biases [D] -> [N, D].
-
-    `w_carry` gates the transformed value, as bilm-tf names it (AllenNLP's gate is its complement).
-    """
-    gate = torch.sigmoid(x @ w_carry + b_carry)
-    return gate * torch.relu(x @ w_transform + b_transform) + (1 - gate) * x
 
 
 def projected_lstm(

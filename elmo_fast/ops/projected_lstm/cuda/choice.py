@@ -15,11 +15,10 @@ import torch
 
 from elmo_fast.arguments import check_choice
 from elmo_fast.environment import cache_directory, version
-from elmo_fast.ops.cuda.blocks import Operands
+from elmo_fast.ops.projected_lstm.cuda.blocks import Operands
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"
 VARIABLE = "ELMO_FAST_CUDA_LSTM"
-TOLERANCES = {torch.float16: 3e-3, torch.bfloat16: 3e-2}  # relative Frobenius difference of the paths
 
 _SECONDS, _MOST_TIMES = 0.2, 9  # that timing a class may take, after first runs that pack weights and load kernels
 # classes of steps: all below this number, and how many are timed

@@ -2,19 +2,21 @@
 
 import torch
 
-import elmo_fast.ops.cuda.encoder  # noqa: F401  registers the implementation on CUDA
-from elmo_fast.ops import reference
+# the first two register implementations
+import elmo_fast.ops.linear.cuda
+import elmo_fast.ops.linear.gradients  # noqa: F401
 from elmo_fast.ops.backend import needs_gradient, resolve
-from elmo_fast.ops.cpu import on_cpu
-from elmo_fast.ops.cpu.linear import packed_product
-from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.cpu import effective_precision
+from elmo_fast.ops.linear import reference
+from elmo_fast.ops.linear.cpu import packed_product
+from elmo_fast.ops.numerics import active_precision, full_precision
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend: str = "auto",
            precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """x [N, K], weight [K, M], bias [M] -> x W + b [N, M]; `backend` as in `elmo_fast.ops.backend`.
 
-    `precision` is what the native kernels compute in, by default that of `precision.numerics` around the call; their
+    `precision` is what the native kernels compute in, by default that of `numerics.numerics` around the call; their
     result is fp32. `bounded` as in `elmo_fast.ops.char_cnn`.
     On the CPU calls with gradients run in torch: weights that change after each use do not repay their packing.
     """
@@ -24,7 +26,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
         return torch.addmm(full_precision(bias), full_precision(x), full_precision(weight))
     precision, weights, packed = precision or active_precision(), [weight, bias], None
     if x.device.type == "cpu":
-        x, precision, weights = full_precision(x), on_cpu(precision), []
+        x, precision, weights = full_precision(x), effective_precision(precision), []
         packed = packed_product([weight, bias], precision)
     return torch.ops.elmo_fast.linear(x, weights, packed, weight.shape[1], precision, bounded)
 
@@ -45,7 +47,7 @@ def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_tra
         return reference.highway(full_precision(x), *map(full_precision, weights))
     precision, packed = precision or active_precision(), None
     if x.device.type == "cpu":
-        x, precision = full_precision(x), on_cpu(precision)
+        x, precision = full_precision(x), effective_precision(precision)
         packed, weights = packed_product(weights, precision), []
     return torch.ops.elmo_fast.highway(x, weights, packed, precision, bounded)
 
@@ -58,7 +60,7 @@ def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:
     if weight.device.type != "cpu":
         return precision
     with torch.no_grad():
-        return on_cpu(precision) if resolve("linear", backend, weight) == "native" else "highest"
+        return effective_precision(precision) if resolve("linear", backend, weight) == "native" else "highest"
 
 
 def check_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None:

@@ -4,19 +4,20 @@ import dataclasses
 
 import torch
 
-import elmo_fast.ops.cuda.lstm  # noqa: F401  registers the implementation on CUDA
+# the first two register implementations
+import elmo_fast.ops.projected_lstm.cuda.lstm
+import elmo_fast.ops.projected_lstm.gradients  # noqa: F401
 from elmo_fast.arguments import shown
-from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
-from elmo_fast.ops.cpu import on_cpu
-from elmo_fast.ops.cpu.projected_lstm import packed_lstm
+from elmo_fast.ops.cpu import effective_precision
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import check_shape, linear
-from elmo_fast.ops.precision import full_precision
-from elmo_fast.ops.reference import LstmWeights, State
+from elmo_fast.ops.numerics import full_precision
+from elmo_fast.ops.projected_lstm import pytorch, reference
+from elmo_fast.ops.projected_lstm.arguments import LstmCall
+from elmo_fast.ops.projected_lstm.cpu import packed_lstm
+from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
-from elmo_fast.ops.schemas import LstmCall
-from elmo_fast.ops.torch import projected_lstm as torch_lstm
 
 
 def projected_lstm(
@@ -29,7 +30,7 @@ def projected_lstm(
 
     `rows` may lie on the host. `bounded` where `inputs` are outputs of such a layer with the same `proj_clip`, which a
     GPU's fp16 need not scale. `precision` is what the native engines compute in, where this machine has it; the other
-    backends follow `elmo_fast.ops.precision.numerics`. Where gradients are recorded the native engine computes in
+    backends follow `elmo_fast.ops.numerics.numerics`. Where gradients are recorded the native engine computes in
     `highest`; it has none of second order.
     """
     call = LstmCall(full_precision(inputs), rows, schedule, tuple(map(full_precision, state)), weights, cell_clip,
@@ -40,14 +41,14 @@ def projected_lstm(
     chosen = resolve("projected_lstm", backend, *call.tensors, unsupported=_unsupported(call, save))
     if chosen == "native":
         if inputs.device.type == "cpu":
-            call = dataclasses.replace(call, precision="highest" if save else on_cpu(precision))
+            call = dataclasses.replace(call, precision="highest" if save else effective_precision(precision))
         packed = packed_lstm(weights, call.precision, keep=not save) if inputs.device.type == "cpu" else None
         out, h, c, _ = torch.ops.elmo_fast.projected_lstm(*call.arguments(packed, save))
         return out, (h, c)
     call = dataclasses.replace(call, rows=None if rows is None else to_device(rows, inputs.device),
                                weights=tuple(tuple(map(full_precision, direction)) for direction in weights))
     if chosen == "torch":
-        return torch_lstm.projected_lstm(call)
+        return pytorch.projected_lstm(call)
     return reference.projected_lstm(call.inputs, call.rows, schedule, call.state, call.weights, cell_clip=cell_clip,
                                     proj_clip=proj_clip, initial_state=call.initial_state, precomputed=precomputed)
 
@@ -84,7 +85,7 @@ def accepts_input_projections(backend: str, precision: str, weights: tuple[LstmW
     if any(part.is_meta for part in operands) or needs_gradient(operands) or operands[0].device.type != "cpu":
         return False
     chosen = resolve("projected_lstm", backend, *operands)
-    return chosen == "torch" or (chosen == "native" and on_cpu(precision) == "highest")
+    return chosen == "torch" or (chosen == "native" and effective_precision(precision) == "highest")
 
 
 def check(call: LstmCall) -> None:

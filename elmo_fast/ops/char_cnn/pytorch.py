@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from elmo_fast.ops.reference import ACTIVATIONS, Filters, with_zero_row
+from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
+from elmo_fast.ops.char_cnn.reference import Filters, with_zero_row
 
 PADDING_ID = 261
 # On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
@@ -91,7 +92,7 @@ def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.T
             value = _LargestWindow.apply(value, table[PADDING_ID].repeat(1, width) @ kernel, skipped)
         else:
             value = value.amax(1)
-        pooled.append(ACTIVATIONS[activation](value + bias))
+        pooled.append(ACTIVATIONS[activation].apply(value + bias))
     return torch.cat(pooled, dim=1)
 
 

@@ -7,41 +7,43 @@ gradient to them in equal parts, as the reference's does.
 import torch
 
 from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
+from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
+from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
+from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.cpu import pointer
-from elmo_fast.ops.reference import with_zero_row
-from elmo_fast.ops.schemas import library, no_gradient
-from elmo_fast.ops.torch.char_cnn import PADDING_ID
-
-_IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_}
+from elmo_fast.ops.library import library, no_gradient
 
 
-def forward(ids, char_embed, weights, biases, activation, precision, bounded, save):
-    sums = char_embed.new_empty(ids.shape[0], sum(weight.shape[-1] for weight in weights))
-    picks = torch.empty(sums.shape if save else 0, dtype=torch.int32)
-    ids, table, weights = _contiguous(ids, char_embed, weights)
+def forward(*arguments):
+    call = CharCnnArguments(*arguments)
+    sums = call.char_embed.new_empty(call.ids.shape[0], sum(weight.shape[-1] for weight in call.weights))
+    picks = torch.empty(sums.shape if call.save else 0, dtype=torch.int32)
+    ids, table, weights = _contiguous(call)
     native_module()[0].char_cnn_forward(**_call(ids, table, weights), values=sums.data_ptr(),
-                                        picks=picks.data_ptr() if save else 0)
-    sums += torch.cat(biases)
-    return _IN_PLACE[activation](sums), picks
+                                        picks=picks.data_ptr() if call.save else 0)
+    sums += torch.cat(call.biases)
+    return ACTIVATIONS[call.activation].apply_(sums), picks
 
 
-def backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
-    slope = torch.ops.aten.threshold_backward if activation == "relu" else torch.ops.aten.tanh_backward
-    grad = slope(grad.contiguous(), values, *([0] if activation == "relu" else [])).contiguous()
-    ids, table, weights = _contiguous(ids, char_embed, weights)
+def backward(grad, values, picks, needed, *arguments):
+    call = CharCnnArguments(*arguments)
+    grad = ACTIVATIONS[call.activation].slope(grad.contiguous(), values).contiguous()
+    ids, table, weights = _contiguous(call)
     grads = [torch.empty_like(tensor) if wanted else None for tensor, wanted in zip((table, *weights), needed)]
     native_module()[0].char_cnn_backward(**_call(ids, table, weights, grads[1:]), grad_values=grad.data_ptr(),
                                          picks=picks.data_ptr(), grad_table=pointer(grads[0]))
     if needed[0]:
         grads[0] = grads[0][1:].clone()
-    of_biases = grad.sum(0).split([len(bias) for bias in biases])
+    of_biases = grad.sum(0).split([len(bias) for bias in call.biases])
     grads += [part.clone() if wanted else None for part, wanted in zip(of_biases, needed[len(grads) :])]
     return [no_gradient(grad) if found is None else found for found in grads]
 
 
-def _contiguous(ids, char_embed, weights):
+def _contiguous(call: CharCnnArguments):
     """int32 ids, the table with a row of zeros for no token [262, E], and weights, as the engine reads them."""
-    return ids.to(torch.int32).contiguous(), with_zero_row(char_embed), [weight.contiguous() for weight in weights]
+    weights = [weight.contiguous() for weight in call.weights]
+    return call.ids.to(torch.int32).contiguous(), with_zero_row(call.char_embed), weights
 
 
 def _call(ids, table, weights, grads=None) -> dict:

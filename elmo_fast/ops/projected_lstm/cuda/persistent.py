@@ -11,14 +11,16 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cuda.blocks import Arena, Block, Operands
 from elmo_fast.ops.device import current_stream, settle
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.numerics import type_of
+from elmo_fast.ops.precision import OPERANDS
+from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
+from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.weight_cache import cached
 
 MOST_SLOTS = 64  # of a launch
 
-_OPERANDS = [torch.float16, torch.bfloat16]  # by their numbers in the contract
+_OPERANDS = {type_of(name): name for name in ("fp16", "bf16")}
 _ALIGNMENT = 256  # bytes, of scratch memory
 _TIMEOUT_NS = 2 * 10**9  # that a block waits for the others before the launch is given up
 
@@ -69,6 +71,11 @@ def why_not(device: torch.device, layer: Operands, slots: int) -> str | None:
     return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots) or _watch(device).reason()
 
 
+def tolerance(layer: Operands) -> float:
+    """Relative Frobenius difference allowed from the graph path, for a layer of 16-bit operands."""
+    return OPERANDS[_OPERANDS[layer.dtype]].tolerance
+
+
 @functools.cache
 def plan(dim: int, projection: int, native: tuple[int, ...], slots: int) -> dict:
     """How the kernel divides a layer on a device; a `reason` in it says why it cannot."""
@@ -99,7 +106,8 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
     `clips` of the cell and the projection; `arrays` as in `Steps.run`. `state` (h [2, all slots, P], c [2, all slots,
     D]) is updated, and `out` [all packed rows, 2 P] filled, in place.
     """
-    device, operand, watch = arena.device, _OPERANDS.index(layer.dtype), _watch(arena.device)
+    device, watch = arena.device, _watch(arena.device)
+    operand = native_module()[0].cuda_operands[_OPERANDS[layer.dtype]]
     held = cached((layer.w_h,), "lstm persistent", lambda _: pack(layer))
     size = plan(layer.dim, layer.projection, limits(device), block.slots)["scratch_bytes"]
     scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order

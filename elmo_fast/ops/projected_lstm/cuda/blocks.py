@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmo_fast.ops.cuda.graphs import Capture, Graphs
 from elmo_fast.ops.device import is_capturing, settle, to_device
+from elmo_fast.ops.numerics import type_of
+from elmo_fast.ops.precision import operands_of
+from elmo_fast.ops.projected_lstm.cuda.graphs import Capture, Graphs
 from elmo_fast.ops.weight_cache import cached
 
 CHUNK = 16  # of a chunk
@@ -138,22 +140,24 @@ class Operands:
 def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:
     """`flat_weights` in the type that their products run in.
 
-    `medium` multiplies in fp16 where the clip bounds h (without a projection |h| < 1) and every weight is at most
-    `_LARGEST`, which is checked once for each version of the weights; else in bf16.
+    They are bounded, as `medium` in fp16 needs it, where the clip bounds h (without a projection |h| < 1) and every
+    weight is at most `_LARGEST`, which is checked once for each version of the weights.
     """
     bounded = len(weights) == 4 or proj_clip <= _LARGEST
-    dtype = torch.float32 if precision != "medium" else torch.float16 if bounded else torch.bfloat16
-    return cached(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype))
+    dtype, unbounded = (type_of(operands_of(precision, is_bounded)) for is_bounded in (bounded, False))
+    return cached(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype, unbounded))
 
 
-def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
-    """Not in a capture: its memory is freed with the graph, and nothing can be copied to the host in it."""
+def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torch.dtype) -> Operands:
+    """`unbounded` is their type where a weight is too large for `dtype`.
+
+    Not in a capture: its memory is freed with the graph, and nothing can be copied to the host in it."""
     if is_capturing(weights[0].device):
         raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
                            "got one whose weights are not prepared")
     if dtype == torch.float16:
         largest = torch.stack([matrix.abs().amax().float() for matrix in weights if matrix.dim() == 2]).amax()
-        dtype = dtype if float(largest) <= _LARGEST else torch.bfloat16
+        dtype = dtype if float(largest) <= _LARGEST else unbounded
     parts = len(weights) // 2
     w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
     width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
@@ -174,7 +178,7 @@ def rows_held(layer: Operands) -> int:
 class Arena:
     """Buffers of one size on one stream; `lock` is held while work on them is queued.
 
-    `z` [M, 2, 4 D] input projections and `scale` fp32 [M, 2] (see `ops/torch/lstm_pointwise.py`); `initial_h` [2, P]
+    `z` [M, 2, 4 D] input projections and `scale` fp32 [M, 2] (see `pointwise.py`); `initial_h` [2, P]
     and `initial_c` [2, D] the state where a sequence starts.
     """
 

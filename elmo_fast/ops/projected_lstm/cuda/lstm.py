@@ -14,30 +14,44 @@ import numpy as np
 import torch
 
 from elmo_fast.ops.backend import why_no_triton
-from elmo_fast.ops.cuda import choice, persistent
-from elmo_fast.ops.cuda.blocks import Arena, Arenas, Block, Operands, blocks, chunks_of, host_arrays, operands, send
-from elmo_fast.ops.cuda.graphs import capture_on, run_chunk
 from elmo_fast.ops.device import current_stream, is_capturing, on, to_host
-from elmo_fast.ops.precision import fp32_precision, numerics
-from elmo_fast.ops.reference import LstmWeights, State
-from elmo_fast.ops.schemas import flat_weights, library, limit
-from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
+from elmo_fast.ops.library import library
+from elmo_fast.ops.numerics import fp32_precision, numerics
+from elmo_fast.ops.precision import has_16_bit_operands
+from elmo_fast.ops.projected_lstm.arguments import LstmArguments, flat_weights, limit
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent
+from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_pointwise
+from elmo_fast.ops.projected_lstm.cuda.blocks import (
+    Arena,
+    Arenas,
+    Block,
+    Operands,
+    blocks,
+    chunks_of,
+    host_arrays,
+    operands,
+    send,
+)
+from elmo_fast.ops.projected_lstm.cuda.graphs import capture_on, run_chunk
+from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 
 MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}  # that step together; more run in groups
 
 _arenas = Arenas()
 
 
-def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initial_h, initial_c, width, cell_clip,
-        proj_clip, packed, precomputed, precision, bounded, save):
-    """The op (see `schemas`), in fp32. `rows` are read on the host: from a GPU they are copied back."""
+def run(*arguments):
+    """The op, in fp32. `rows` are read on the host: from a GPU they are copied back."""
+    call = LstmArguments(*arguments)
+    inputs, rows, h, c = call.inputs, call.rows, call.h, call.c
     if is_capturing(inputs.device):
         raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
                            "one batch, got one; call the model with ids, or use padded_lstm")
-    order = np.arange(len(h)) if slots is None else slots.numpy()
-    starts, batch_sizes = None if sequence_starts is None else sequence_starts.numpy(), batch_sizes.numpy()
-    with prepared(weights, precision, (cell_clip, proj_clip), inputs.device) as steps:
-        steps.begin(batch_sizes, None if starts is None else (initial_h, initial_c), precision)
+    order = np.arange(len(h)) if call.slots is None else call.slots.numpy()
+    starts = None if call.sequence_starts is None else call.sequence_starts.numpy()
+    batch_sizes = call.batch_sizes.numpy()
+    with prepared(call.weights, call.precision, (call.cell_clip, call.proj_clip), inputs.device) as steps:
+        steps.begin(batch_sizes, None if starts is None else (call.initial_h, call.initial_c), call.precision)
         inputs, rows, held = inputs.float(), None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
         # a table that is not much larger than what is read of it is projected in full
         in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
@@ -51,14 +65,14 @@ def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initia
         state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, order) for part in (h, c))
         out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
         if in_full:
-            steps.project(inputs, bounded)
+            steps.project(inputs, call.bounded)
         for block in cut:
             *mine, read = (arrived.pop(0) for _ in range(4))
             if not in_full:
                 first, last = block.rows[[0, -1]]
                 all_between = rows is None and last - first < len(block.rows)
                 x = inputs[first : last + 1] if all_between else inputs.index_select(0, read)
-                steps.project(x.view(len(x), 2, -1).transpose(0, 1) if rows is None else x, bounded)
+                steps.project(x.view(len(x), 2, -1).transpose(0, 1) if rows is None else x, call.bounded)
             steps.run(block, mine, state, out)
         final = (part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
         return out[:-1], *final, h.new_empty(0, dtype=torch.uint8)
@@ -74,7 +88,7 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float
     In the body GEMMs are in fp32 or tf32 as `precision` says; 16-bit ones have operands of that type already. Buffers
     outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
-    products = numerics("highest" if precision == "medium" else precision, device)
+    products = numerics("highest" if has_16_bit_operands(precision) else precision, device)
     with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
         layer = operands(weights, precision, clips[1])
         if is_capturing(device):
@@ -104,7 +118,7 @@ class Steps:
             why_not = functools.partial(persistent.why_not, device, self.layer, slots)
             self.path = choice.choose(
                 f"{name}, {precision}", device, why_not,
-                lambda: choice.measure(self._trial(*size), choice.TOLERANCES[self.layer.dtype], why_not))
+                lambda: choice.measure(self._trial(*size), persistent.tolerance(self.layer), why_not))
         self.has_starts = initial_state is not None
         if self.has_starts:
             self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
@@ -208,7 +222,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 def pointwise_of(device: torch.device):
     """The module of the two small kernels: Triton's where it runs, torch operations elsewhere."""
     if why_no_triton(device):
-        return torch_lstm_pointwise
+        return torch_pointwise
     from elmo_fast.kernels import lstm_pointwise
 
     return lstm_pointwise

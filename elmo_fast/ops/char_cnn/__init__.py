@@ -2,22 +2,23 @@
 
 import torch
 
-import elmo_fast.ops.cpu.char_cnn
-import elmo_fast.ops.cuda.encoder  # noqa: F401
-from elmo_fast.ops import reference
+# the first three register implementations
+import elmo_fast.ops.char_cnn.cpu
+import elmo_fast.ops.char_cnn.cuda
+import elmo_fast.ops.char_cnn.gradients  # noqa: F401
 from elmo_fast.ops.backend import needs_gradient, resolve
+from elmo_fast.ops.char_cnn import pytorch, reference
+from elmo_fast.ops.char_cnn.reference import Filters
 from elmo_fast.ops.device import is_capturing
-from elmo_fast.ops.precision import active_precision, full_precision
-from elmo_fast.ops.reference import Filters
-from elmo_fast.ops.torch import char_cnn as torch_char_cnn
+from elmo_fast.ops.numerics import active_precision, full_precision
 
 
 def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, activation: str, *, backend: str = "auto",
              precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
-    `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.encoder.fits_fp16`), else bf16. The other
+    `precision` is what the native kernels on a GPU compute in, by default that of `numerics.numerics` around the call;
+    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
@@ -43,4 +44,4 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
         return torch.ops.elmo_fast.char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save)[0]
     # the torch path sorts tokens by length and reads the lengths back, which a captured graph cannot
     in_full = chosen == "reference" or is_capturing(ids.device)
-    return (reference if in_full else torch_char_cnn).char_cnn(ids, char_embed, filters, activation)
+    return (reference if in_full else pytorch).char_cnn(ids, char_embed, filters, activation)

@@ -1,0 +1,61 @@
+// Python's view of csrc/char_cnn.h.
+#include "char_cnn.h"
+
+#include <tuple>
+#include <vector>
+
+#include "arguments.h"
+
+namespace elmo_fast {
+namespace {
+
+// (width, filters, first column, address of the weight, address of its gradient or 0)
+using Bank = std::tuple<int64_t, int64_t, int64_t, Address, Address>;
+
+std::vector<CharBank> banks_of(Arguments& given) {
+  std::vector<CharBank> banks;
+  for (const auto& [width, filters, first, weight, grad] : given.get<std::vector<Bank>>("banks"))
+    banks.push_back({width, filters, first, at<const float>(weight), at<float>(grad)});
+  return banks;
+}
+
+// What a forward and its gradients have in common; points to `banks`.
+CharCnnCall char_cnn_call(Arguments& given, const std::vector<CharBank>& banks) {
+  CharCnnCall call = {};
+  given.read("ids", call.ids, "tokens", call.tokens, "characters", call.characters, "padding", call.padding);
+  given.read("table", call.table, "table_rows", call.table_rows, "dim", call.dim, "threads", call.threads);
+  call.banks = banks.data();
+  call.bank_count = int64_t(banks.size());
+  for (const CharBank& bank : banks) call.filters += bank.filters;
+  return call;
+}
+
+void run_char_cnn(const py::kwargs& keywords) {
+  Arguments given("char_cnn_forward", keywords);
+  const std::vector<CharBank> banks = banks_of(given);
+  const CharCnnCall call = char_cnn_call(given, banks);
+  float* values;
+  uint32_t* picks;
+  given.read("values", values, "picks", picks);
+  given.finish([&] { char_cnn_forward(call, values, picks); });
+}
+
+void run_char_cnn_backward(const py::kwargs& keywords) {
+  Arguments given("char_cnn_backward", keywords);
+  const std::vector<CharBank> banks = banks_of(given);
+  const CharCnnCall call = char_cnn_call(given, banks);
+  const float* grad_values;
+  const uint32_t* picks;
+  float* grad_table;
+  given.read("grad_values", grad_values, "picks", picks, "grad_table", grad_table);
+  given.finish([&] { char_cnn_backward(call, grad_values, picks, grad_table); });
+}
+
+}  // namespace
+
+void bind_char_cnn(py::module_& m) {
+  m.def("char_cnn_forward", run_char_cnn);
+  m.def("char_cnn_backward", run_char_cnn_backward);
+}
+
+}  // namespace elmo_fast

@@ -1,1 +1,0 @@
-"""Implementations of the ops on NVIDIA GPUs."""

@@ -1,0 +1,93 @@
+"""What `precision` means for plain torch operations, whatever the process-wide flags and autocast say."""
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+
+import torch
+
+from elmo_fast.ops.precision import OPERANDS, PRECISIONS
+
+if hasattr(torch._C, "_get_fp32_precision_getter"):
+    FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
+    fp32_precision, set_fp32_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+else:  # before torch 2.9 one word held for every library
+    FP32_FLAGS = (("cuda", "matmul"),)
+    _WORDS = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
+
+    def fp32_precision(*_) -> str:
+        return next(value for value, word in _WORDS.items() if word == torch.get_float32_matmul_precision())
+
+    def set_fp32_precision(_library: str, _op: str, value: str) -> None:
+        torch.set_float32_matmul_precision(_WORDS[value])
+
+
+_active = contextvars.ContextVar("precision", default="highest")
+_lock = threading.Lock()
+_holders: list[str] = []  # what every `numerics` that is open wants torch's flags to be
+_before: dict[tuple[str, str], str] = {}  # what they were before the first
+
+
+def full_precision(value: torch.Tensor | None) -> torch.Tensor | None:
+    """`value` in the type that computes: float32 for 16-bit parameters, else its own."""
+    return value.float() if value is not None and value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def type_of(operands: str) -> torch.dtype:
+    """The type that holds `operands` of `precision.OPERANDS`."""
+    return getattr(torch, OPERANDS[operands].dtype)
+
+
+@contextlib.contextmanager
+def numerics(precision: str, device: torch.device):
+    """Run the body's matrix products in `precision` on `device`.
+
+    `highest` is IEEE fp32 (or fp64 where the operands are). On CUDA `high` lets tf32 in and `medium` runs
+    products on bf16 operands. On the CPU plain torch computes both as `highest`. Autocast around the call
+    never decides.
+    """
+    operands = PRECISIONS[precision].gpu if device.type == "cuda" else "ieee"
+    token = _active.set(precision)
+    try:
+        with (_held("tf32" if operands == "tf32" else "ieee"),
+              torch.autocast(device.type, dtype=torch.bfloat16, enabled=operands == "bf16")):
+            yield
+    finally:
+        _active.reset(token)
+
+
+def gradient_numerics(precision: str, device: torch.device):
+    """What gradients are computed in: tf32 for products of 16 bits, which stays close to the true values."""
+    return numerics("highest" if PRECISIONS[precision].gpu == "ieee" else "high", device)
+
+
+def active_precision() -> str:
+    """The precision of the innermost `numerics` around the call, `highest` outside of any."""
+    return _active.get()
+
+
+@contextlib.contextmanager
+def _held(wanted: str):
+    """torch's process-wide fp32 matmul precision, held while any thread needs it, then put back.
+
+    When threads disagree the strictest wins. A flag that already means IEEE is not touched.
+    """
+    _change(_holders.append, wanted)
+    try:
+        yield
+    finally:
+        _change(_holders.remove, wanted)
+
+
+def _change(edit: Callable[[str], None], wanted: str) -> None:
+    with _lock:
+        if not _holders:
+            _before.update((flag, fp32_precision(*flag)) for flag in FP32_FLAGS)
+        edit(wanted)
+        for flag, before in _before.items():
+            value = before if not _holders or before == "none" else "ieee"
+            if _holders and "ieee" not in _holders and flag[0] == "cuda":
+                value = "tf32"
+            if fp32_precision(*flag) != value:
+                set_fp32_precision(*flag, value)

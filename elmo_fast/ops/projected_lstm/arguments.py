@@ -1,0 +1,140 @@
+"""The arguments of the projected LSTM: of a call in Python, of the op in `torch.library`, and of its gradients."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from elmo_fast.ops.library import gradient_memory, library, schema_of
+from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
+from elmo_fast.ops.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class LstmCall:
+    """One call of `reference.projected_lstm`, and what `elmo_fast.ops.projected_lstm` adds to it."""
+
+    inputs: torch.Tensor
+    rows: torch.Tensor | None
+    schedule: Schedule
+    state: State
+    weights: tuple[LstmWeights, LstmWeights]
+    cell_clip: float | None = None
+    proj_clip: float | None = None
+    initial_state: State | None = None
+    precomputed: bool = False
+    precision: str = "highest"
+    bounded: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of x in x W + B."""
+        return len(self.weights[0][0]) - self.state[0].shape[1] // 2
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The operands that hold floats."""
+        return [self.inputs, *self.state, *flat_weights(self.weights), *(self.initial_state or ())]
+
+    def arguments(self, packed: torch.Tensor | None = None, save: bool = False) -> "LstmArguments":
+        """The arguments of the op, the schedule on the host; without `slots` where those are in the caller's order."""
+        schedule, has_starts = self.schedule, self.initial_state is not None
+        initial_h, initial_c = self.initial_state or (None, None)
+        return LstmArguments(
+            self.inputs, self.rows, None if schedule.is_in_order else torch.from_numpy(schedule.slots),
+            torch.from_numpy(schedule.batch_sizes),
+            torch.from_numpy(schedule.sequence_starts) if has_starts else None, *self.state,
+            flat_weights(self.weights) if save or packed is None else [], initial_h, initial_c, self.width,
+            limit(self.cell_clip), limit(self.proj_clip), packed, self.precomputed, self.precision, self.bounded, save)
+
+
+def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
+    """W, B and, where there is one, W_P; forward then backward."""
+    return [part for direction in weights for part in direction if part is not None]
+
+
+def limit(clip: float | None) -> float:
+    """A clip as a number: infinite for none."""
+    return math.inf if clip is None else float(clip)
+
+
+class LstmArguments(NamedTuple):
+    """The arguments of the op, in the order of its schema, as every implementation has them.
+
+    `inputs` and `rows` as in `reference.projected_lstm`; `slots`, `batch_sizes` and `sequence_starts` of the schedule,
+    on the host, `slots` where they are not in the caller's order and `sequence_starts` with an initial state.
+    `weights` are forward then backward W, B and, where there is one, W_P; on the CPU `packed` holds them as the engine
+    reads them, and `weights` are given for gradients only. Clips are infinite for none. With `save` the op also returns
+    what its gradient reads.
+    """
+
+    inputs: torch.Tensor
+    rows: torch.Tensor | None
+    slots: torch.Tensor | None
+    batch_sizes: torch.Tensor
+    sequence_starts: torch.Tensor | None
+    h: torch.Tensor
+    c: torch.Tensor
+    weights: list[torch.Tensor]
+    initial_h: torch.Tensor | None
+    initial_c: torch.Tensor | None
+    width: int
+    cell_clip: float
+    proj_clip: float
+    packed: torch.Tensor | None
+    precomputed: bool
+    precision: str
+    bounded: bool
+    save: bool
+
+    @property
+    def packed_rows(self) -> int:
+        """S, the packed rows of the schedule."""
+        return self.inputs.shape[0] if self.rows is None else self.rows.shape[1]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Columns of x, cells D and projected values P of one direction."""
+        return self.width, self.c.shape[1] // 2, self.h.shape[1] // 2
+
+
+class LstmGradients(NamedTuple):
+    """What belongs to the operands that have gradients, such as these or whether they are needed."""
+
+    inputs: Any
+    h: Any
+    c: Any
+    weights: Sequence[Any]
+    initial_h: Any
+    initial_c: Any
+
+    @classmethod
+    def of(cls, arguments: tuple) -> "LstmGradients":
+        """From a value for each argument of the op, `weights` a list of them."""
+        every = LstmArguments(*arguments)
+        return cls(*(getattr(every, name) for name in cls._fields))
+
+    @classmethod
+    def unflatten(cls, values: Sequence[Any]) -> "LstmGradients":
+        """The inverse of `flatten`."""
+        inputs, h, c, *weights, initial_h, initial_c = values
+        return cls(inputs, h, c, weights, initial_h, initial_c)
+
+    def flatten(self) -> list[Any]:
+        """In one list."""
+        return [self.inputs, self.h, self.c, *self.weights, self.initial_h, self.initial_c]
+
+
+def memory_for_gradients(call: LstmArguments, needed: LstmGradients) -> LstmGradients:
+    """Uninitialized gradients; [0] for those of inputs and weights that are not needed, and of what is not given."""
+    inputs, *weights = gradient_memory((call.inputs, *call.weights), (needed.inputs, *needed.weights))
+    h, c, initial_h, initial_c = (call.h.new_empty(0 if tensor is None else tensor.shape)
+                                  for tensor in (call.h, call.c, call.initial_h, call.initial_c))
+    return LstmGradients(inputs, h, c, weights, initial_h, initial_c)
+
+
+library.define(f"projected_lstm({schema_of(LstmArguments)}) -> (Tensor, Tensor, Tensor, Tensor)")
+library.define("projected_lstm_backward(Tensor? grad_out, Tensor? grad_h, Tensor? grad_c, Tensor saved, bool[] needed, "
+               f"{schema_of(LstmArguments)}) -> Tensor[]")

@@ -1,0 +1,130 @@
+"""The C++ engine's projected LSTM: the forward, and in `highest` the gradients.
+
+A forward that saves for the gradients has the bits of the one that does not; gradients have the same bits on any number
+of threads.
+"""
+
+import torch
+
+from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.cpu import aligned_bytes, effective_precision, number_of, packed_weights, pointer
+from elmo_fast.ops.library import library
+from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
+from elmo_fast.ops.projected_lstm.reference import LstmWeights, restore
+from elmo_fast.ops.weight_cache import emptied
+from elmo_fast.ops.weight_snapshot import Tensors
+
+
+def forward(*arguments):
+    call, module = LstmArguments(*arguments), native_module()[0]
+    operands, count = _Operands(call, call.packed), call.packed_rows
+    out = call.h.new_empty(count, call.h.shape[1])
+    common = {**operands.arguments(), "output": out.data_ptr(), "out_rows": operands.numbers.data_ptr()}
+    saved = call.h.new_empty(module.lstm_saved_size(*call.sizes, count) if call.save else 0, dtype=torch.uint8)
+    if call.save:
+        module.lstm_forward_saving(**common, saved=saved.data_ptr(), saved_size=saved.numel())
+    else:
+        module.lstm_forward(**common, output_rows=count, precision=number_of(call.precision),
+                            precomputed=call.precomputed)
+    return out, _in_caller_order(operands.h, call.slots), _in_caller_order(operands.c, call.slots), saved
+
+
+def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
+    call, module, needed = LstmArguments(*arguments), native_module()[0], LstmGradients.unflatten(needed)
+    operands, inputs, slots = _Operands(call, _packed_for_gradients(call)), call.inputs, call.slots
+    common, grads = operands.arguments(), memory_for_gradients(call, needed)
+    grads = grads._replace(**{
+        name: torch.zeros_like(getattr(grads, name)) if given is None else _in_slot_order(given, slots)
+        for name, given in (("h", grad_h), ("c", grad_c))})
+    grad_out = call.h.new_zeros(call.packed_rows, call.h.shape[1]) if grad_out is None else grad_out.contiguous()
+    is_split = call.rows is None
+    by_direction = grads.inputs if is_split or not needed.inputs else inputs.new_zeros(2, *inputs.shape)
+    half = 4 * (inputs.shape[1] // 2 if is_split else inputs.numel())  # bytes from one direction to the other
+    of_inputs = pointer(by_direction)
+    weights, biases, *projections = _by_direction([pointer(grad) for grad in grads.weights])
+    scratch = torch.empty(module.lstm_backward_scratch_size(**common), dtype=torch.uint8)
+    module.lstm_backward(
+        **common, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(),
+        grad_h=grads.h.data_ptr(), grad_c=grads.c.data_ptr(), grad_inputs=[of_inputs, of_inputs and of_inputs + half],
+        grad_weights=weights, grad_biases=biases, grad_projections=projections[0] if projections else [0, 0],
+        grad_initial_h=grads.initial_h.data_ptr(), grad_initial_c=grads.initial_c.data_ptr(),
+        scratch=scratch.data_ptr(), scratch_size=scratch.numel())
+    if not is_split and needed.inputs:
+        grads = grads._replace(inputs=by_direction[0] + by_direction[1])
+    return grads._replace(h=_in_caller_order(grads.h, slots), c=_in_caller_order(grads.c, slots)).flatten()
+
+
+def _packed_for_gradients(call: LstmArguments) -> torch.Tensor:
+    """The weights as gradients read them; not cached, since an optimizer edits them before the next call."""
+    module, contiguous = native_module()[0], [weight.contiguous() for weight in call.weights]
+    packed = aligned_bytes(module.lstm_backward_packed_size(*call.sizes))
+    matrices, _, *projections = _by_direction([pointer(weight) for weight in contiguous])
+    module.lstm_backward_pack(*call.sizes, matrices, projections[0] if projections else [0, 0], packed.data_ptr(),
+                              packed.numel())
+    return packed
+
+
+def _by_direction(addresses: list[int]) -> list[list[int]]:
+    """Of `LstmArguments.weights`: pairs, forward and backward, of W, of B and, where there is one, of W_P."""
+    parts = len(addresses) // 2
+    return [addresses[k::parts] for k in range(parts)]
+
+
+class _Operands:
+    """Contiguous tensors whose addresses forward and backward pass on; `h` and `c` in the order of the slots."""
+
+    def __init__(self, call: LstmArguments, packed: torch.Tensor):
+        self.call, self.packed = call, packed
+        self.numbers = torch.arange(call.packed_rows, dtype=torch.int32).expand(2, -1).contiguous()
+        self.rows = self.numbers if call.rows is None else call.rows.to(torch.int32).contiguous()
+        self.inputs = call.inputs.contiguous()
+        self.h, self.c = (_in_slot_order(x, call.slots) for x in (call.h, call.c))
+        self.initial_h, self.initial_c = (None if x is None else x.contiguous()
+                                          for x in (call.initial_h, call.initial_c))
+
+    def arguments(self) -> dict:
+        """Arguments shared by forward and backward; valid as long as this object."""
+        call, (width, dim, projection) = self.call, self.call.sizes
+        return dict(
+            input=width, dim=dim, projection=projection, packed=self.packed.data_ptr(), packed_size=self.packed.numel(),
+            inputs=self.inputs.data_ptr(), input_rows=len(self.inputs), split_input=call.rows is None,
+            steps=len(call.batch_sizes), batch_sizes=call.batch_sizes.data_ptr(), packed_rows=call.packed_rows,
+            rows=self.rows.data_ptr(), sequence_start=pointer(call.sequence_starts), initial_h=pointer(self.initial_h),
+            initial_c=pointer(self.initial_c), slots=len(self.h), h=self.h.data_ptr(), c=self.c.data_ptr(),
+            cell_clip=call.cell_clip, proj_clip=call.proj_clip, threads=torch.get_num_threads())
+
+
+def _in_slot_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
+    """A contiguous copy of state or its gradient, which the engine updates in place."""
+    return x.clone(memory_format=torch.contiguous_format) if slots is None else x[slots]
+
+
+def _in_caller_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
+    return x if slots is None else restore(x, slots)
+
+
+def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
+    """Packed weights of a layer in a precision that the engine supports, uint8."""
+    return packed_weights((*weights[0], *weights[1]), f"lstm {precision}", lambda tensors: pack(tensors, precision),
+                          keep)
+
+
+def drop_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> list[torch.Tensor | None]:
+    """Pack one layer; its six tensors in the order given, the matrices emptied."""
+    packed_lstm(weights, effective_precision(precision))
+    return emptied([*weights[0], *weights[1]])
+
+
+def pack(tensors: Tensors, precision: str) -> torch.Tensor:
+    """Contiguous fp32 (W, B, W_P or None) of both directions as the engine reads them."""
+    module, (w, b, w_p) = native_module()[0], tensors[:3]
+    projection = len(b) // 4 if w_p is None else w_p.shape[1]
+    shape = len(w) - projection, len(b) // 4, projection, number_of(precision)
+    packed = aligned_bytes(module.lstm_packed_size(*shape))
+    pairs = [[pointer(tensor) for tensor in tensors[k::3]] for k in range(3)]
+    module.lstm_pack(*shape, *pairs, packed.data_ptr(), packed.numel())
+    return packed
+
+
+library.impl("projected_lstm", forward, "CPU")
+library.impl("projected_lstm_backward", backward, "CPU")

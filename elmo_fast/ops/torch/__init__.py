@@ -1,1 +1,0 @@
-"""Implementations of the ops in plain PyTorch, on any device."""
