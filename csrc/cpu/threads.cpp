@@ -92,7 +92,7 @@ class Pool {
   }
 
  private:
-  static constexpr auto spin_time = std::chrono::microseconds(50);  // of a helper before it sleeps
+  static constexpr auto spin_time = std::chrono::microseconds(100);  // of a helper before it sleeps
 
   void open(const std::shared_ptr<Job>& job, int helpers, bool together) {
     std::unique_lock<std::mutex> lock(mutex_);
