@@ -23,9 +23,9 @@ class Barrier {
 
 using Task = std::function<void(int number)>;
 
-// Runs task(0) .. task(count - 1) in IEEE arithmetic, once each, and returns when all are done. The calling thread and up to
-// count - 1 helpers claim them in order: the calling thread runs those that no helper has begun, so that a helper that the
-// system does not schedule is not waited for. The tasks must neither wait for each other nor throw.
+// Runs task(0) .. task(count - 1) in IEEE arithmetic, once each, and returns when all are done. The calling thread and
+// up to count - 1 helpers claim them in order: the calling thread runs those that no helper has begun, so that a helper
+// that the system does not schedule is not waited for. The tasks must neither wait for each other nor throw.
 void run_claimed(int count, const Task& task);
 
 // The same with all tasks at the same time, on as many threads: they may wait for each other.

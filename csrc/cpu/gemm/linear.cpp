@@ -28,8 +28,8 @@ void check_call(const LinearCall& call) {
 
 // A guess, by 32 multiply-adds and 16 bytes of weights a nanosecond.
 double nanoseconds_of(const LinearCall& call) {
-  const double weights = double(call.shape.input) * double(call.shape.output) *
-                         (call.shape.epilogue == Epilogue::highway ? 2 : 1);
+  const double weights =
+      double(call.shape.input) * double(call.shape.output) * (call.shape.epilogue == Epilogue::highway ? 2 : 1);
   return weights * std::max(double(call.rows) / 32, 0.25);
 }
 

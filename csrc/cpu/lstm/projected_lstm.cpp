@@ -196,7 +196,8 @@ double nanoseconds_of(const LstmCall& call) {
 }
 
 // The call with as many threads as are worth it. Threads that share a direction meet at barriers in every step, and all
-// wait while the system does not schedule one of them: where a thread's share is small, two threads run a direction each.
+// wait while the system does not schedule one of them: where a thread's share is small, two threads run a direction
+// each.
 LstmCall with_worthwhile_threads(LstmCall call) {
   const double work = nanoseconds_of(call);
   call.threads = threads_for(work, call.threads);
