@@ -90,9 +90,11 @@ struct LstmTrainingEngine {
   void (*run)(const LstmBackward&, Team);
 };
 
+// `stages` follow each other; the parts of a stage, as many as the plan has threads, in any order or at the same time.
 struct CharCnnPass {
+  int stages;
   int64_t (*scratch_floats)(const CharCnnPlan&);
-  void (*run)(const CharCnnPlan&, Team);
+  void (*run)(const CharCnnPlan&, int stage, int part);
 };
 
 struct CharCnnEngine {

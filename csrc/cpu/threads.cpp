@@ -6,21 +6,15 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
-#endif
-#if defined(__linux__)
-#include <dlfcn.h>
-#include <link.h>
-
-#include <string>
 #endif
 
 namespace elmo_fast::cpu {
@@ -40,8 +34,6 @@ void back_off(int turn) {
   std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-using Task = std::function<void(int rank)>;
-
 // In IEEE arithmetic: no flushing of denormals, rounding to nearest.
 void run_task(const Task& task, int rank) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -60,71 +52,99 @@ void run_task(const Task& task, int rank) {
 #endif
 }
 
-struct Job {
-  const Task& task;
-  std::atomic<int> left;
-};
-
-// One waiting thread and the job handed to it.
-class Worker {
+// Tasks to claim. A thread that comes when all are claimed does not touch `task`, which may be gone by then.
+class Job {
  public:
-  Worker() {
-    std::thread([this] { serve(); }).detach();
+  Job(int count, const Task& task) : count_(count), task_(task) {}
+
+  bool is_claimed() const { return next_.load(std::memory_order_relaxed) >= count_; }
+
+  // Claims tasks and runs them until none is left.
+  void run() {
+    for (int number; !is_claimed() && (number = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) {
+      run_task(task_, number);
+      done_.fetch_add(1, std::memory_order_release);
+    }
   }
 
-  void start(Job* job, int rank) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      job_ = job;
-      rank_ = rank;
-    }
-    wake_.notify_one();
+  void wait() const {
+    for (int turn = 0; done_.load(std::memory_order_acquire) != count_; ++turn) back_off(turn);
   }
 
  private:
+  const int count_;
+  const Task& task_;
+  std::atomic<int> next_{0}, done_{0};
+};
+
+// The helpers of one process, which take the oldest job with a task to claim. Never destroyed: they live as long as the
+// process.
+class Pool {
+ public:
+  const pid_t owner = getpid();
+
+  // Runs a job with up to `helpers` of them, all of them where its tasks run `together`.
+  void run(const std::shared_ptr<Job>& job, int helpers, bool together) {
+    open(job, helpers, together);
+    job->run();
+    close(job, together ? helpers : 0);
+    job->wait();
+  }
+
+ private:
+  static constexpr auto spin_time = std::chrono::microseconds(100);  // of a helper before it sleeps
+
+  void open(const std::shared_ptr<Job>& job, int helpers, bool together) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    jobs_.push_back(job);
+    pending_.store(true, std::memory_order_relaxed);
+    most_ = std::max(most_, helpers);
+    if (together) together_ += helpers;
+    const int wanted = std::max(most_, together_), asleep = std::min(helpers, sleeping_);
+    const int first = std::exchange(helpers_, std::max(helpers_, wanted));
+    lock.unlock();
+    for (int k = 0; k < asleep; ++k) wake_.notify_one();
+    for (int k = first; k < wanted; ++k) std::thread([this] { serve(); }).detach();
+  }
+
+  void close(const std::shared_ptr<Job>& job, int together) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    together_ -= together;
+    jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), job), jobs_.end());
+    pending_.store(!jobs_.empty(), std::memory_order_relaxed);
+  }
+
   void serve() {
     for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [this] { return job_ != nullptr; });
-      Job* job = std::exchange(job_, nullptr);
-      lock.unlock();
-      run_task(job->task, rank_);
-      job->left.fetch_sub(1, std::memory_order_release);
+      const auto end = std::chrono::steady_clock::now() + spin_time;
+      while (!pending_.load(std::memory_order_relaxed) && std::chrono::steady_clock::now() < end) pause();
+      next_job()->run();
+    }
+  }
+
+  std::shared_ptr<Job> next_job() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      while (!jobs_.empty() && jobs_.front()->is_claimed()) jobs_.pop_front();
+      pending_.store(!jobs_.empty(), std::memory_order_relaxed);
+      if (!jobs_.empty()) return jobs_.front();
+      ++sleeping_;
+      wake_.wait(lock);
+      --sleeping_;
     }
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  Job* job_ = nullptr;
-  int rank_ = 0;
-};
-
-// Idle workers of one process. Never destroyed: its threads live as long as the process.
-class Pool {
- public:
-  const pid_t owner = getpid();
-
-  std::vector<Worker*> take(size_t count) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto begin = idle_.end() - static_cast<std::ptrdiff_t>(std::min(count, idle_.size()));
-    std::vector<Worker*> taken(begin, idle_.end());
-    idle_.erase(begin, idle_.end());
-    lock.unlock();
-    while (taken.size() < count) taken.push_back(new Worker());
-    return taken;
-  }
-
-  void give_back(const std::vector<Worker*>& workers) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    idle_.insert(idle_.end(), workers.begin(), workers.end());
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<Worker*> idle_;
+  std::deque<std::shared_ptr<Job>> jobs_;
+  std::atomic<bool> pending_{false};  // whether `jobs_` has any
+  int helpers_ = 0, sleeping_ = 0;
+  int most_ = 0;      // helpers of a job so far
+  int together_ = 0;  // of the jobs that run now and need all of theirs
 };
 
 std::atomic<Pool*> current_pool{nullptr};
+std::atomic<double> least_share_of_process{100e3};  // a sleeping helper wakes up in 10 to 60 us
 
 // In a forked child the parent's threads are gone and its locks may be held: start over.
 Pool& pool() {
@@ -137,53 +157,10 @@ Pool& pool() {
   return *found;
 }
 
-#if defined(__linux__)
-// Entry points of GNU's OpenMP runtime, in the process that looked them up.
-struct OpenMp {
-  void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);  // GOMP_parallel
-  int (*number)();
-  int (*count)();
-  int (*in_parallel)();
-  pid_t owner;
-};
-
-std::atomic<const OpenMp*> in_use{nullptr};
-
-// Path of the best candidate so far: a library named libgomp*, one in a folder of torch's before any other.
-int remember_libgomp(dl_phdr_info* info, size_t, void* found) {
-  std::string& best = *static_cast<std::string*>(found);
-  const std::string path = info->dlpi_name ? info->dlpi_name : "";
-  if (path.substr(path.find_last_of('/') + 1).rfind("libgomp", 0) != 0) return 0;
-  if (best.empty() || path.find("/torch/") != std::string::npos) best = path;
-  return 0;
+void run(int count, const Task& task, bool together) {
+  if (count == 1) return run_task(task, 0);
+  pool().run(std::make_shared<Job>(count, task), count - 1, together);
 }
-
-struct Region {
-  const Task& task;
-  int count;
-  const OpenMp* openmp;
-  std::atomic<bool> complete;
-};
-
-// Every thread of a region sees the same count, so either all of them run their task or none does.
-void body(void* data) {
-  Region& region = *static_cast<Region*>(data);
-  if (region.openmp->count() != region.count) return region.complete.store(false, std::memory_order_relaxed);
-  run_task(region.task, region.openmp->number());
-}
-
-// Region of `count` threads; false, with no task run, when OpenMP's are not in use or not to be had.
-bool run_on_openmp(int count, const Task& task) {
-  if (!threads_are_openmp()) return false;
-  const OpenMp* openmp = in_use.load(std::memory_order_acquire);
-  if (openmp->in_parallel()) return false;
-  Region region{task, count, openmp, {true}};
-  openmp->parallel(body, &region, static_cast<unsigned>(count), 0);
-  return region.complete.load(std::memory_order_relaxed);
-}
-#else
-bool run_on_openmp(int, const Task&) { return false; }
-#endif
 
 }  // namespace
 
@@ -198,44 +175,17 @@ void Barrier::wait() {
   for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) back_off(turn);
 }
 
-void run_together(int count, const std::function<void(int rank)>& task) {
-  if (count == 1) return run_task(task, 0);
-  if (run_on_openmp(count, task)) return;
-  Pool& workers = pool();
-  const std::vector<Worker*> taken = workers.take(static_cast<size_t>(count - 1));
-  Job job{task, {count - 1}};
-  for (int rank = 1; rank < count; ++rank) taken[static_cast<size_t>(rank - 1)]->start(&job, rank);
-  run_task(task, 0);
-  for (int turn = 0; job.left.load(std::memory_order_acquire) != 0; ++turn) back_off(turn);
-  workers.give_back(taken);
+void run_claimed(int count, const Task& task) { run(count, task, false); }
+
+void run_together(int count, const Task& task) { run(count, task, true); }
+
+int threads_for(double nanoseconds, int threads) {
+  const double least = least_share();
+  return least > 0 ? std::max(1, static_cast<int>(std::min(nanoseconds / least, double(threads)))) : threads;
 }
 
-#if defined(__linux__)
-bool use_openmp_threads() {
-  std::string path;
-  dl_iterate_phdr(remember_libgomp, &path);
-  if (path.empty()) return false;
-  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-  if (!library) return false;
-  const auto function = [library](const char* name) { return reinterpret_cast<int (*)()>(dlsym(library, name)); };
-  const OpenMp found = {reinterpret_cast<decltype(OpenMp::parallel)>(dlsym(library, "GOMP_parallel")),
-                        function("omp_get_thread_num"), function("omp_get_num_threads"), function("omp_in_parallel"),
-                        getpid()};
-  if (!found.parallel || !found.number || !found.count || !found.in_parallel) return false;
-  static OpenMp openmp;
-  openmp = found;
-  in_use.store(&openmp, std::memory_order_release);
-  return true;
-}
-
-bool threads_are_openmp() {
-  const OpenMp* openmp = in_use.load(std::memory_order_acquire);
-  return openmp && openmp->owner == getpid();
-}
-#else
-bool use_openmp_threads() { return false; }
-bool threads_are_openmp() { return false; }
-#endif
+double least_share() { return least_share_of_process.load(std::memory_order_relaxed); }
+void set_least_share(double nanoseconds) { least_share_of_process.store(nanoseconds, std::memory_order_relaxed); }
 
 char* thread_scratch(size_t bytes) {
   constexpr size_t page = 4096;

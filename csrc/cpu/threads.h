@@ -1,4 +1,4 @@
-// The threads that a call runs on, the barrier they meet at, and the memory that each of them borrows.
+// The threads that a call runs on, the barrier that a team meets at, and the memory that a thread borrows.
 #pragma once
 
 #include <atomic>
@@ -21,19 +21,24 @@ class Barrier {
   const int size_;
 };
 
-// Runs task(0) .. task(count - 1) at the same time in IEEE arithmetic, 0 on the calling thread, and
-// returns when all are done. The tasks may wait for each other; they must not throw. Calls from several threads do not
-// wait for each other: each takes idle workers or starts new ones. After fork the child starts its own.
-void run_together(int count, const std::function<void(int rank)>& task);
+using Task = std::function<void(int number)>;
 
-// Has `run_together` use the threads of GNU's OpenMP runtime in this process from now on, PyTorch's first: two sets of
-// threads on the same cores slow each other down, as OpenMP's keep spinning for milliseconds after their last parallel
-// region. It still takes its own after a fork, inside a parallel region, and where OpenMP gives fewer than asked for.
-// False, and nothing changes, when no such library is loaded.
-bool use_openmp_threads();
+// Runs task(0) .. task(count - 1) in IEEE arithmetic, once each, and returns when all are done. The calling thread and
+// up to count - 1 helpers claim them in order: the calling thread runs those that no helper has begun, so that a helper
+// that the system does not schedule is not waited for. The tasks must neither wait for each other nor throw.
+void run_claimed(int count, const Task& task);
 
-// Whether OpenMP's threads are in use: in this process, not in one it was forked to.
-bool threads_are_openmp();
+// The same with all tasks at the same time, on as many threads: they may wait for each other.
+void run_together(int count, const Task& task);
+
+// Calls of both from several threads do not wait for each other. After fork the child starts helpers of its own.
+
+// Threads, at most `threads`, of which each has at least `least_share` of work that takes about `nanoseconds`.
+int threads_for(double nanoseconds, int threads);
+
+// Nanoseconds of work that are worth a thread's wake-up: 100,000 unless the process has set others, as tests do.
+double least_share();
+void set_least_share(double nanoseconds);
 
 // At least `bytes` of memory aligned to 4 KB, the calling thread's own, valid until its next call of this function.
 // It grows to the largest request and is freed when the thread ends.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 
+from elmo_fast.environment import cores
 from elmo_fast.ops import weight_cache
 from elmo_fast.ops.backend import log_once, native_module
 from elmo_fast.ops.precision import PRECISIONS
@@ -44,6 +45,11 @@ def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.
         return pack([None if tensor is None else tensor.float().contiguous() for tensor in detached])
 
     return weight_cache.cached(tensors, kind, pack_full, keep)
+
+
+def threads() -> int:
+    """Threads of a call: PyTorch's number, but no more than processors that the process may use."""
+    return min(torch.get_num_threads(), cores())
 
 
 def aligned_bytes(size: int) -> torch.Tensor:

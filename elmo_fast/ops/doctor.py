@@ -6,7 +6,7 @@ import platform
 import torch
 
 from elmo_fast.arguments import SIZES
-from elmo_fast.environment import version
+from elmo_fast.environment import affinity, cores, cpu_quota, version
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
 from elmo_fast.ops.cpu import supports_precision
 from elmo_fast.ops.precision import PRECISIONS
@@ -48,7 +48,10 @@ def _persistent(device: torch.device) -> str:
 
 def _processor() -> list[str]:
     module, reason = native_module()
-    threads = f"threads      {torch.get_num_threads()}"
+    quota = cpu_quota()
+    threads = (f"threads      {min(torch.get_num_threads(), cores())}: the least of PyTorch's "
+               f"{torch.get_num_threads()}, {affinity()} processors to run on, and "
+               f"{'no quota' if quota is None else f'a quota of {quota:g}'}")
     if module is None:
         return [threads, f"native       not there: {reason}"]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}{_other_engines(module)}",

@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from elmo_fast.files.atomic import to_disk
 from elmo_fast.model import weights
 from elmo_fast.testing import options
 from tests.support import windows
-from tests.support.files import kill, names, write_model
+from tests.support.files import kill, names, python, write_model
 
 REFUSALS = """
 import errno, mmap, os, signal, subprocess, sys
@@ -179,6 +180,82 @@ def test_what_a_system_does_not_say_is_not_known(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     assert (environment.cores(), environment.memory_size(), environment.peak_memory()) == (os.cpu_count(), None, None)
     assert random_weights(options())  # of which nobody knows whether they fit
+
+
+def control_groups(root, mountinfo, cgroup, files):
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/mountinfo").write_text("\n".join(f"32 31 0:29 {line}" for line in mountinfo))
+    (root / "proc/self/cgroup").write_text("\n".join(cgroup))
+    for path, content in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+
+
+V1 = "/ /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct"
+V2 = "/ /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+
+
+@pytest.mark.parametrize("mountinfo, cgroup, files, quota", [
+    ([V2], ["0::/"], {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+    ([V2], ["0::/a/b"],
+     {"sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 0.5),
+    ([V2], ["0::/a"], {"sys/fs/cgroup/a/cpu.max": "400000 100000", "sys/fs/cgroup/cpu.max": "max 100000"}, 4),
+    ([V2], ["0::/a"], {"sys/fs/cgroup/cpu.stat": "usage_usec 1"}, None),
+    ([V1, V2], ["4:cpu,cpuacct:/a", "0::/"], {"sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "200000\n",
+                                              "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}, 2),
+    ([V1], ["4:cpu,cpuacct:/a"], {"sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "-1\n",
+                                  "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}, None),
+    # inside a container that sees the host's paths
+    ([V1.replace("/ ", "/docker/x ", 1)], ["4:cpu,cpuacct:/docker/x"],
+     {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "50000"}, 2),
+    ([V2.replace("/ ", "/docker/x ", 1)], ["0::/elsewhere"], {"sys/fs/cgroup/cpu.max": "100000 100000"}, 1),
+    (["/ /proc rw - proc proc rw"], ["4:memory:/a"], {}, None),
+])
+def test_the_quota_of_control_groups(tmp_path, mountinfo, cgroup, files, quota):
+    control_groups(tmp_path, mountinfo, cgroup, files)
+    assert environment.cpu_quota(tmp_path) == quota
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path):
+    assert environment.cpu_quota(tmp_path) is None
+
+
+@pytest.mark.parametrize("quota, processors", [(0.5, 1), (1.9, 1), (2.0, 2), (64.0, 4), (None, 4)])
+def test_processors_are_the_least_of_affinity_and_quota(monkeypatch, quota, processors):
+    monkeypatch.setattr(environment, "affinity", lambda: 4)
+    monkeypatch.setattr(environment, "_quota_at_start", lambda: quota)
+    assert environment.cores() == processors
+
+
+CHOSEN = """
+import sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+import torch
+torch.set_num_threads(2)
+from elmo_fast.ops import cpu, doctor
+print(cpu.threads(), *(line for line in doctor.report() if line.startswith("threads")))
+"""
+
+
+def test_in_a_group_with_the_time_of_one_processor_one_thread_is_chosen():
+    group = Path("/sys/fs/cgroup/cpu" if Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").exists() else "/sys/fs/cgroup",
+                 f"elmo-fast-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        if (group / "cpu.cfs_quota_us").exists():
+            (group / "cpu.cfs_quota_us").write_text("100000")
+        elif (group / "cpu.max").exists():
+            (group / "cpu.max").write_text("100000 100000")
+        else:
+            pytest.skip("the control group has no quota of time")
+        done = python("-c", CHOSEN, group)
+    finally:
+        group.rmdir()
+    assert done.stdout.split()[0] == "1" and "a quota of 1\n" in done.stdout
 
 
 def test_weights_larger_than_the_memory_are_refused(monkeypatch):

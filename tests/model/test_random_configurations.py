@@ -17,6 +17,7 @@ from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
 from tests.support import plain
 from tests.support.configurations import CLIPS, draw
 from tests.support.engines import ISAS, isa
+from tests.support.op_cases import threads
 from tests.support.plain_elmo import PlainElmo, character_ids, mixture, padded
 
 LIMIT = AGAINST_FLOAT64["ieee"]
@@ -26,13 +27,8 @@ SEEDS = [pytest.param(seed, marks=() if seed < 8 else pytest.mark.long) for seed
 @contextlib.contextmanager
 def running_as(configuration):
     """Inside the block the engine has the configuration's instruction set and number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(configuration.threads)
-    try:
-        with isa(configuration.isa):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with threads(configuration.threads), isa(configuration.isa):
+        yield
 
 
 def check(name, found, expected, limit=LIMIT):

@@ -1,12 +1,15 @@
 """Calls of the ops on operands drawn in float64, and their comparison with the reference."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import torch
 
+from elmo_fast.ops import cpu
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.projected_lstm import input_projections, projected_lstm
@@ -188,11 +191,19 @@ def layer(operands):
 
 
 def on_threads(count, function, *arguments):
-    """`function(*arguments)` while torch has `count` threads."""
+    """`function(*arguments)` while torch has `count` threads, however many processors there are."""
+    with threads(count):
+        return function(*arguments)
+
+
+@contextlib.contextmanager
+def threads(count):
+    """Inside a with block torch and the engine have `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        return function(*arguments)
+        with mock.patch.object(cpu, "cores", return_value=count):
+            yield
     finally:
         torch.set_num_threads(before)
 

@@ -32,25 +32,35 @@ class CharCnnGradients {
   static constexpr int vectors_at_once = 8;
 
  public:
-  CharCnnGradients(const CharCnnPlan& plan, Team team)
-      : plan_(plan), team_(team), layout_(plan), characters_(plan, plan.scratch + layout_.characters),
+  static constexpr int stages = 3;
+
+  CharCnnGradients(const CharCnnPlan& plan, int part)
+      : plan_(plan), part_(part), layout_(plan), characters_(plan, plan.scratch + layout_.characters),
         gradients_(plan, plan.scratch + layout_.gradients) {}
 
-  void run() const {
-    const Partition mine(plan_.tokens, team_.rank, team_.size);
-    for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
-    each_bank([this](const CharBank& bank, float* rows) { transpose(bank, rows); });
-    team_.barrier->wait();
-    each_bank([this](const CharBank& bank, float* rows) {
-      if (bank.grad_weight) weights(bank, rows);
-    });
-    if (!plan_.grad_table) return;
-    for (int64_t token = mine.begin; token < mine.end; ++token) character_gradients(token);
-    team_.barrier->wait();
-    if (team_.rank == 0) add_to_table();
+  void run(int stage) const {
+    if (stage == 0) prepare();
+    else if (stage == 1) differentiate();
+    else if (part_ == 0 && plan_.grad_table) add_to_table();
   }
 
  private:
+  Partition my_tokens() const { return Partition(plan_.tokens, part_, plan_.threads); }
+
+  void prepare() const {
+    const Partition mine = my_tokens();
+    for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
+    each_bank([this](const CharBank& bank, float* rows) { transpose(bank, rows); });
+  }
+
+  void differentiate() const {
+    each_bank([this](const CharBank& bank, float* rows) {
+      if (bank.grad_weight) weights(bank, rows);
+    });
+    const Partition mine = my_tokens();
+    for (int64_t token = mine.begin; plan_.grad_table && token < mine.end; ++token) character_gradients(token);
+  }
+
   template <class Body>
   void each_bank(Body body) const {
     float* rows = plan_.scratch;
@@ -61,7 +71,7 @@ class CharCnnGradients {
   }
 
   int64_t row(const CharBank& bank) const { return CharGradientLayout<Vec>::row(plan_, bank); }
-  Partition my_filters(const CharBank& bank) const { return Partition(bank.filters, team_.rank, team_.size); }
+  Partition my_filters(const CharBank& bank) const { return Partition(bank.filters, part_, plan_.threads); }
 
   void transpose(const CharBank& bank, float* rows) const {
     const int64_t k = bank.width * plan_.dim;
@@ -186,20 +196,28 @@ class CharCnnGradients {
   }
 
   const CharCnnPlan& plan_;
-  const Team team_;
+  const int part_;
   const CharGradientLayout<Vec> layout_;
   const CharVectors<Vec> characters_, gradients_;
 };
 
+template <class Pass>
+void run_stage(const CharCnnPlan& plan, int stage, int part) {
+  Pass(plan, part).run(stage);
+}
+
 template <class Vec>
 constexpr CharCnnEngine char_cnn_engine() {
-  return {{[](const CharCnnPlan& plan) { return CharCnnLayout<Vec>(plan).size; },
-           [](const CharCnnPlan& plan, Team team) {
-             if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();
-             else CharCnnForward<Vec, Maximum<Vec>>(plan, team).run();
+  using Picking = CharCnnForward<Vec, FirstMaximum<Vec>>;
+  using Forward = CharCnnForward<Vec, Maximum<Vec>>;
+  using Backward = CharCnnGradients<Vec>;
+  return {{Forward::stages, [](const CharCnnPlan& plan) { return CharCnnLayout<Vec>(plan).size; },
+           [](const CharCnnPlan& plan, int stage, int part) {
+             if (plan.picks) run_stage<Picking>(plan, stage, part);
+             else run_stage<Forward>(plan, stage, part);
            }},
-          {[](const CharCnnPlan& plan) { return CharGradientLayout<Vec>(plan).size; },
-           [](const CharCnnPlan& plan, Team team) { CharCnnGradients<Vec>(plan, team).run(); }}};
+          {Backward::stages, [](const CharCnnPlan& plan) { return CharGradientLayout<Vec>(plan).size; },
+           run_stage<Backward>}};
 }
 
 }  // namespace elmo_fast::cpu

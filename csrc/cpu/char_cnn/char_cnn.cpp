@@ -51,13 +51,22 @@ struct Tokens {
   }
 };
 
+// A guess, by 32 multiply-adds a nanosecond.
+double nanoseconds_of(const CharCnnCall& call, const Tokens& tokens) {
+  double weights = 0;
+  for (int64_t b = 0; b < call.bank_count; ++b)
+    weights += double(call.banks[b].width) * double(call.dim) * double(call.banks[b].filters);
+  return weights * double(tokens.character_begin.back()) / 32;
+}
+
 void run(CharCnnPlan plan, const CharCnnPass& pass) {
   const Tokens tokens(plan);
+  plan.threads = threads_for(nanoseconds_of(plan, tokens), plan.threads);
   plan.lengths = tokens.lengths.data();
   plan.character_begin = tokens.character_begin.data();
   plan.scratch = reinterpret_cast<float*>(thread_scratch(size_t(pass.scratch_floats(plan)) * sizeof(float)));
-  Barrier barrier(plan.threads);
-  run_together(plan.threads, [&](int rank) { pass.run(plan, {rank, plan.threads, &barrier}); });
+  for (int stage = 0; stage < pass.stages; ++stage)
+    run_claimed(plan.threads, [&](int part) { pass.run(plan, stage, part); });
 }
 
 }  // namespace

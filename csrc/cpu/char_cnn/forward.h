@@ -152,15 +152,18 @@ class CharCnnForward {
   static constexpr int panel_width = 2 * Vec::width;
 
  public:
-  CharCnnForward(const CharCnnPlan& plan, Team team)
-      : plan_(plan), team_(team), layout_(plan), gemm_(plan_.dim),
+  static constexpr int stages = 2;
+
+  CharCnnForward(const CharCnnPlan& plan, int part)
+      : plan_(plan), part_(part), layout_(plan), gemm_(plan_.dim),
         characters_(plan, plan.scratch + layout_.characters) {}
 
-  void run() const {
-    const Partition mine(plan_.tokens, team_.rank, team_.size);
-    for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
-    pack_partition();
-    team_.barrier->wait();
+  void run(int stage) const {
+    const Partition mine(plan_.tokens, part_, plan_.threads);
+    if (stage == 0) {
+      for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
+      return pack_partition();
+    }
     for (int64_t token = mine.begin; token < mine.end; token += tokens_at_once)
       pool_tokens(token, smaller(token + tokens_at_once, mine.end));
   }
@@ -180,11 +183,11 @@ class CharCnnForward {
     }
   }
 
-  // Every team_.size-th panel.
+  // Every plan_.threads-th panel.
   void pack_partition() const {
     int64_t turn = 0;
     each_panel([&](const CharBank& bank, int64_t panel, float* filters, float* padding) {
-      if (turn++ % team_.size != team_.rank) return;
+      if (turn++ % plan_.threads != part_) return;
       const int64_t k = bank.width * plan_.dim;
       const PanelSource source = plain_panel<Vec>(bank.weight, bank.filters, panel);
       Fp32Gemm<Vec>::pack_right(source, 0, k, reinterpret_cast<char*>(filters));
@@ -254,7 +257,7 @@ class CharCnnForward {
   static constexpr bool picks = std::is_same_v<Pool, FirstMaximum<Vec>>;
 
   const CharCnnPlan& plan_;
-  const Team team_;
+  const int part_;
   const CharCnnLayout<Vec> layout_;
   const WindowGemm<Vec> gemm_;
   const CharVectors<Vec> characters_;

@@ -185,6 +185,26 @@ LstmDirection make_direction(const LstmCall& call, const LstmSchedule& schedule,
   return to;
 }
 
+// Of both directions: a guess, by 32 multiply-adds and 16 bytes of weights a nanosecond.
+double nanoseconds_of(const LstmCall& call) {
+  const LstmShape& s = call.shape;
+  const double projection = s.dim != s.projection ? double(s.dim) * double(s.projection) : 0;
+  const double step = 4 * double(s.dim) * double(s.projection) + projection;  // weights of a step
+  const double input = call.precomputed ? 0 : 4 * double(s.dim) * double(s.input);
+  const double rows = double(call.packed_rows);
+  return 2 * (step * std::max(rows / 32, double(call.steps) / 4) + input * std::max(rows / 32, 0.25));
+}
+
+// The call with as many threads as are worth it. Threads that share a direction meet at barriers in every step, and all
+// wait while the system does not schedule one of them: where a thread's share is small, two threads run a direction
+// each.
+LstmCall with_worthwhile_threads(LstmCall call) {
+  const double work = nanoseconds_of(call);
+  call.threads = threads_for(work, call.threads);
+  if (call.threads > 2 && work / call.threads < 10 * least_share()) call.threads = 2;
+  return call;
+}
+
 // An even number of threads makes two teams of one direction each; an odd one works on both in turn.
 int teams_of(int threads) { return threads % 2 == 0 ? 2 : 1; }
 
@@ -203,18 +223,21 @@ template <class Run>
 void run_directions(int threads, const Run& run) {
   const int teams = teams_of(threads), team_size = threads / teams;
   Barrier barriers[] = {Barrier(team_size), Barrier(team_size)};
-  run_together(threads, [&](int rank) {
-    const int team = rank / team_size;
+  const auto task = [&](int number) {
+    const int team = number / team_size;
     for (int k = 0; k < 2 / teams; ++k) {
-      run(team + k, Team{rank % team_size, team_size, &barriers[team]});
+      run(team + k, Team{number % team_size, team_size, &barriers[team]});
       barriers[team].wait();
     }
-  });
+  };
+  if (team_size == 1) run_claimed(threads, task);
+  else run_together(threads, task);
 }
 
 // A checked call, on the engine's `run` or `run_saving`.
-void run_forward(const LstmCall& call, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
-  if (call.packed_rows == 0) return;
+void run_forward(const LstmCall& given, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
+  if (given.packed_rows == 0) return;
+  const LstmCall call = with_worthwhile_threads(given);
   const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows(call.batch_sizes[0]));
   LstmDirection directions[] = {make_direction(call, schedule, 0, engine.packed_size(call.shape)),
                                 make_direction(call, schedule, 1, engine.packed_size(call.shape))};
@@ -305,10 +328,11 @@ void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], c
   pack_both(training_engine(), gradients_label(shape), shape, weights, nullptr, projections, packed, packed_size);
 }
 
-size_t lstm_backward_scratch_size(const LstmCall& forward) {
-  check_trainable(forward);
-  check_inputs(forward);
-  if (forward.packed_rows == 0) return 0;
+size_t lstm_backward_scratch_size(const LstmCall& given) {
+  check_trainable(given);
+  check_inputs(given);
+  if (given.packed_rows == 0) return 0;
+  const LstmCall forward = with_worthwhile_threads(given);
   const LstmSchedule schedule(forward, INT64_MAX);
   const int teams = teams_of(forward.threads);
   return size_t(teams) *
@@ -316,9 +340,9 @@ size_t lstm_backward_scratch_size(const LstmCall& forward) {
 }
 
 void lstm_backward(const LstmBackwardCall& call) {
-  const LstmCall& forward = call.forward;
   const LstmTrainingEngine& engine = training_engine();
-  check_trainable(forward);
+  check_trainable(call.forward);
+  const LstmCall forward = with_worthwhile_threads(call.forward);
   check_packed(forward.packed, forward.packed_size, 2 * engine.packed_size(forward.shape),
                gradients_label(forward.shape));
   check_inputs(forward);

@@ -11,7 +11,7 @@ from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
 from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
 from elmo_fast.ops.char_cnn.reference import with_zero_row
-from elmo_fast.ops.cpu import pointer
+from elmo_fast.ops.cpu import pointer, threads
 from elmo_fast.ops.library import library, no_gradient
 
 
@@ -54,7 +54,7 @@ def _call(ids, table, weights, grads=None) -> dict:
         first += weight.shape[-1]
     return dict(ids=ids.data_ptr(), tokens=ids.shape[0], characters=ids.shape[1], padding=PADDING_ID,
                 table=table.data_ptr(), table_rows=table.shape[0], dim=table.shape[1], banks=banks,
-                threads=torch.get_num_threads())
+                threads=threads())
 
 
 library.impl("char_cnn", forward, "CPU")

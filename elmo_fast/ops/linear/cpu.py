@@ -3,7 +3,7 @@
 import torch
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import aligned_bytes, effective_precision, number_of, packed_weights, pointer
+from elmo_fast.ops.cpu import aligned_bytes, effective_precision, number_of, packed_weights, pointer, threads
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.weight_cache import emptied
@@ -25,7 +25,7 @@ def _product(x: torch.Tensor, packed: torch.Tensor, outputs: int, precision: str
     module.linear_forward(
         input=x.shape[1], output=outputs, epilogue=module.epilogues[epilogue], precision=number_of(precision),
         packed=packed.data_ptr(), packed_size=packed.numel(), x=x.data_ptr(), rows=len(x), x_stride=x.shape[1],
-        y=y.data_ptr(), y_stride=outputs, threads=torch.get_num_threads())
+        y=y.data_ptr(), y_stride=outputs, threads=threads())
     return y
 
 

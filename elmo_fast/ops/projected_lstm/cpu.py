@@ -7,7 +7,7 @@ of threads.
 import torch
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import aligned_bytes, effective_precision, number_of, packed_weights, pointer
+from elmo_fast.ops.cpu import aligned_bytes, effective_precision, number_of, packed_weights, pointer, threads
 from elmo_fast.ops.library import library
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, restore
@@ -91,7 +91,7 @@ class _Operands:
             steps=len(call.batch_sizes), batch_sizes=call.batch_sizes.data_ptr(), packed_rows=call.packed_rows,
             rows=self.rows.data_ptr(), sequence_start=pointer(call.sequence_starts), initial_h=pointer(self.initial_h),
             initial_c=pointer(self.initial_c), slots=len(self.h), h=self.h.data_ptr(), c=self.c.data_ptr(),
-            cell_clip=call.cell_clip, proj_clip=call.proj_clip, threads=torch.get_num_threads())
+            cell_clip=call.cell_clip, proj_clip=call.proj_clip, threads=threads())
 
 
 def _in_slot_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
