@@ -4,10 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from elmo_fast.arguments import POOLS
+
 # Lists are refused at their first fault: an error for every element would take minutes for a body of some megabytes.
 Tokens = Annotated[list[str], Field(fail_fast=True)]
 Factors = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(fail_fast=True)]
-Pool = Literal["mean", "max", "first_last"]
+Pool = Literal[*POOLS]
 
 
 class StrictModel(BaseModel):
