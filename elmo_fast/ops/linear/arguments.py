@@ -31,6 +31,11 @@ class HighwayArguments(NamedTuple):
     precision: str
     bounded: bool
 
+    @property
+    def outputs(self) -> int:
+        """Columns of the result."""
+        return self.x.shape[1]
+
 
 library.define(f"linear({schema_of(LinearArguments)}) -> Tensor")
 library.define(f"highway({schema_of(HighwayArguments)}) -> Tensor")

@@ -1,5 +1,7 @@
 """The C++ engine's product with a bias, and the highway layer, which is one with an epilogue."""
 
+from collections.abc import Callable
+
 import torch
 
 from elmo_fast.ops.backend import native_module
@@ -10,23 +12,17 @@ from elmo_fast.ops.weight_cache import emptied
 from elmo_fast.ops.weight_snapshot import Tensors
 
 
-def linear(*arguments):
-    call = LinearArguments(*arguments)
-    return _product(call.x, call.packed, call.outputs, call.precision, "none")
-
-
-def highway(*arguments):
-    call = HighwayArguments(*arguments)
-    return _product(call.x, call.packed, call.x.shape[1], call.precision, "highway")
-
-
-def _product(x: torch.Tensor, packed: torch.Tensor, outputs: int, precision: str, epilogue: str) -> torch.Tensor:
-    module, x, y = native_module()[0], x.contiguous(), x.new_empty(len(x), outputs)
-    module.linear_forward(
-        input=x.shape[1], output=outputs, epilogue=module.epilogues[epilogue], precision=number_of(precision),
-        packed=packed.data_ptr(), packed_size=packed.numel(), x=x.data_ptr(), rows=len(x), x_stride=x.shape[1],
-        y=y.data_ptr(), y_stride=outputs, threads=threads())
-    return y
+def _product(kind: type, epilogue: str) -> Callable[..., torch.Tensor]:
+    """The implementation of the op whose arguments are of a `kind`."""
+    def product(*arguments):
+        call, module = kind(*arguments), native_module()[0]
+        x, y = call.x.contiguous(), call.x.new_empty(len(call.x), call.outputs)
+        module.linear_forward(
+            input=x.shape[1], output=call.outputs, epilogue=module.epilogues[epilogue],
+            precision=number_of(call.precision), packed=call.packed.data_ptr(), packed_size=call.packed.numel(),
+            x=x.data_ptr(), rows=len(x), x_stride=x.shape[1], y=y.data_ptr(), y_stride=call.outputs, threads=threads())
+        return y
+    return product
 
 
 def packed_product(tensors: Tensors, precision: str) -> torch.Tensor:
@@ -51,5 +47,5 @@ def pack(tensors: Tensors, epilogue: str, precision: str) -> torch.Tensor:
     return packed
 
 
-library.impl("linear", linear, "CPU")
-library.impl("highway", highway, "CPU")
+library.impl("linear", _product(LinearArguments, "none"), "CPU")
+library.impl("highway", _product(HighwayArguments, "highway"), "CPU")
