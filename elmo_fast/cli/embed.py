@@ -4,6 +4,8 @@ import logging
 
 from elmo_fast import arguments
 from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, at_least, taken, value_of
+from elmo_fast.vectors.layouts.table import LAYOUTS
+from elmo_fast.vectors.spec import POOLS
 
 
 def add_commands(commands) -> None:
@@ -45,10 +47,10 @@ def add_commands(commands) -> None:
 
 def _add_formats(parser) -> None:
     add = parser.add_argument_group("formats").add_argument
-    add("--layout", choices=arguments.LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
+    add("--layout", choices=LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
         "AllenNLP's for HDF5)")
     add("--dtype", choices=arguments.STORAGES, default="float32", help="(default: %(default)s)")
-    add("--pool", choices=arguments.POOLS, help="one vector a text")
+    add("--pool", choices=POOLS, help="one vector a text")
     add("--targets", metavar="FILE", help="keep the vectors of these words alone, one a line")
     add("--format", choices=arguments.FORMATS, help="of INPUT (default: by the suffix)")
     add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")

@@ -22,7 +22,8 @@ from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.text.readers import Texts, open_texts
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.table import layout_of, options_of
+from elmo_fast.vectors.spec import OutputSpec
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class VectorOutput:
     def target(self, default_layout: str | None = None) -> Target:
         """The checked target; `default_layout` in place of that of the suffix."""
         words = self.targets and _words(check_file("--targets", self.targets))
-        form = Form(self.layers, self.pool, self.dtype, words)
-        layout = layouts.layout_of(self.output_file, self.layout or default_layout)
+        form = OutputSpec(self.layers, self.pool, self.dtype, words)
+        layout = layout_of(self.output_file, self.layout or default_layout)
         layouts.check_output(layout, self.output_file, form, "output file")
-        options = {"forget_sentences": self.forget_sentences, "use_sentence_keys": self.use_sentence_keys}
-        if layout != "allennlp" and any(options.values()):
+        options = options_of(layout, forget_sentences=self.forget_sentences, use_sentence_keys=self.use_sentence_keys)
+        if (self.forget_sentences or self.use_sentence_keys) and not options:
             raise ConfigurationError("--forget-sentences, --use-sentence-keys: expected AllenNLP's layout beside them, "
                                      f"got {layout}")
-        return Target(self.output_file, layout, form, options if layout == "allennlp" else {})
+        return Target(self.output_file, layout, form, options)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class EmbedJob:
             raise ConfigurationError(f"--unknown: expected --token-table beside it, got {self.unknown} alone")
 
     @contextlib.contextmanager
-    def opened(self, form: Form) -> Iterator[tuple[Texts, BiLm, Progress]]:
+    def opened(self, form: OutputSpec) -> Iterator[tuple[Texts, BiLm, Progress]]:
         """The texts, a model that the form fits, on its device, and the progress; the output is locked meanwhile."""
         with locked(self.output.output_file, reserve=True), self.texts.open() as texts:
             files = self.model.files(self.output.output_file, [*texts.paths, self.token_table])

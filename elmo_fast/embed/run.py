@@ -29,8 +29,9 @@ from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import not_a_string
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.table import has_unique_keys
 from elmo_fast.vectors.partial import PartialResult
+from elmo_fast.vectors.spec import OutputSpec
 from elmo_fast.vectors.writer import SegmentWriter
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Target:
 
     path: str | os.PathLike
     layout: str
-    form: Form = field(default_factory=Form)
+    form: OutputSpec = field(default_factory=OutputSpec)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -127,7 +128,7 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
 def _with_unique_keys(texts: Iterable[Text], target: Target) -> Iterator[Text]:
     """The texts; `ConfigurationError` at once for a key given twice, which would fail only when segments are joined."""
     by_sentence = target.options.get("use_sentence_keys", False)
-    has_keys = target.layout == "allennlp" or (target.layout == "npz" and target.form.targets is None)
+    has_keys = has_unique_keys(target.layout, target.form)
     seen: set[bytes] = set()
     for number, text in enumerate(texts):
         key = text.text if by_sentence else text.key

@@ -97,7 +97,7 @@ def check_target(path: str | os.PathLike, name: str) -> None:
         raise PermissionError(f"{name}: expected a path that can be written, got {target}")
 
 
-class Disk(io.FileIO):
+class DeferredErrorFile(io.FileIO):
     """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one."""
 
     def __init__(self, part: Path, target: str | os.PathLike):
@@ -144,7 +144,7 @@ class Disk(io.FileIO):
 
 def write_bytes(target: str | os.PathLike, content: bytes) -> None:
     """Write a file atomically."""
-    with atomic_path(target) as part, Disk(part, target) as disk:
+    with atomic_path(target) as part, DeferredErrorFile(part, target) as disk:
         disk.write(content)
         disk.check()
 

@@ -23,9 +23,11 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.scale import Cluster
 from elmo_fast.scale.workers import Settings, SharedModel, Worker
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.layouts import Item, is_directory, segment
-from elmo_fast.vectors.layouts.shards import SUFFIXES, checksum, write_manifest
-from elmo_fast.vectors.opened import open_embeddings
+from elmo_fast.vectors.layouts import segment
+from elmo_fast.vectors.layouts.shards import checksum, file_name, write_manifest
+from elmo_fast.vectors.layouts.table import is_directory
+from elmo_fast.vectors.layouts.text_vectors import TextVectors
+from elmo_fast.vectors.open import open_embeddings
 
 with extra("ray"):
     import ray
@@ -176,8 +178,8 @@ class ShardWriter(Worker):
         layout, path = self._target.layout, self._part / f"{number:05}.{secrets.token_hex(4)}.new"
         with segment(layout, path, self._target.path, self._settings.form, fingerprint=self._fingerprint) as writer:
             for text, kept in zip(texts, self.kept([text.tokens for text in texts])):
-                writer.write(Item(*text, kept.positions, kept.vectors))
-        entry = {"file": f"{number:05}{SUFFIXES[layout]}", "texts": len(texts), "bytes": path.stat().st_size,
+                writer.write(TextVectors(*text, kept.positions, kept.vectors))
+        entry = {"file": file_name(layout, number), "texts": len(texts), "bytes": path.stat().st_size,
                  "crc32": checksum(path)}
         path.replace(self._part / entry["file"])
         return entry

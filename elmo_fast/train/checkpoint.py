@@ -16,7 +16,7 @@ import torch
 
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.atomic import Disk, atomic_path, write_bytes
+from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
@@ -68,7 +68,7 @@ def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
         other.unlink(missing_ok=True)
 
 
-class _HashedDisk(Disk):
+class _HashedDisk(DeferredErrorFile):
     def __init__(self, part: Path, target: str | os.PathLike):
         super().__init__(part, target)
         self.digest = hashlib.sha256()

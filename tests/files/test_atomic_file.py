@@ -68,7 +68,7 @@ def test_a_folder_without_write_permission_is_refused(tmp_path):
 @pytest.mark.parametrize("failure", [FULL, KeyboardInterrupt()])
 @pytest.mark.parametrize("good_writes", [0, 1, 5, 20, 60])
 def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, failure, good_writes):
-    class FailingDisk(atomic.Disk):
+    class FailingDisk(atomic.DeferredErrorFile):
         writes = 0
 
         def write(self, values):
@@ -77,7 +77,7 @@ def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, 
                 self.failure = failure
             return super().write(values)
 
-    monkeypatch.setattr(hdf5, "Disk", FailingDisk)
+    monkeypatch.setattr(hdf5, "DeferredErrorFile", FailingDisk)
     (tmp_path / "a").write_text("old")
     with pytest.raises(type(failure)), atomic_hdf5(tmp_path / "a") as (file, _):
         for number in range(100):

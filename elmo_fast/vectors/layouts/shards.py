@@ -15,8 +15,8 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.json import parse_json
 from elmo_fast.vectors.layouts.embeddings import Embeddings
+from elmo_fast.vectors.layouts.table import LAYOUTS, SHARDED
 
-SUFFIXES = {"packed": ".h5", "parquet": ".parquet", "arrow": ".arrow"}  # of the layouts that shards can have
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 _PIECE = 1 << 22
@@ -27,12 +27,17 @@ def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable
     part.mkdir()
     shards = []
     for number, path in enumerate(segments):
-        shard = part / f"{number:05}{SUFFIXES[layout]}"
+        shard = part / file_name(layout, number)
         os.replace(path, shard)
         with contextlib.closing(open_shard(shard)) as source:
             shards.append({"file": shard.name, "texts": len(source), "bytes": shard.stat().st_size,
                            "crc32": checksum(shard, stops.check)})
     write_manifest(part, layout, source.form, source.fingerprint, shards)
+
+
+def file_name(layout: str, number: int) -> str:
+    """The name of a shard."""
+    return f"{number:05}{LAYOUTS[layout].suffixes[0]}"
 
 
 def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | None, shards: Sequence[dict]) -> None:
@@ -127,7 +132,7 @@ def _manifest(folder: Path) -> dict:
     if not isinstance(content, dict) or content.get("complete") is not True or content.get("checksum") != _sum(content):
         raise ConfigurationError(f"{where}: expected the checksum it was written with, found damage")
     shards = content.get("shards")
-    if content.get("layout") not in SUFFIXES or not isinstance(shards, list) or not all(map(_is_shard, shards)):
+    if content.get("layout") not in SHARDED or not isinstance(shards, list) or not all(map(_is_shard, shards)):
         raise ConfigurationError(f"{where}: expected a layout and shards, with their file, texts, bytes and crc32, "
                                  f"found {shards!r:.160}")
     return content
