@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from elmo_fast.arguments import check_path
+from elmo_fast.arguments import check_path, listed
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.vectors.layouts import source_of
 from elmo_fast.vectors.layouts.embeddings import Embeddings
@@ -31,5 +31,5 @@ def _open(path: Path) -> Embeddings:
         source = source_of(layout)
         if source.recognizes(path):
             return source(path)
-    *kinds, last = dict.fromkeys(row.kind for row in LAYOUTS.values())
-    raise ConfigurationError(f"embeddings {path}: expected {', '.join(kinds)} or {last}, found none of them")
+    kinds = listed(dict.fromkeys(row.kind for row in LAYOUTS.values()))
+    raise ConfigurationError(f"embeddings {path}: expected {kinds}, found none of them")
