@@ -96,9 +96,10 @@ class Job:
         self.embedder.reset_states()
         target = Target(self.target(layout), layout.name, OutputSpec("all", dtype=layout.dtype))
         runner = self.embedder.embedder.runner(self.slots, target.form)
-        with locked(target.path, reserve=True), open_texts(text or self.text) as texts:
+        with locked(target.path) as part, open_texts(text or self.text) as texts:
             count = watch.calls("reading", texts.count) if watch else texts.count
-            write_corpus(texts, staged(watch, runner) if watch else runner, target, progress=Progress(True, count()))
+            write_corpus(texts, staged(watch, runner) if watch else runner, target, progress=Progress(True, count()),
+                         lock=part)
         return target.path
 
     def whole(self, layout: Layout) -> int:

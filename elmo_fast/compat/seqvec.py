@@ -163,7 +163,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
     _check_output(output_path, per_protein)
     check_count("batchsize", batchsize)
     form = _SeqVecSpec(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein)
-    with locked(output_path, reserve=True):
+    with locked(output_path) as part:
         ordered = _ordered(read_fasta_file(input_path, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)
 
@@ -177,7 +177,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
         runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
                         model.elmo_bilm.state)
         write_corpus((Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered), runner, target,
-                     resume=resume, progress=Progress(progress, len(ordered), "sequences"))
+                     resume=resume, progress=Progress(progress, len(ordered), "sequences"), lock=part)
 
 
 @dataclass(frozen=True)

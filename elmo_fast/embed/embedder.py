@@ -190,11 +190,11 @@ class ElmoEmbedder:
         options = {"use_sentence_keys": use_sentence_keys, "forget_sentences": forget_sentences}
         with input_file:
             layouts.check_output("allennlp", output_file_path, form, "output file")
-            with locked(output_file_path, reserve=True):
+            with locked(output_file_path) as part:
                 count = scan(input_file, allow_blank)
                 write_corpus(read_lines(input_file, allow_blank), self.runner(batch_size, form),
                              Target(output_file_path, "allennlp", form, options), resume=resume,
-                             progress=Progress(progress, count))
+                             progress=Progress(progress, count), lock=part)
 
 
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:

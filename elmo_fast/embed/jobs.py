@@ -9,7 +9,7 @@ from typing import Any
 
 from elmo_fast.arguments import check_file, local_path
 from elmo_fast.embed.api import LoadedElmo, load
-from elmo_fast.embed.build_table import corpus_words, write_token_table
+from elmo_fast.embed.build_table import corpus_words, write_words
 from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import Target, write_corpus
@@ -122,8 +122,8 @@ class EmbedJob:
 
     @contextlib.contextmanager
     def opened(self, form: OutputSpec) -> Iterator[tuple[Texts, BiLm, Progress]]:
-        """The texts, a model that the form fits, on its device, and the progress; the output is locked meanwhile."""
-        with locked(self.output.output_file, reserve=True), self.texts.open() as texts:
+        """The texts, a model that the form fits, on its device, and the progress. The output must be locked."""
+        with self.texts.open() as texts:
             files = self.model.files(self.output.output_file, [*texts.paths, self.token_table])
             device = torch_device(self.model.cuda_device)
             table = self.token_table and TokenTable.open(self.token_table, unknown=self.unknown or "encode")
@@ -136,9 +136,9 @@ class EmbedJob:
 def embed_file(job: EmbedJob) -> None:
     """Embed the texts of files into a file of vectors, or a directory of shards, in this process."""
     target = job.output.target()
-    with job.opened(target.form) as (texts, bilm, progress):
+    with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
         runner = ElmoEmbedder.from_bilm(bilm).runner(job.batch_size, target.form)
-        write_corpus(texts, runner, target, resume=job.resume, progress=progress)
+        write_corpus(texts, runner, target, resume=job.resume, progress=progress, lock=lock)
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ class TableJob:
 def write_table(job: TableJob) -> None:
     """Write the token table of a vocabulary; the same job resumes after an interruption."""
     check_target(job.output_file, "output file")
-    with locked(job.output_file, reserve=True):
+    with locked(job.output_file) as lock:
         with open_texts(job.vocabulary, allow_blank=True) if job.corpus else contextlib.nullcontext() as texts:
             files = job.model.files(job.output_file, texts.paths if job.corpus else [job.vocabulary])
             device = torch_device(job.model.cuda_device)
             vocabulary = corpus_words(text.tokens for text in texts) if job.corpus else job.vocabulary
         bilm = job.model.open(files).to(device)
         try:
-            write_token_table(bilm, vocabulary, job.output_file, storage=job.storage, progress=job.progress)
+            write_words(bilm, vocabulary, job.output_file, job.storage, job.progress, lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
                                     f"{job.output_file}.part") from None

@@ -23,7 +23,7 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.environment import version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.lock import locked
+from elmo_fast.files.lock import lock_of
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import not_a_string
@@ -97,14 +97,16 @@ class Runner:
 
 
 def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resume: bool = False,
-                 progress: Progress | None = None, commit_seconds: float | None = None) -> None:
+                 progress: Progress | None = None, commit_seconds: float | None = None,
+                 lock: Path | None = None) -> None:
     """Write the vectors of texts, atomically.
 
     Sections end about `commit_seconds` after they began (a text that takes longer is not divided). What a run that did
     not end has left goes on with `resume`; `ConfigurationError` if that has other settings or texts. Without `resume`
-    it is refused if it is of this input with these settings, so that no work is lost, and else replaced.
+    it is refused if it is of this input with these settings, so that no work is lost, and else replaced. `lock` is the
+    path of a lock on the target that the caller has.
     """
-    with locked(target.path) as part:
+    with lock_of(target.path, lock) as part:
         part.mkdir()
         partial = PartialResult(Path(os.path.realpath(target.path)), {**runner.describe(), **target.settings()},
                                 part)

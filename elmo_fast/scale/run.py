@@ -19,6 +19,7 @@ from elmo_fast.environment import extra, version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import atomic_directory
+from elmo_fast.files.lock import locked
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.scale import Cluster
 from elmo_fast.scale.workers import Settings, SharedModel, Worker
@@ -56,22 +57,24 @@ def embed_file_on_ray(job: EmbedJob, cluster: Cluster, cpus: int, gpus: int) -> 
         raise ConfigurationError("--cuda-device: expected --ray-gpus in its place with --ray, got "
                                  f"{job.model.cuda_device}")
     settings = Settings(target.form, job.state, job.batch_size, cpus, gpus)
-    with job.opened(target.form) as (texts, bilm, progress):
-        embed_on_ray(texts, bilm, target, settings, cluster, progress=progress)
+    with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
+        embed_on_ray(texts, bilm, target, settings, cluster, progress=progress, lock=lock)
 
 
 def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, cluster: Cluster, *,
-                 progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS) -> None:
+                 progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS,
+                 lock: Path | None = None) -> None:
     """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
 
     Shards are numbered in the order of the texts; workers write them beside the target, on a file system that all
     machines share. The directory gets its name when all shards stand there, their sizes and keys have been compared
-    with those read, and `manifest.json` is written.
+    with those read, and `manifest.json` is written. `lock` is the path of a lock on the target that the caller has.
     """
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
                                  f"{target.path} for {target.layout}")
-    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _connected(cluster):
+    folder = os.fspath(target.path).rstrip(f"/{os.sep}")
+    with atomic_directory(folder, lock=lock) as part, _connected(cluster):
         shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
                        "precision": bilm.precision, "backend": bilm.backend,
