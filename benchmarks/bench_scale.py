@@ -77,9 +77,9 @@ def check(elmo, settings, sentences: list[list[str]], shard_tokens: int, folder:
 
 def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str, float]:
     """Of the reader, tokens/s, and of a worker's writing, bytes/s, each of them the median of five."""
+    from elmo_fast.files.manifest import StoredFile
     from elmo_fast.scale.run import shards_of
     from elmo_fast.vectors.layouts import segment
-    from elmo_fast.vectors.layouts.shards import checksum
     from elmo_fast.vectors.layouts.text_vectors import TextVectors
 
     some = sentences[:400]
@@ -94,7 +94,7 @@ def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str,
         with segment("parquet", path, path, settings.form) as writer:
             for number, (tokens, vectors) in enumerate(zip(some, arrays)):
                 writer.write(TextVectors(str(number), "", tokens, None, vectors))
-        checksum(path)
+        StoredFile.of(path)
         host.append(sum(array.nbytes for array in arrays) / (time.perf_counter() - begin))
     return common.rounded({"read": float(np.median(read)), "host": float(np.median(host))})
 

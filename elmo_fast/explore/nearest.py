@@ -11,7 +11,7 @@ from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.explore.contexts import FORMAT, ContextIndex, principal_plane
 from elmo_fast.files import hdf5
-from elmo_fast.vectors.layouts.table import begin_of
+from elmo_fast.vectors.layouts.table import by_first_bytes
 from elmo_fast.vectors.open import open_embeddings
 
 _SIDE = 56  # characters shown on either side of the word
@@ -70,7 +70,7 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
     if os.path.isfile(path):
         with open(path, "rb") as file:
             start = file.read(8)
-    layouts = begin_of(start)
+    layouts = by_first_bytes(start)
     if not os.path.isdir(path) and not layouts:
         return None
     if start.startswith(hdf5.MAGIC):

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +21,13 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.files.lock import locked
+from elmo_fast.files.manifest import StoredFile
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.scale import Cluster
 from elmo_fast.scale.workers import Settings, SharedModel, Worker
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors.layouts import segment
-from elmo_fast.vectors.layouts.shards import checksum, file_name, write_manifest
+from elmo_fast.vectors.layouts.shards import entry_of, file_name, write_manifest
 from elmo_fast.vectors.layouts.table import is_directory
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.open import open_embeddings
@@ -182,10 +184,9 @@ class ShardWriter(Worker):
         with segment(layout, path, self._target.path, self._settings.form, fingerprint=self._fingerprint) as writer:
             for text, kept in zip(texts, self.kept([text.tokens for text in texts])):
                 writer.write(TextVectors(*text, kept.positions, kept.vectors))
-        entry = {"file": file_name(layout, number), "texts": len(texts), "bytes": path.stat().st_size,
-                 "crc32": checksum(path)}
-        path.replace(self._part / entry["file"])
-        return entry
+        stored = replace(StoredFile.of(path), name=file_name(layout, number))
+        path.replace(self._part / stored.name)
+        return entry_of(stored, len(texts))
 
 
 def _written(shards: Iterable[Shard], workers: list[Any]) -> Iterator[tuple[Shard, dict[str, Any]]]:

@@ -8,7 +8,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.vectors.layouts import source_of
 from elmo_fast.vectors.layouts.embeddings import Embeddings
 from elmo_fast.vectors.layouts.shards import ShardsSource
-from elmo_fast.vectors.layouts.table import LAYOUTS, begin_of
+from elmo_fast.vectors.layouts.table import LAYOUTS, by_first_bytes
 
 
 def open_embeddings(path: str | os.PathLike) -> Embeddings:
@@ -27,7 +27,7 @@ def _open(path: Path) -> Embeddings:
         raise FileNotFoundError(f"embeddings: expected a file or directory, found nothing at {path}")
     with open(path, "rb") as file:
         start = file.read(8)
-    for layout in reversed(begin_of(start)):
+    for layout in reversed(by_first_bytes(start)):
         source = source_of(layout)
         if source.recognizes(path):
             return source(path)

@@ -28,6 +28,7 @@ class Layout(NamedTuple):
     magic: bytes
     is_any_suffix_taken: bool = False  # but those of other layouts
     can_be_sharded: bool = False
+    has_checksums: bool = False  # of all bytes, which its `source` compares
     has_unique_keys: bool = False
     are_targets_keys: bool = False  # in place of the texts' keys
     options: tuple[str, ...] = ()  # of `segment` and `join`, besides `fingerprint`
@@ -37,7 +38,7 @@ LAYOUTS = {
     "allennlp": Layout("allennlp", "AllennlpSource", "HDF5", (".h5", ".hdf5"), MAGIC, is_any_suffix_taken=True,
                        has_unique_keys=True, options=("forget_sentences", "use_sentence_keys")),
     "packed": Layout("packed", "PackedSource", "HDF5", (".h5", ".hdf5"), MAGIC, is_any_suffix_taken=True,
-                     can_be_sharded=True),
+                     can_be_sharded=True, has_checksums=True),
     "parquet": Layout("columns", "ColumnsSource", "Parquet", (".parquet",), b"PAR1", can_be_sharded=True),
     "arrow": Layout("columns", "ColumnsSource", "Arrow", (".arrow", ".feather"), b"ARROW1", can_be_sharded=True),
     "npz": Layout("arrays", "NpzSource", ".npz", (".npz",), b"PK", has_unique_keys=True, are_targets_keys=True),
@@ -81,6 +82,6 @@ def options_of(layout: str, **options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in LAYOUTS[layout].options}
 
 
-def begin_of(start: bytes) -> list[str]:
+def by_first_bytes(start: bytes) -> list[str]:
     """The layouts whose files begin with these bytes."""
     return [name for name, row in LAYOUTS.items() if start.startswith(row.magic)]
