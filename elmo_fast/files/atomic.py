@@ -99,13 +99,21 @@ def check_target(path: str | os.PathLike, name: str) -> None:
 
 
 class DeferredErrorFile(io.FileIO):
-    """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one."""
+    """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one.
+
+    The error is raised at the end of the body of `with`; a long body calls `check` meanwhile.
+    """
 
     def __init__(self, part: Path, target: str | os.PathLike):
         super().__init__(part, "x+")
         self.target = os.fspath(target)
         self.failure: BaseException | None = None
         self._since_trim = 0
+
+    def __exit__(self, kind, *_) -> None:
+        self.close()
+        if kind is None:
+            self.check()
 
     def write(self, values) -> int:
         """Write all of `values`, or store the error and report success."""
@@ -153,7 +161,6 @@ def write_part(part: Path, target: str | os.PathLike, content: bytes) -> None:
     """Write the partial file of `target`, which errors name."""
     with DeferredErrorFile(part, target) as disk:
         disk.write(content)
-        disk.check()
 
 
 def to_disk(path: Path) -> None:

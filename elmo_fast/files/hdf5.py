@@ -216,11 +216,9 @@ def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple
     """A new HDF5 file, with options of `h5py.File`, and its `DeferredErrorFile`; errors name `target`."""
     import h5py
 
-    with DeferredErrorFile(path, target) as disk:
-        with h5py.File(disk, "w", **options) as file:
-            limit_cache(file)
-            yield file, disk
-        disk.check()
+    with DeferredErrorFile(path, target) as disk, h5py.File(disk, "w", **options) as file:
+        limit_cache(file)
+        yield file, disk
 
 
 def limit_cache(file: "h5py.File") -> None:

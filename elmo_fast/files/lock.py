@@ -158,8 +158,7 @@ class TakenError(Exception):
         self.note = note
 
 
-@contextlib.contextmanager
-def lock_file(path: Path) -> Iterator[IO[bytes]]:
+def lock_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
     """The file at `path`, open and locked for this process while the body runs, and then removed.
 
     `TakenError` while another process has the lock; the system releases it when a process ends in any way, and the file
@@ -168,11 +167,8 @@ def lock_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         import fcntl  # noqa: F401
     except ImportError:
-        locked = _beside_a_database(path)
-    else:
-        locked = _posix_lock(path)
-    with locked as file:
-        yield file
+        return _beside_a_database(path)
+    return _posix_lock(path)
 
 
 @contextlib.contextmanager

@@ -88,19 +88,17 @@ def _h5(part: Path, target, _) -> Iterator:
 @contextlib.contextmanager
 def _npz(part: Path, target, _=None) -> Iterator:
     names: set[str] = set()
-    with DeferredErrorFile(part, target) as disk:
-        with zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
-            def write(name: str, values: np.ndarray) -> None:
-                if name in names or "\0" in name:
-                    raise ConfigurationError(f"output: expected different identifiers without NUL for .npz, got "
-                                             f"{name!r:.60}")
-                names.add(name)
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, values, allow_pickle=False)
-                disk.check()
+    with DeferredErrorFile(part, target) as disk, zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
+        def write(name: str, values: np.ndarray) -> None:
+            if name in names or "\0" in name:
+                raise ConfigurationError(f"output: expected different identifiers without NUL for .npz, got "
+                                         f"{name!r:.60}")
+            names.add(name)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values, allow_pickle=False)
+            disk.check()
 
-            yield write
-        disk.check()
+        yield write
 
 
 @contextlib.contextmanager
@@ -128,8 +126,6 @@ def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Seque
             for begin in range(0, len(values), rows):
                 disk.write(np.ascontiguousarray(values[begin : begin + rows]))
                 disk.check()
-        for written in (names_disk, disk):
-            written.check()
 
 
 WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}

@@ -104,7 +104,6 @@ def segment(path: Path, target, form: OutputSpec, *, layout: str, fingerprint: d
         writer = ColumnsWriter(disk, layout, form, fingerprint)
         yield writer
         writer.finish()
-        disk.check()
 
 
 def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, layout: str, **_) -> None:
@@ -120,7 +119,6 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, layo
                     writer.write_batch(source.batch(number))
                     disk.check()
                     stops.check()
-        disk.check()
 
 
 def _cut(ends: np.ndarray, values: "pa.Array") -> "pa.Array":
@@ -161,13 +159,12 @@ class ColumnsSource(Embeddings):
         with self._reading():
             with open(path, "rb") as file:
                 self.layout = "arrow" if file.read(6) == b"ARROW1" else "parquet"
+            self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
             if self.layout == "arrow":
-                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
                 self._file = pa.ipc.open_file(self._source)
                 self.schema, self.batches = self._file.schema, self._file.num_record_batches
                 lengths = [self._file.get_batch(number).num_rows for number in range(self.batches)]
             else:
-                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
                 self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
                 self.schema, self.batches = self._file.schema_arrow, self._file.num_row_groups
                 lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.batches)]
