@@ -105,8 +105,9 @@ class Texts:
         numbers = itertools.count()
         for source in self._sources:
             for index, (key, text, tokens) in enumerate(source.read(self._field)):
+                is_blank = not (text if tokens is None else tokens)
                 tokens = tokenize(text) if tokens is None else tokens
-                if not tokens and not self._allow_blank:
+                if (is_blank or not tokens) and not self._allow_blank:
                     raise source.without_tokens(index, text)
                 number = next(numbers)
                 yield Text(str(number) if key is None else key, text, tokens)
