@@ -91,14 +91,15 @@ class Job:
         from elmo_fast.embed.run import Target, write_corpus
         from elmo_fast.files.lock import locked
         from elmo_fast.text.readers import open_texts
-        from elmo_fast.vectors.form import Form
+        from elmo_fast.vectors.spec import OutputSpec
 
         self.embedder.reset_states()
-        target = Target(self.target(layout), layout.name, Form("all", dtype=layout.dtype))
+        target = Target(self.target(layout), layout.name, OutputSpec("all", dtype=layout.dtype))
         runner = self.embedder.embedder.runner(self.slots, target.form)
-        with locked(target.path, reserve=True), open_texts(text or self.text) as texts:
+        with locked(target.path) as part, open_texts(text or self.text) as texts:
             count = watch.calls("reading", texts.count) if watch else texts.count
-            write_corpus(texts, staged(watch, runner) if watch else runner, target, progress=Progress(True, count()))
+            write_corpus(texts, staged(watch, runner) if watch else runner, target, progress=Progress(True, count()),
+                         lock=part)
         return target.path
 
     def whole(self, layout: Layout) -> int:
@@ -200,11 +201,11 @@ def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
     """Every stage of `Job.write` in the body is measured."""
     from elmo_fast.embed import run as embed_run
     from elmo_fast.embed import stream
-    from elmo_fast.vectors import form, writer
-    from elmo_fast.vectors.layouts import item, packed
+    from elmo_fast.vectors import spec, writer
+    from elmo_fast.vectors.layouts import packed, text_vectors
 
-    places = [(stream._TokenVectors, "rows", "token mapping"), (form.Form, "apply", "converting"),
-              (job.embedder.bilm.token_source, "token_ids", "token mapping"), (item, "narrow", "converting"),
+    places = [(stream._TokenVectors, "rows", "token mapping"), (spec.OutputSpec, "apply", "converting"),
+              (job.embedder.bilm.token_source, "token_ids", "token mapping"), (text_vectors, "narrow", "converting"),
               (packed, "narrow", "converting"), (stream.SlotStream, "_converted", "converting"),
               (writer.SegmentWriter, "_work", "writing"), (embed_run._Run, "finish", "writing")]
     if importlib.util.find_spec("pyarrow"):

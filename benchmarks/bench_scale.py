@@ -77,9 +77,10 @@ def check(elmo, settings, sentences: list[list[str]], shard_tokens: int, folder:
 
 def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str, float]:
     """Of the reader, tokens/s, and of a worker's writing, bytes/s, each of them the median of five."""
+    from elmo_fast.files.manifest import StoredFile
     from elmo_fast.scale.run import shards_of
-    from elmo_fast.vectors.layouts import Item, segment
-    from elmo_fast.vectors.layouts.shards import checksum
+    from elmo_fast.vectors.layouts import segment
+    from elmo_fast.vectors.layouts.text_vectors import TextVectors
 
     some = sentences[:400]
     arrays = elmo.embed(some)
@@ -92,8 +93,8 @@ def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str,
         path, begin = folder / f"{turn}.parquet", time.perf_counter()
         with segment("parquet", path, path, settings.form) as writer:
             for number, (tokens, vectors) in enumerate(zip(some, arrays)):
-                writer.write(Item(str(number), "", tokens, None, vectors))
-        checksum(path)
+                writer.write(TextVectors(str(number), "", tokens, None, vectors))
+        StoredFile.of(path)
         host.append(sum(array.nbytes for array in arrays) / (time.perf_counter() - begin))
     return common.rounded({"read": float(np.median(read)), "host": float(np.median(host))})
 
@@ -101,11 +102,11 @@ def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str,
 def measure(arguments: argparse.Namespace) -> dict:
     from elmo_fast import LoadedElmo
     from elmo_fast.scale.workers import Settings
-    from elmo_fast.vectors.form import Form
+    from elmo_fast.vectors.spec import OutputSpec
 
     bilm = models.build(arguments.size, backend="auto")
     bilm.state = "warm"
-    elmo, settings = LoadedElmo(bilm), Settings(Form("all"), "warm", BATCH_SIZE, 1)
+    elmo, settings = LoadedElmo(bilm), Settings(OutputSpec("all"), "warm", BATCH_SIZE, 1)
     found, source = common.running_text(arguments.sentences)
     sentences = list(itertools.islice(itertools.cycle(found), arguments.sentences * arguments.repeats))
     with tempfile.TemporaryDirectory() as name:

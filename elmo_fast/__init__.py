@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elmo_fast.text.fasta import FastaRecord, read_fasta
     from elmo_fast.text.readers import open_texts
     from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
-    from elmo_fast.vectors.opened import Embeddings, open_embeddings
+    from elmo_fast.vectors.open import Embeddings, open_embeddings
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,7 +39,7 @@ _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
     "explore.contexts": ("ContextIndex", "compare"),
     "embed.embedder": ("ElmoEmbedder",),
-    "vectors.opened": ("Embeddings", "open_embeddings"),
+    "vectors.open": ("Embeddings", "open_embeddings"),
     "text.readers": ("open_texts",),
     "model.layers.batch_layout": ("BiLmOutput", "remove_boundaries"),
     "model.bilm": ("BiLm",),

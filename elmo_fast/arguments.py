@@ -4,7 +4,7 @@ Imports no torch: the command's help reads it.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 BACKENDS = ("auto", "reference", "torch", "native")
@@ -12,12 +12,9 @@ ACTIVATIONS = ("relu", "tanh")  # ops/char_cnn/activations.py has what they are
 STATES = ("carry", "zero", "warm")
 FREE_STATES = STATES[1:]  # vectors depend on their own text alone, not on order and batches
 LAYERS = ("all", "top", "average")
-POOLS = ("mean", "max", "first_last")
 UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
 STORAGES = ("float32", "float16")  # of stored vectors
-LAYOUTS = ("allennlp", "packed", "parquet", "arrow", "npz", "npy")  # of files of vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
-FORMATS = ("text", "conllu", "fasta", "jsonl", "parquet")  # of input files
 TOKENIZERS = ("whitespace", "simple")
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
@@ -32,6 +29,12 @@ SEQVEC_BATCH_SIZE = 15000  # residues
 def shown(value: object) -> str:
     """A value for a message: one line of at most 80 characters, also of arrays."""
     return " ".join(f"{value!r:.400}".split())[:80]
+
+
+def listed(words: Iterable[str], conjunction: str = "or") -> str:
+    """Words in a sentence: `a, b or c`."""
+    *first, last = words
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:

@@ -3,7 +3,10 @@
 import logging
 
 from elmo_fast import arguments
-from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, at_least, taken, value_of
+from elmo_fast.cli.flags import FORMATS_HELP, MODEL_FILES, NUMERICS, add_command, at_least, taken, value_of
+from elmo_fast.text.records import FORMATS
+from elmo_fast.vectors.layouts.table import LAYOUTS, SUFFIXES
+from elmo_fast.vectors.spec import POOLS
 
 
 def add_commands(commands) -> None:
@@ -13,10 +16,9 @@ def add_commands(commands) -> None:
     parser.epilog = ("Every half minute what is done is stored in OUTPUT.part; after a kill the same command with "
                      "--resume goes on from there.")
     add = parser.add_argument
-    add("input_file", metavar="INPUT", help="UTF-8 text, tokens separated by spaces, or by its suffix CoNLL-U, FASTA, "
-        "JSON lines or Parquet, also compressed; a glob; - is stdin")
-    add("output_file", metavar="OUTPUT", help=".hdf5 or .h5, .parquet, .arrow, .npz, .npy with --pool, or a directory "
-        "of shards")
+    add("input_file", metavar="INPUT", help="UTF-8 text, tokens separated by spaces, or "
+        f"{FORMATS_HELP}")
+    add("output_file", metavar="OUTPUT", help=f"{', '.join(SUFFIXES)} (with --pool), or a directory of shards")
     layers = parser.add_mutually_exclusive_group(required=True)
     for name, meaning in (("all", "every layer"), ("top", "the top layer"), ("average", "the mean of the layers")):
         layers.add_argument(f"--{name}", dest="layers", action="store_const", const=name, help=meaning)
@@ -45,13 +47,14 @@ def add_commands(commands) -> None:
 
 def _add_formats(parser) -> None:
     add = parser.add_argument_group("formats").add_argument
-    add("--layout", choices=arguments.LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
+    with_field = arguments.listed([row.title for row in FORMATS.values() if row.has_field], "and")
+    add("--layout", choices=LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
         "AllenNLP's for HDF5)")
     add("--dtype", choices=arguments.STORAGES, default="float32", help="(default: %(default)s)")
-    add("--pool", choices=arguments.POOLS, help="one vector a text")
+    add("--pool", choices=POOLS, help="one vector a text")
     add("--targets", metavar="FILE", help="keep the vectors of these words alone, one a line")
-    add("--format", choices=arguments.FORMATS, help="of INPUT (default: by the suffix)")
-    add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")
+    add("--format", choices=FORMATS, help="of INPUT (default: by the suffix)")
+    add("--field", metavar="NAME", help=f"key or column of the texts in {with_field} (default: text)")
     add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(arguments.TOKENIZERS)} or "
         "package.module:function (default: %(default)s)")
 

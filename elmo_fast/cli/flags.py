@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from elmo_fast.arguments import BACKENDS, STATES
+from elmo_fast.arguments import BACKENDS, STATES, listed
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.text.records import FORMATS
 
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL"
 _SHARED: dict[str, dict[str, Any]] = {
@@ -24,6 +25,9 @@ _SHARED: dict[str, dict[str, Any]] = {
                           "otherwise"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
+# Every format of input files but text.
+FORMATS_HELP = (f"by its suffix {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}, also "
+                "compressed; a glob; - is stdin")
 MODEL_FILES = "--model", "--options-file", "--weight-file"
 NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 

@@ -1,7 +1,7 @@
 """The subcommands `score` and `substitutes`, which read the language model."""
 
 from elmo_fast.arguments import DIRECTIONS
-from elmo_fast.cli.flags import NUMERICS, add_command
+from elmo_fast.cli.flags import FORMATS_HELP, NUMERICS, add_command
 from elmo_fast.model.sources import DEFAULT_MODEL
 
 
@@ -13,8 +13,8 @@ def add_commands(commands) -> None:
     substitutes = add_command(commands, "substitutes", "elmo_fast.embed.scoring:substitute_file", "print the likeliest "
                               "words in place of each token of a text", *shared, **defaults)
     for add in (score.add_argument, substitutes.add_argument):
-        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line, or by its suffix CoNLL-U, "
-            "FASTA, JSON lines or Parquet, also compressed; a glob; - is stdin")
+        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line, or "
+            f"{FORMATS_HELP}")
         add("--softmax-file", metavar="FILE", help="HDF5 softmax, as export --softmax writes it (default: softmax.hdf5 "
             "beside the weights)")
         add("--vocab-file", metavar="FILE", help="its vocabulary (default: vocab.txt beside the weights)")

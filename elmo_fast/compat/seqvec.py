@@ -25,8 +25,9 @@ from elmo_fast.model.sources import find_model, has_model
 from elmo_fast.text import fasta
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.form import Form, Kept
 from elmo_fast.vectors.layouts.arrays import WRITERS, write_arrays
+from elmo_fast.vectors.layouts.table import layout_of, options_of
+from elmo_fast.vectors.spec import OutputSpec, Selection
 
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
 
@@ -161,8 +162,8 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
     """
     _check_output(output_path, per_protein)
     check_count("batchsize", batchsize)
-    form = _SeqVecForm(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein)
-    with locked(output_path, reserve=True):
+    form = _SeqVecSpec(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein)
+    with locked(output_path) as part:
         ordered = _ordered(read_fasta_file(input_path, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)
 
@@ -171,23 +172,23 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
                 for _, layers in embed_with_fallback([(text.key, text.text) for text in group], model, model_dir):
                     yield layers
 
-        layout = layouts.layout_of(output_path)
-        target = Target(output_path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})
+        layout = layout_of(output_path)
+        target = Target(output_path, layout, form, options_of(layout, forget_sentences=True))
         runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
                         model.elmo_bilm.state)
         write_corpus((Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered), runner, target,
-                     resume=resume, progress=Progress(progress, len(ordered), "sequences"))
+                     resume=resume, progress=Progress(progress, len(ordered), "sequences"), lock=part)
 
 
 @dataclass(frozen=True)
-class _SeqVecForm(Form):
+class _SeqVecSpec(OutputSpec):
     """What `process_embedding` keeps."""
 
     layer: str = "sum"
     per_protein: bool = False
 
-    def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Kept:
-        return Kept(process_embedding(vectors, self.per_protein, self.layer), None)
+    def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Selection:
+        return Selection(process_embedding(vectors, self.per_protein, self.layer), None)
 
     def describe(self) -> dict:
         return {**super().describe(), "layers": self.layer, "pool": "mean" if self.per_protein else None}
@@ -197,7 +198,7 @@ def _check_output(path: str | os.PathLike, per_protein: bool) -> None:
     """Raise `ConfigurationError` or `OSError` for what could not be written there; `.npy` is for whole proteins."""
     if Path(check_path("output", path)).suffix not in WRITERS:
         raise ConfigurationError(f"output: expected a file that ends in {', '.join(WRITERS)}, got {os.fspath(path)}")
-    layouts.check_output(layouts.layout_of(path), path, Form("average", "mean" if per_protein else None))
+    layouts.check_output(layout_of(path), path, OutputSpec("average", "mean" if per_protein else None))
 
 
 def _ordered(sequences: dict[str, str]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.vectors.form import mix_layers
+from elmo_fast.vectors.spec import mix_layers
 
 
 class ElmoModel:

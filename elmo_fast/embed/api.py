@@ -20,7 +20,8 @@ from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.table import SUFFIXES, layout_of, options_of
+from elmo_fast.vectors.spec import OutputSpec
 
 Given = str | Sequence[str] | FastaRecord | Text
 Layers = str | Sequence[float]
@@ -60,7 +61,7 @@ class LoadedElmo:
         `batch_size` texts run at a time, by default as many as `ElmoEmbedder.embed_sentences` chooses. A text without
         tokens cannot be pooled.
         """
-        form = Form(layers, pool).check(self.bilm.num_layers)
+        form = OutputSpec(layers, pool).check(self.bilm.num_layers)
         texts = list(_texts(sentences, pool))
         check_choice("state", state, STATES)
         # Where each text stands alone, the longest runs first: at the end few slots wait for a long one.
@@ -71,7 +72,7 @@ class LoadedElmo:
     def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
                batch_size: int | None = None) -> Iterator[np.ndarray]:
         """As `embed`, lazily: texts are read as they are needed, also without an end, and memory is bounded."""
-        form = Form(layers, pool).check(self.bilm.num_layers)
+        form = OutputSpec(layers, pool).check(self.bilm.num_layers)
         every = self._run(_texts(sentences, pool), form, state, batch_size)
         return (vectors for vectors in every)
 
@@ -99,19 +100,20 @@ class LoadedElmo:
         texts' numbers in order, from 0, or the first word of a FASTA record's header; those of `.npy` are in a `.json`
         beside it. The output is written atomically; `resume` goes on with what a run that was killed has left.
         """
-        form = Form(layers, pool, dtype, None if targets is None else frozenset(targets)).check(self.bilm.num_layers)
+        words = None if targets is None else frozenset(targets)
+        form = OutputSpec(layers, pool, dtype, words).check(self.bilm.num_layers)
         path = check_path("output", path)
-        if layout is None and Path(path).suffix not in layouts.SUFFIXES:
-            raise ConfigurationError(f"output: expected a file that ends in {', '.join(layouts.SUFFIXES)}, or a "
+        if layout is None and Path(path).suffix not in SUFFIXES:
+            raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, or a "
                                      f"layout, got {path}")
-        layout = layouts.layout_of(path, layout)
+        layout = layout_of(path, layout)
         layouts.check_output(layout, path, form)
-        target = Target(path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})
+        target = Target(path, layout, form, options_of(layout, forget_sentences=True))
         texts = _texts(sentences, pool)
         write_corpus(texts, self._embedder.runner(batch_size, form, state), target, resume=resume,
                      progress=Progress(progress))
 
-    def _run(self, texts: Iterable[Text], form: Form, state: str, batch_size: int | None) -> Iterator[np.ndarray]:
+    def _run(self, texts: Iterable[Text], form: OutputSpec, state: str, batch_size: int | None) -> Iterator[np.ndarray]:
         """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -53,10 +54,17 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
 
     After a run was killed, the same call resumes it from `PATH.part`, which holds what was computed.
     """
+    write_words(bilm, vocabulary, path, storage, progress)
+
+
+def write_words(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, storage: str,
+                progress: bool, lock: Path | None = None) -> None:
+    """As `write_token_table`; `lock` is the path of a lock on `path` that the caller has."""
     words = words_of(vocabulary)
     shape = len(words), _encoder(bilm).dim
     check_choice("storage", storage, STORAGES)
-    with table_writer(path, words, shape, storage, bilm.fingerprint(), bilm.computes_in, resume=True) as writer:
+    with table_writer(path, words, shape, storage, bilm.fingerprint(), bilm.computes_in, resume=True,
+                      lock=lock) as writer:
         if writer.done:
             logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(words))
         for vectors in encoded(bilm, words, writer.done, progress):

@@ -32,7 +32,7 @@ from elmo_fast.ops.linear import computes_in
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence, groups_of
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.spec import OutputSpec
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"
@@ -135,12 +135,12 @@ class ElmoEmbedder:
         state = self.elmo_bilm.state if state is None else check_choice("state", state, STATES)
         return self._run_of(self._rows(batch_size, state), state)(sentences)
 
-    def runner(self, batch_size: int | None, form: Form, state: str | None = None) -> Runner:
+    def runner(self, batch_size: int | None, form: OutputSpec, state: str | None = None) -> Runner:
         """How `write_corpus` gets vectors to store in a form. Where states are carried, a section has whole batches."""
         bilm = self.elmo_bilm
         state = bilm.state if state is None else check_choice("state", state, STATES)
         batch_size = self._rows(batch_size, state)
-        dtype = torch.float16 if form.is_verbatim and form.dtype == "float16" else torch.float32
+        dtype = torch.float16 if form.stores_raw_layers and form.dtype == "float16" else torch.float32
         run = self._run_of(batch_size, state, dtype)
         return Runner(bilm, lambda texts: groups_of(texts, batch_size),
                       lambda groups: run(text.tokens for group in groups for text in group),
@@ -184,17 +184,17 @@ class ElmoEmbedder:
         left (see `write_corpus`). `progress` is a bar where stderr is a terminal, or with `"lines"` a line every ten
         seconds, also elsewhere.
         """
-        form = Form(check_choice("output_format", output_format, LAYERS, ConfigurationError))
+        form = OutputSpec(check_choice("output_format", output_format, LAYERS, ConfigurationError))
         if not hasattr(input_file, "readline"):
             raise ValueError(f"input_file: expected a file opened as text, got {shown(input_file)}")
         options = {"use_sentence_keys": use_sentence_keys, "forget_sentences": forget_sentences}
         with input_file:
             layouts.check_output("allennlp", output_file_path, form, "output file")
-            with locked(output_file_path, reserve=True):
+            with locked(output_file_path) as part:
                 count = scan(input_file, allow_blank)
                 write_corpus(read_lines(input_file, allow_blank), self.runner(batch_size, form),
                              Target(output_file_path, "allennlp", form, options), resume=resume,
-                             progress=Progress(progress, count))
+                             progress=Progress(progress, count), lock=part)
 
 
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:

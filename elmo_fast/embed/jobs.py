@@ -9,7 +9,7 @@ from typing import Any
 
 from elmo_fast.arguments import check_file, local_path
 from elmo_fast.embed.api import LoadedElmo, load
-from elmo_fast.embed.build_table import corpus_words, write_token_table
+from elmo_fast.embed.build_table import corpus_words, write_words
 from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import Target, write_corpus
@@ -22,7 +22,8 @@ from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.text.readers import Texts, open_texts
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.table import layout_of, options_of
+from elmo_fast.vectors.spec import OutputSpec
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class VectorOutput:
     def target(self, default_layout: str | None = None) -> Target:
         """The checked target; `default_layout` in place of that of the suffix."""
         words = self.targets and _words(check_file("--targets", self.targets))
-        form = Form(self.layers, self.pool, self.dtype, words)
-        layout = layouts.layout_of(self.output_file, self.layout or default_layout)
+        form = OutputSpec(self.layers, self.pool, self.dtype, words)
+        layout = layout_of(self.output_file, self.layout or default_layout)
         layouts.check_output(layout, self.output_file, form, "output file")
-        options = {"forget_sentences": self.forget_sentences, "use_sentence_keys": self.use_sentence_keys}
-        if layout != "allennlp" and any(options.values()):
+        options = options_of(layout, forget_sentences=self.forget_sentences, use_sentence_keys=self.use_sentence_keys)
+        if (self.forget_sentences or self.use_sentence_keys) and not options:
             raise ConfigurationError("--forget-sentences, --use-sentence-keys: expected AllenNLP's layout beside them, "
                                      f"got {layout}")
-        return Target(self.output_file, layout, form, options if layout == "allennlp" else {})
+        return Target(self.output_file, layout, form, options)
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,9 @@ class EmbedJob:
             raise ConfigurationError(f"--unknown: expected --token-table beside it, got {self.unknown} alone")
 
     @contextlib.contextmanager
-    def opened(self, form: Form) -> Iterator[tuple[Texts, BiLm, Progress]]:
-        """The texts, a model that the form fits, on its device, and the progress; the output is locked meanwhile."""
-        with locked(self.output.output_file, reserve=True), self.texts.open() as texts:
+    def opened(self, form: OutputSpec) -> Iterator[tuple[Texts, BiLm, Progress]]:
+        """The texts, a model that the form fits, on its device, and the progress. The output must be locked."""
+        with self.texts.open() as texts:
             files = self.model.files(self.output.output_file, [*texts.paths, self.token_table])
             device = torch_device(self.model.cuda_device)
             table = self.token_table and TokenTable.open(self.token_table, unknown=self.unknown or "encode")
@@ -135,9 +136,9 @@ class EmbedJob:
 def embed_file(job: EmbedJob) -> None:
     """Embed the texts of files into a file of vectors, or a directory of shards, in this process."""
     target = job.output.target()
-    with job.opened(target.form) as (texts, bilm, progress):
+    with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
         runner = ElmoEmbedder.from_bilm(bilm).runner(job.batch_size, target.form)
-        write_corpus(texts, runner, target, resume=job.resume, progress=progress)
+        write_corpus(texts, runner, target, resume=job.resume, progress=progress, lock=lock)
 
 
 @dataclass(frozen=True)
@@ -155,14 +156,14 @@ class TableJob:
 def write_table(job: TableJob) -> None:
     """Write the token table of a vocabulary; the same job resumes after an interruption."""
     check_target(job.output_file, "output file")
-    with locked(job.output_file, reserve=True):
+    with locked(job.output_file) as lock:
         with open_texts(job.vocabulary, allow_blank=True) if job.corpus else contextlib.nullcontext() as texts:
             files = job.model.files(job.output_file, texts.paths if job.corpus else [job.vocabulary])
             device = torch_device(job.model.cuda_device)
             vocabulary = corpus_words(text.tokens for text in texts) if job.corpus else job.vocabulary
         bilm = job.model.open(files).to(device)
         try:
-            write_token_table(bilm, vocabulary, job.output_file, storage=job.storage, progress=job.progress)
+            write_words(bilm, vocabulary, job.output_file, job.storage, job.progress, lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
                                     f"{job.output_file}.part") from None

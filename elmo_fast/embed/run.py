@@ -23,14 +23,15 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.environment import version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.lock import locked
+from elmo_fast.files.lock import lock_of
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import not_a_string
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.layouts.table import has_unique_keys
 from elmo_fast.vectors.partial import PartialResult
+from elmo_fast.vectors.spec import OutputSpec
 from elmo_fast.vectors.writer import SegmentWriter
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Target:
 
     path: str | os.PathLike
     layout: str
-    form: Form = field(default_factory=Form)
+    form: OutputSpec = field(default_factory=OutputSpec)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -96,14 +97,16 @@ class Runner:
 
 
 def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resume: bool = False,
-                 progress: Progress | None = None, commit_seconds: float | None = None) -> None:
+                 progress: Progress | None = None, commit_seconds: float | None = None,
+                 lock: Path | None = None) -> None:
     """Write the vectors of texts, atomically.
 
     Sections end about `commit_seconds` after they began (a text that takes longer is not divided). What a run that did
     not end has left goes on with `resume`; `ConfigurationError` if that has other settings or texts. Without `resume`
-    it is refused if it is of this input with these settings, so that no work is lost, and else replaced.
+    it is refused if it is of this input with these settings, so that no work is lost, and else replaced. `lock` is the
+    path of a lock on the target that the caller has.
     """
-    with locked(target.path) as part:
+    with lock_of(target.path, lock) as part:
         part.mkdir()
         partial = PartialResult(Path(os.path.realpath(target.path)), {**runner.describe(), **target.settings()},
                                 part)
@@ -127,7 +130,7 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
 def _with_unique_keys(texts: Iterable[Text], target: Target) -> Iterator[Text]:
     """The texts; `ConfigurationError` at once for a key given twice, which would fail only when segments are joined."""
     by_sentence = target.options.get("use_sentence_keys", False)
-    has_keys = target.layout == "allennlp" or (target.layout == "npz" and target.form.targets is None)
+    has_keys = has_unique_keys(target.layout, target.form)
     seen: set[bytes] = set()
     for number, text in enumerate(texts):
         key = text.text if by_sentence else text.key

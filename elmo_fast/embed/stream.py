@@ -20,7 +20,7 @@ from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string
-from elmo_fast.vectors.layouts.item import fits_float16
+from elmo_fast.vectors.layouts.text_vectors import fits_float16
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from elmo_fast.files.hdf5 import atomic_hdf5, attribute_of, dataset_of, open_hdf
 from elmo_fast.files.strings import joined, spans
 from elmo_fast.text.batching import check_iterable
 from elmo_fast.text.fasta import FastaRecord
-from elmo_fast.vectors.opened import Embeddings
+from elmo_fast.vectors.open import Embeddings
 
 FORMAT = "elmo-fast context index"
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32

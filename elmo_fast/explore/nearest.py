@@ -10,13 +10,12 @@ from elmo_fast.arguments import check_path
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.explore.contexts import FORMAT, ContextIndex, principal_plane
-from elmo_fast.files.hdf5 import attribute_of, open_hdf5
-from elmo_fast.vectors.opened import open_embeddings
+from elmo_fast.files import hdf5
+from elmo_fast.vectors.layouts.table import by_first_bytes
+from elmo_fast.vectors.open import open_embeddings
 
 _SIDE = 56  # characters shown on either side of the word
 _MOST_POINTS = 1000
-_HDF5, _PARQUET = b"\x89HDF", b"PAR1"
-_VECTORS = _HDF5, _PARQUET, b"ARROW1", b"PK", b"\x93NUMPY"  # how files of vectors begin
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,18 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
     if os.path.isfile(path):
         with open(path, "rb") as file:
             start = file.read(8)
-    if not os.path.isdir(path) and not start.startswith(_VECTORS):
+    layouts = by_first_bytes(start)
+    if not os.path.isdir(path) and not layouts:
         return None
-    if start.startswith(_HDF5):
-        with open_hdf5(path, "index") as file:
-            is_index = attribute_of(file, "format", f"index {os.fspath(path)}", str) == FORMAT
+    if start.startswith(hdf5.MAGIC):
+        with hdf5.open_hdf5(path, "index") as file:
+            is_index = hdf5.attribute_of(file, "format", f"index {os.fspath(path)}", str) == FORMAT
         if is_index:
             return ContextIndex.load(path)
     try:
         embeddings = open_embeddings(path)
     except ConfigurationError:
-        if start.startswith(_PARQUET):  # of texts
+        if "parquet" in layouts:  # of texts
             return None
         raise
     with embeddings:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.lock import locked, remove
+from elmo_fast.files.lock import lock_of, locked, remove
 
 _TRIM_EVERY = 32 << 20  # bytes written between two returns of free memory
 
@@ -50,16 +50,17 @@ def store_once(target: Path, make: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iterator[Path]:
+def atomic_directory(target: str | os.PathLike, last: str | None = None, lock: Path | None = None) -> Iterator[Path]:
     """A new directory that becomes `target`, by a rename, when the body succeeds; `target` must not exist.
 
     With `last` it may be a directory: the new files are moved into it. `last`, a file without which nothing can be
-    loaded, is removed before the others are moved and put there at the end: old and new files do not mix.
+    loaded, is removed before the others are moved and put there at the end: old and new files do not mix. `lock` is the
+    path of a lock that the caller has.
     """
     target = local_path(target)
     final = Path(os.path.realpath(target))
     final.parent.mkdir(parents=True, exist_ok=True)
-    with locked(final) as part:
+    with lock_of(final, lock) as part:
         is_new = not os.path.lexists(target)
         if not is_new and (last is None or not final.is_dir()):
             raise ConfigurationError(f"output: expected a new directory, found {target} there already")
@@ -97,14 +98,22 @@ def check_target(path: str | os.PathLike, name: str) -> None:
         raise PermissionError(f"{name}: expected a path that can be written, got {target}")
 
 
-class Disk(io.FileIO):
-    """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one."""
+class DeferredErrorFile(io.FileIO):
+    """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one.
+
+    The error is raised at the end of the body of `with`; a long body calls `check` meanwhile.
+    """
 
     def __init__(self, part: Path, target: str | os.PathLike):
         super().__init__(part, "x+")
         self.target = os.fspath(target)
         self.failure: BaseException | None = None
         self._since_trim = 0
+
+    def __exit__(self, kind, *_) -> None:
+        self.close()
+        if kind is None:
+            self.check()
 
     def write(self, values) -> int:
         """Write all of `values`, or store the error and report success."""
@@ -144,9 +153,14 @@ class Disk(io.FileIO):
 
 def write_bytes(target: str | os.PathLike, content: bytes) -> None:
     """Write a file atomically."""
-    with atomic_path(target) as part, Disk(part, target) as disk:
+    with atomic_path(target) as part:
+        write_part(part, target, content)
+
+
+def write_part(part: Path, target: str | os.PathLike, content: bytes) -> None:
+    """Write the partial file of `target`, which errors name."""
+    with DeferredErrorFile(part, target) as disk:
         disk.write(content)
-        disk.check()
 
 
 def to_disk(path: Path) -> None:

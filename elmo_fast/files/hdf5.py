@@ -11,12 +11,13 @@ import numpy as np
 
 from elmo_fast.arguments import check_path, shown
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.atomic import Disk, atomic_path
+from elmo_fast.files.atomic import DeferredErrorFile, atomic_path
 from elmo_fast.files.strings import split
 
 if TYPE_CHECKING:
     import h5py  # imported where it is used: the help of the command needs none
 
+MAGIC = b"\x89HDF\r\n\x1a\n"  # the first bytes of a file
 # h5py's errors for damaged files: HDF5's own, mapped to the nearest Python error.
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 MOST_UNPACKED = 8 << 30  # bytes; more are accepted where the file itself has a tenth of them
@@ -204,22 +205,20 @@ def check_unpacked(name: str, size: int, stored: int, most: int | None = None) -
 
 
 @contextlib.contextmanager
-def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
-    """A new HDF5 file that becomes `target` when the body succeeds, and its `Disk`, to check in a long body."""
+def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", DeferredErrorFile]]:
+    """A new HDF5 file that becomes `target` when the body succeeds, and its disk file, to check in a long body."""
     with atomic_path(target) as part, new_hdf5(part, target) as opened:
         yield opened
 
 
 @contextlib.contextmanager
-def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple["h5py.File", Disk]]:
-    """A new HDF5 file, with options of `h5py.File`, and its `Disk`; errors name `target`."""
+def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple["h5py.File", DeferredErrorFile]]:
+    """A new HDF5 file, with options of `h5py.File`, and its `DeferredErrorFile`; errors name `target`."""
     import h5py
 
-    with Disk(path, target) as disk:
-        with h5py.File(disk, "w", **options) as file:
-            limit_cache(file)
-            yield file, disk
-        disk.check()
+    with DeferredErrorFile(path, target) as disk, h5py.File(disk, "w", **options) as file:
+        limit_cache(file)
+        yield file, disk
 
 
 def limit_cache(file: "h5py.File") -> None:

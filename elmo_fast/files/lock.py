@@ -26,66 +26,64 @@ _PAUSE = 0.1  # seconds between two attempts to get a lock
 logger = logging.getLogger(__name__)
 
 
-class _Held(NamedTuple):
-    """Who has a lock, the path of the partial file that is named in it, and whether nothing is written yet."""
+class _Owner(NamedTuple):
+    """Who has a lock."""
 
     process: int
     thread: int
-    partial: Path
-    is_reserved: bool
 
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{8}\.part")
-_held: dict[Path, _Held] = {}  # the locks of this process, which the system counts by processes, not by threads
+_owners: dict[Path, _Owner] = {}  # of the locks of this process, which the system counts by processes, not by threads
 
 
 @contextlib.contextmanager
-def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False) -> Iterator[Path]:
+def locked(target: str | os.PathLike, wait: bool = False) -> Iterator[Path]:
     """The right to write `target`, a file or a directory, while the body runs: `ConfigurationError` if it is taken.
 
     With `wait` another process or thread that has it is waited for, and a line of the log names the process.
 
     Yields a path for a partial file. The lock is on the file `TARGET.lock`, which holds the process, its host and the
-    partial file's name: what is left of that file is removed at the end, or after a kill by the next process. A thread
-    may write the files of a directory that it has locked, and, with `reserve`, take the lock again. In the body stops
-    are deferred (see `stops`). Readers need no lock.
+    partial file's name: what is left of that file is removed at the end, or after a kill by the next process. The lock
+    is not taken twice: its path is passed on. The files of a directory that the thread has locked need no lock of their
+    own. In the body stops are deferred (see `stops`). Readers need no lock.
     """
     final = Path(os.path.realpath(local_path(target)))
     partial = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
-    mine = _Held(os.getpid(), threading.get_ident(), partial, reserve)
-    while (held := _held.setdefault(final, mine)).thread != mine.thread and held.process == mine.process and wait:
+    mine = _Owner(os.getpid(), threading.get_ident())
+    while (owner := _owners.setdefault(final, mine)).thread != mine.thread and owner.process == mine.process and wait:
         stops.check()
         time.sleep(_PAUSE)
-    again = held is not mine and held.is_reserved and held[:2] == mine[:2]
-    if held is not mine and held.process == mine.process and not again:
+    if owner is not mine and owner.process == mine.process:
         raise ConfigurationError(f"output {final}: expected no other writer, found one in this process")
-    used = held._replace(is_reserved=False) if again else mine
-    _held[final] = used  # also in place of what a fork copied from its parent
-    is_inside = again or any((above := _held.get(path)) and above[:2] == mine[:2] for path in final.parents)
+    _owners[final] = mine  # also in place of what a fork copied from its parent
+    is_inside = any(_owners.get(path) == mine for path in final.parents)
     try:
-        with contextlib.nullcontext() if is_inside else _lock_file(final, mine, wait):
+        with contextlib.nullcontext() if is_inside else _lock_file(final, partial, wait):
             try:
-                yield used.partial
+                yield partial
             finally:
                 if os.getpid() == mine.process:
-                    _remove_mapped(used.partial)
+                    _remove_mapped(partial)
     finally:
-        if again:
-            _held[final] = held
-        else:
-            del _held[final]
+        del _owners[final]
+
+
+def lock_of(target: str | os.PathLike, part: Path | None) -> contextlib.AbstractContextManager[Path]:
+    """The lock that a caller has taken, by the path for its partial file, or else one for the body."""
+    return contextlib.nullcontext(part) if part else locked(target)
 
 
 @contextlib.contextmanager
-def _lock_file(final: Path, mine: _Held, wait: bool) -> Iterator[None]:
+def _lock_file(final: Path, partial: Path, wait: bool) -> Iterator[None]:
     """The lock file of an output, there and locked while the body runs."""
     with stops.stoppable():
         stops.check()
-        with _lock(final, mine, wait):
+        with _lock(final, partial, wait):
             yield
 
 
-def _lock(final: Path, mine: _Held, wait: bool) -> contextlib.ExitStack:
+def _lock(final: Path, partial: Path, wait: bool) -> contextlib.ExitStack:
     """Lock it, remove what a killed owner left, and write who has it now; the stack that is returned releases it."""
     with contextlib.ExitStack() as stack:
         file = _take(stack, final, wait)
@@ -95,7 +93,7 @@ def _lock(final: Path, mine: _Held, wait: bool) -> contextlib.ExitStack:
                 remove(folder / f"{final.name}{content[2]}")
         try:
             file.truncate(0)
-            file.write(f"{mine.process} {socket.gethostname()} {mine.partial.name.removeprefix(final.name)}\n".encode())
+            file.write(f"{os.getpid()} {socket.gethostname()} {partial.name.removeprefix(final.name)}\n".encode())
         except OSError as error:
             raise OSError(error.errno, error.strerror, file.name) from error
         return stack.pop_all()
@@ -160,8 +158,7 @@ class TakenError(Exception):
         self.note = note
 
 
-@contextlib.contextmanager
-def lock_file(path: Path) -> Iterator[IO[bytes]]:
+def lock_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
     """The file at `path`, open and locked for this process while the body runs, and then removed.
 
     `TakenError` while another process has the lock; the system releases it when a process ends in any way, and the file
@@ -170,11 +167,8 @@ def lock_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         import fcntl  # noqa: F401
     except ImportError:
-        locked = _beside_a_database(path)
-    else:
-        locked = _posix_lock(path)
-    with locked as file:
-        yield file
+        return _beside_a_database(path)
+    return _posix_lock(path)
 
 
 @contextlib.contextmanager

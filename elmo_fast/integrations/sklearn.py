@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, POOLS
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, listed
 from elmo_fast.embed.api import Layers, Text, load
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, pooled_vectors, tokenized, width
 from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.vectors.spec import POOLS
 
 with extra("scikit-learn"):
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -42,7 +43,7 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """Read the model; X is only checked."""
         self._tokens(X)
         if self.pool is None:
-            raise ValueError(f"pool: expected {', '.join(POOLS[:-1])} or {POOLS[-1]}, got None")
+            raise ValueError(f"pool: expected {listed(POOLS)}, got None")
         elmo = load(self.model, device=self.device, precision=self.precision, backend=self.backend,
                     allow_nonfinite=self.allow_nonfinite)
         check_arguments(elmo, self.layers, self.state, self.batch_size, self.pool)

@@ -13,9 +13,9 @@ from elmo_fast.arguments import check_choice, check_path
 from elmo_fast.environment import cache_directory
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.archives import DAMAGE, Member, is_archive, open_archive
-from elmo_fast.files.atomic import Disk, store_once
+from elmo_fast.files.atomic import DeferredErrorFile, store_once
 from elmo_fast.files.downloads import cache_path, fetch, is_url
-from elmo_fast.files.hdf5 import check_unpacked
+from elmo_fast.files.hdf5 import MAGIC, check_unpacked
 from elmo_fast.files.stops import interruptible
 from elmo_fast.model.families import BILM_TF, Family, family_of
 
@@ -38,7 +38,6 @@ BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 _OPTIONS, _WEIGHTS = "options.json", "*.hdf5 or *.h5"
 _BLOCK = 1 << 20
 _UNSTATED = "not stated"  # a licence or a size
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _what_is(path: Path) -> str:
 def _begins_as_hdf5(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            return file.read(len(_HDF5)) == _HDF5
+            return file.read(len(MAGIC)) == MAGIC
     except OSError:  # the readers of the two files say more
         return False
 
@@ -257,9 +256,9 @@ def _unpack_members(archive: Path, part: Path) -> None:
                                      f"found {_listed([member.path for member in members])[:300]}")
         check_unpacked(f"model {archive}", sum(member.size for member in wanted.values()), archive.stat().st_size)
         for name, member in wanted.items():
-            with member.open() as source, Disk(part / name, part) as copy:  # `source` has no more than `size`
+            # `source` has no more than `size`.
+            with member.open() as source, DeferredErrorFile(part / name, part) as copy:
                 interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
-                copy.check()
 
 
 def _listed(paths: list[str]) -> str:

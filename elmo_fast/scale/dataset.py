@@ -7,7 +7,7 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, load
 from elmo_fast.environment import extra
 from elmo_fast.model.sources import DEFAULT_MODEL
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.spec import OutputSpec
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -42,7 +42,7 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
         raise ValueError(f"column: expected one of {', '.join(schema.names)}, got {shown(column)}")
     if schema is not None and output_column in schema.names:
         raise ValueError(f"output_column: expected a name that no column has, got {shown(output_column)}")
-    settings = Settings(Form(layers, pool, dtype), state, batch_size, num_cpus, num_gpus)
+    settings = Settings(OutputSpec(layers, pool, dtype), state, batch_size, num_cpus, num_gpus)
     least, most = concurrency if isinstance(concurrency, tuple) else (1, concurrency)
     for bound in (least, *(() if most is None else (most,))):
         check_count("concurrency", bound)

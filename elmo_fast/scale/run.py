@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +20,17 @@ from elmo_fast.environment import extra, version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import atomic_directory
+from elmo_fast.files.lock import locked
+from elmo_fast.files.manifest import StoredFile
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.scale import Cluster
 from elmo_fast.scale.workers import Settings, SharedModel, Worker
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.layouts import Item, is_directory, segment
-from elmo_fast.vectors.layouts.shards import SUFFIXES, checksum, write_manifest
-from elmo_fast.vectors.opened import open_embeddings
+from elmo_fast.vectors.layouts import segment
+from elmo_fast.vectors.layouts.shards import entry_of, file_name, write_manifest
+from elmo_fast.vectors.layouts.table import is_directory
+from elmo_fast.vectors.layouts.text_vectors import TextVectors
+from elmo_fast.vectors.open import open_embeddings
 
 with extra("ray"):
     import ray
@@ -54,22 +59,24 @@ def embed_file_on_ray(job: EmbedJob, cluster: Cluster, cpus: int, gpus: int) -> 
         raise ConfigurationError("--cuda-device: expected --ray-gpus in its place with --ray, got "
                                  f"{job.model.cuda_device}")
     settings = Settings(target.form, job.state, job.batch_size, cpus, gpus)
-    with job.opened(target.form) as (texts, bilm, progress):
-        embed_on_ray(texts, bilm, target, settings, cluster, progress=progress)
+    with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
+        embed_on_ray(texts, bilm, target, settings, cluster, progress=progress, lock=lock)
 
 
 def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, cluster: Cluster, *,
-                 progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS) -> None:
+                 progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS,
+                 lock: Path | None = None) -> None:
     """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
 
     Shards are numbered in the order of the texts; workers write them beside the target, on a file system that all
     machines share. The directory gets its name when all shards stand there, their sizes and keys have been compared
-    with those read, and `manifest.json` is written.
+    with those read, and `manifest.json` is written. `lock` is the path of a lock on the target that the caller has.
     """
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
                                  f"{target.path} for {target.layout}")
-    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _connected(cluster):
+    folder = os.fspath(target.path).rstrip(f"/{os.sep}")
+    with atomic_directory(folder, lock=lock) as part, _connected(cluster):
         shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
                        "precision": bilm.precision, "backend": bilm.backend,
@@ -176,11 +183,10 @@ class ShardWriter(Worker):
         layout, path = self._target.layout, self._part / f"{number:05}.{secrets.token_hex(4)}.new"
         with segment(layout, path, self._target.path, self._settings.form, fingerprint=self._fingerprint) as writer:
             for text, kept in zip(texts, self.kept([text.tokens for text in texts])):
-                writer.write(Item(*text, kept.positions, kept.vectors))
-        entry = {"file": f"{number:05}{SUFFIXES[layout]}", "texts": len(texts), "bytes": path.stat().st_size,
-                 "crc32": checksum(path)}
-        path.replace(self._part / entry["file"])
-        return entry
+                writer.write(TextVectors(*text, kept.positions, kept.vectors))
+        stored = replace(StoredFile.of(path), name=file_name(layout, number))
+        path.replace(self._part / stored.name)
+        return entry_of(stored, len(texts))
 
 
 def _written(shards: Iterable[Shard], workers: list[Any]) -> Iterator[tuple[Shard, dict[str, Any]]]:

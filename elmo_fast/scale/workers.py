@@ -12,8 +12,8 @@ from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import Options
-from elmo_fast.vectors.form import Form, Kept
-from elmo_fast.vectors.layouts.item import narrow
+from elmo_fast.vectors.layouts.text_vectors import narrow
+from elmo_fast.vectors.spec import OutputSpec, Selection
 
 with extra("ray"):
     import pyarrow as pa
@@ -26,7 +26,7 @@ _TABLE_BYTES = 32 << 20  # of vectors that a worker gives at a time
 class Settings:
     """How a worker embeds, and its threads and GPUs: `state` and `batch_size` are those of `LoadedElmo.embed`."""
 
-    form: Form
+    form: OutputSpec
     state: str
     batch_size: int | None
     cpus: int
@@ -81,7 +81,7 @@ class Worker:
         self._settings = settings
         self._elmo = shared.load("cuda" if settings.gpus else "cpu")
 
-    def kept(self, texts: Sequence[Sequence[str]]) -> Iterator[Kept]:
+    def kept(self, texts: Sequence[Sequence[str]]) -> Iterator[Selection]:
         """What the form keeps of the vectors of tokenized texts, in order."""
         every = self._elmo._embedder.stream(texts, self._settings.batch_size)
         return map(self._settings.form.apply, every, texts)

@@ -14,7 +14,7 @@ from elmo_fast.arguments import shown
 from elmo_fast.environment import extra
 from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.spec import OutputSpec
 
 with extra("serve"):
     from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -51,9 +51,9 @@ class Service:
     def bilm(self):
         return self.batching.bilm
 
-    def form(self, **arguments) -> Form:
+    def form(self, **arguments) -> OutputSpec:
         """A form that fits the model."""
-        return Form(**arguments).check(self.bilm.num_layers)
+        return OutputSpec(**arguments).check(self.bilm.num_layers)
 
     def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
         """Texts as lists of tokens, within the limits."""
@@ -189,7 +189,7 @@ def _embed_routes(service: Service) -> APIRouter:
 class _Work(NamedTuple):
     """A checked request: what is kept of the vectors, the tokenized texts, and how vectors are written."""
 
-    form: Form
+    form: OutputSpec
     texts: list[Sequence[str]]
     encoding: str = "float"
 
@@ -227,7 +227,7 @@ def _accepted(accept: str) -> str:
     raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}")
 
 
-def _kept(form: Form, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:
+def _kept(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:
     """What the form keeps, in its type; takes the vectors out of their list."""
     arrays = []
     for number, tokens in enumerate(texts):

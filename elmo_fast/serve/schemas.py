@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from elmo_fast.arguments import POOLS
+from elmo_fast.vectors.spec import POOLS
 
 # Lists are refused at their first fault: an error for every element would take minutes for a body of some megabytes.
 Tokens = Annotated[list[str], Field(fail_fast=True)]

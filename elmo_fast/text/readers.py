@@ -8,23 +8,17 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from elmo_fast.arguments import FORMATS, check_choice, local_path, shown
+from elmo_fast.arguments import check_choice, local_path, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, open_text, split_suffix
-from elmo_fast.text import records
+from elmo_fast.text.records import FORMATS, Record, read_text
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
-_SUFFIXES = {".conllu": "conllu", ".fasta": "fasta", ".fa": "fasta", ".faa": "fasta", ".jsonl": "jsonl",
-             ".ndjson": "jsonl", ".parquet": "parquet"}
-_OF_LINES: dict[str, Callable] = {"conllu": records.read_conllu, "fasta": records.read_fasta,
-                                  "jsonl": records.read_json_lines}
-_WITH_FIELD = ("jsonl", "parquet")
-_WITH_TOKENS = ("conllu", "fasta")
 _NAMED_BLANKS = 10  # line numbers in an error
 
 
@@ -55,20 +49,22 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
     Raises `ConfigurationError` and `OSError` for inputs that are absent, directories, or at odds with the arguments;
     while texts are read, `ValueError` naming the file, and the line where there is one, for what cannot be read.
     """
-    is_list = isinstance(inputs, Iterable) and not isinstance(inputs, (str, os.PathLike, io.IOBase))
-    names = [name for given in (inputs if is_list else [inputs]) for name in _find(given)]
+    if isinstance(inputs, (str, os.PathLike, io.IOBase)) or not isinstance(inputs, Iterable):
+        inputs = [inputs]
+    names = [name for given in inputs for name in _find(given)]
     if not names:
         raise ConfigurationError("input: expected at least one file, got none")
     if names.count(STDIN) > 1:
         raise ConfigurationError("input: expected stdin (-) once, got it twice")
     if format is not None:
-        check_choice("format", format, FORMATS, ConfigurationError)
+        check_choice("format", format, tuple(FORMATS), ConfigurationError)
     sources = [_Source(name, format or _format_of(name)) for name in names]
     if field is not None:
-        _check_formats(sources, _WITH_FIELD, f"field: expected files of {', '.join(_WITH_FIELD)} beside {field!r}")
+        fits = [kind for kind, row in FORMATS.items() if row.has_field]
+        _check_formats(sources, fits, f"field: expected files of {', '.join(fits)} beside {field!r}")
     if tokenizer != "whitespace":
-        split = tuple(kind for kind in FORMATS if kind not in _WITH_TOKENS)
-        _check_formats(sources, split, f"tokenizer: expected files of {', '.join(split)}")
+        fits = [kind for kind, row in FORMATS.items() if not row.has_tokens]
+        _check_formats(sources, fits, f"tokenizer: expected files of {', '.join(fits)}")
     for source in sources:
         source.check()
     return Texts(sources, field or "text", find_tokenizer(tokenizer), allow_blank)
@@ -108,11 +104,12 @@ class Texts:
     def _read(self, tokenize: Tokenizer):
         numbers = itertools.count()
         for source in self._sources:
-            for key, text, tokens in source.read(self._field, self._allow_blank):
+            for index, (key, text, tokens) in enumerate(source.read(self._field)):
+                is_blank = not (text if tokens is None else tokens)
                 tokens = tokenize(text) if tokens is None else tokens
+                if (is_blank or not tokens) and not self._allow_blank:
+                    raise source.without_tokens(index, text)
                 number = next(numbers)
-                if not tokens and not self._allow_blank:
-                    raise _no_tokens(number, source.name)
                 yield Text(str(number) if key is None else key, text, tokens)
 
 
@@ -126,48 +123,55 @@ class _Source:
     def check(self) -> None:
         if self.name == STDIN and sys.stdin is None:
             raise ConfigurationError("input file: expected text on stdin, which is closed")
-        if self.format == "parquet":
-            records.check_parquet(self.name)
+        if check := FORMATS[self.format].check:
+            check(self.name)
         elif split_suffix(self.name)[1] == ".zst":
             find_zstd()
 
     def is_regular(self) -> bool:
         return stat.S_ISREG(os.stat(sys.stdin.fileno() if self.name == STDIN else self.name).st_mode)
 
-    def read(self, field: str, allow_blank: bool) -> Iterator[records.Record]:
+    def read(self, field: str) -> Iterator[Record]:
         record = None
-        for record in self._records(field, allow_blank):
+        for record in self._records(field):
             yield record
         if record is None:
             raise ConfigurationError(f"input file: expected at least one text, got none in {self.name}")
 
-    def _records(self, field: str, allow_blank: bool) -> Iterator[records.Record]:
-        if self.format == "parquet":
-            yield from records.read_parquet(self.name, field)
+    def _records(self, field: str) -> Iterator[Record]:
+        row = FORMATS[self.format]
+        if row.is_binary:
+            yield from row.read(self.name, field)
             return
         with open_text(self.name) as file:
-            if self.format == "text":
-                yield from ((None, text, None) for text in _texts(file, allow_blank, self.name))
-            else:
-                yield from _OF_LINES[self.format](_decoded(file, self.name), self.name, field)
+            yield from row.read(_decoded(file, self.name), self.name, field)
 
     def count(self, field: str, allow_blank: bool) -> int:
-        if self.format == "parquet":
-            return records.count_parquet(self.name, field)
+        if count_texts := FORMATS[self.format].count_texts:
+            return count_texts(self.name, field)
         with _rewound(self.name):
             if self.format == "text":
                 with open_text(self.name) as file:
                     return _count_lines(file, allow_blank, self.name)
-            count = 0
-            for count, (_, text, tokens) in enumerate(stops.checked(self.read(field, allow_blank)), start=1):
-                if not (tokens if tokens is not None else text) and not allow_blank:
-                    raise _no_tokens(count - 1, self.name)
-            return count
+            texts = 0
+            for texts, (_, text, tokens) in enumerate(stops.checked(self.read(field)), start=1):
+                if not (text if tokens is None else tokens) and not allow_blank:
+                    raise self.without_tokens(texts - 1, text)
+            return texts
+
+    def without_tokens(self, index: int, text: str) -> ConfigurationError:
+        """The error for a text, by its number in the file."""
+        if self.format == "text" and not text:
+            return _blank_line(index, self.name)
+        return ConfigurationError(f"input file: expected tokens in every text, got none in number {index} of "
+                                  f"{self.name}; remove it, or allow blank lines")
 
 
 def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Text]:
     """Lines of a file, split on whitespace; refuses a file without lines and, unless allowed, blank lines."""
-    for number, text in enumerate(_texts(file, allow_blank)):
+    for number, (_, text, _) in enumerate(read_text(_decoded(file), "", "")):
+        if not text and not allow_blank:
+            raise _blank_line(number)
         yield Text(str(number), text, text.split())
 
 
@@ -182,23 +186,10 @@ def scan(file: IO[str], allow_blank: bool = False) -> int | None:
         file.seek(start)
 
 
-def _texts(file: IO[str], allow_blank: bool, name: str = "") -> Iterator[str]:
-    number = -1
-    for number, line in enumerate(_decoded(file, name)):
-        text = line.strip()
-        if not text and not allow_blank:
-            raise ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index "
-                                     f"{number}{_of(name)}; remove it, or allow blank lines")
-        yield text
-    if number < 0:
-        raise ConfigurationError("input file: expected one tokenized sentence a line, got an empty file"
-                                 f"{name and f': {name}'}")
-
-
 def _count_lines(file: IO[str], allow_blank: bool, name: str = "") -> int:
     blank: list[int] = []
     count = 0
-    for count, text in enumerate(stops.checked(_texts(file, True, name)), start=1):
+    for count, (_, text, _) in enumerate(stops.checked(read_text(_decoded(file, name), name, "")), start=1):
         if not text and len(blank) <= _NAMED_BLANKS:
             blank.append(count - 1)
     if blank and not allow_blank:
@@ -233,7 +224,7 @@ def _waits(file: IO[str]) -> bool:
         return not file.seekable()
 
 
-def _position(file: IO[str]) -> str:
+def _position(file: Any) -> str:
     """The first undecodable line: the decoder reads whole blocks, and its error does not say which line it was."""
     if not file.seekable() or not hasattr(file, "buffer"):
         return ""
@@ -266,7 +257,8 @@ def _find(given: str | os.PathLike) -> list[str]:
 
 
 def _format_of(name: str) -> str:
-    return _SUFFIXES.get(os.path.splitext(split_suffix(name)[0])[1].lower(), "text")
+    suffix = os.path.splitext(split_suffix(name)[0])[1].lower()
+    return next((kind for kind, row in FORMATS.items() if suffix in row.suffixes), "text")
 
 
 def _check_formats(sources: Sequence[_Source], accepted: Sequence[str], expected: str) -> None:
@@ -286,9 +278,9 @@ def _rewound(name: str) -> Iterator[None]:
             os.lseek(sys.stdin.fileno(), start, os.SEEK_SET)
 
 
-def _no_tokens(number: int, name: str) -> ConfigurationError:
-    return ConfigurationError(f"input file: expected tokens in every text, got none in number {number}{_of(name)}; "
-                              "remove it, or allow blank lines")
+def _blank_line(index: int, name: str = "") -> ConfigurationError:
+    return ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index {index}"
+                              f"{_of(name)}; remove it, or allow blank lines")
 
 
 def _of(name: str) -> str:

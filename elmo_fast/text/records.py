@@ -1,11 +1,14 @@
-"""Texts of CoNLL-U, FASTA, JSON lines and Parquet. A line's number in an error counts from 1."""
+"""Formats of input files, a row each, and how their texts are read. A line's number in an error counts from 1.
+
+A new format is a function and a row of `FORMATS`.
+"""
 
 import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
@@ -20,6 +23,16 @@ _MOST_WORDS = 1 << 24  # of a sentence, which is read whole
 _BATCH = 1024  # rows of a Parquet file at a time
 _BUFFER = 1 << 20  # bytes of a column read at a time
 _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
+
+
+def read_text(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
+    """A text a line; blank ones too."""
+    line = None
+    for line in lines:
+        yield None, line.strip(), None
+    if line is None:
+        raise ConfigurationError("input file: expected one tokenized sentence a line, got an empty file"
+                                 f"{name and f': {name}'}")
 
 
 def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
@@ -152,3 +165,30 @@ def _record(key: Any, text: Any, field: str, where: str) -> Record:
     if not isinstance(text, list) or not all(isinstance(token, str) for token in text):
         raise ConfigurationError(f"{field}: expected a string or a list of strings, got {text!r:.40} {where}")
     return key, " ".join(text), text
+
+
+class Format(NamedTuple):
+    """A format of input files.
+
+    `read` takes the lines of a file, its name and the field of the texts; with `is_binary` the last two alone.
+
+    Texts have tokens already, or are strings, which a tokenizer splits.
+    """
+
+    title: str
+    suffixes: tuple[str, ...]
+    read: Callable[..., Iterator[Record]]
+    has_field: bool = False  # the key or column of the texts
+    has_tokens: bool = False
+    is_binary: bool = False
+    check: Callable[[str], None] | None = None  # of a file's name, before anything is read
+    count_texts: Callable[[str, str], int] | None = None  # of a file, by its name and `field`, without reading them
+
+
+FORMATS = {
+    "text": Format("text", (), read_text),
+    "conllu": Format("CoNLL-U", (".conllu",), read_conllu, has_tokens=True),
+    "fasta": Format("FASTA", (".fasta", ".fa", ".faa"), read_fasta, has_tokens=True),
+    "jsonl": Format("JSON lines", (".jsonl", ".ndjson"), read_json_lines, has_field=True),
+    "parquet": Format("Parquet", (".parquet",), read_parquet, has_field=True, is_binary=True, check=check_parquet,
+                      count_texts=count_parquet)}

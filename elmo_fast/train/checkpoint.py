@@ -16,9 +16,10 @@ import torch
 
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.atomic import Disk, atomic_path, write_bytes
+from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
 from elmo_fast.files.json import read_json
+from elmo_fast.files.manifest import sha256_of
 from elmo_fast.files.tensors import is_plain, load_tensors
 from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
@@ -32,7 +33,6 @@ OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "ru
 RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
 FORMAT = 2  # 1, without a manifest, is read too
 _NAME = re.compile(r"step-(\d+)\.pt")
-_BLOCK = 1 << 20
 _MOST = torch.finfo(torch.float32).max
 # Of an optimizer's values, by name.
 _LEAST = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_sq": 0.0}
@@ -68,7 +68,7 @@ def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
         other.unlink(missing_ok=True)
 
 
-class _HashedDisk(Disk):
+class _HashedDisk(DeferredErrorFile):
     def __init__(self, part: Path, target: str | os.PathLike):
         super().__init__(part, target)
         self.digest = hashlib.sha256()
@@ -117,14 +117,13 @@ def _has_manifest(path: str | os.PathLike) -> bool:
     """Whether a file ends in a manifest. `ConfigurationError` if that is of other bytes than those before it."""
     if not os.path.isfile(path):
         return False
-    digest, size = hashlib.sha256(), os.path.getsize(path) - len(_MANIFEST % (b"0" * 64))
+    size = max(0, os.path.getsize(path) - len(_MANIFEST % (b"0" * 64)))
     with open(path, "rb") as file:
-        while block := file.read(min(_BLOCK, max(0, size - file.tell()))):
-            digest.update(block)
+        file.seek(size)
         manifest = file.read()
     if not manifest.startswith(_MANIFEST.partition(b"%")[0]):
         return False
-    if manifest != _MANIFEST % digest.hexdigest().encode():
+    if manifest != _MANIFEST % sha256_of(Path(path), size).encode():
         raise ConfigurationError(f"checkpoint {path}: expected the bytes of its checksum, found others: the file is "
                                  f"damaged{_remedy(path)}")
     return True
@@ -174,7 +173,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 def file_digests(run: str | os.PathLike) -> dict[str, str]:
     """SHA-256 of a run's options and vocabulary: the entry `files` of its checkpoints."""
-    return {name: hashlib.sha256((Path(run) / name).read_bytes()).hexdigest() for name in RUN_FILES}
+    return {name: sha256_of(Path(run) / name) for name in RUN_FILES}
 
 
 def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[str, Any],
@@ -185,7 +184,7 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
     """
     for name in names if "files" in content else ():
         file, expected = Path(run) / name, content["files"][name]
-        found = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "none"
+        found = sha256_of(file) if file.is_file() else "none"
         replaced = _options_digests(run) if name == OPTIONS_FILE else []
         if found != expected and not (expected in replaced and found == replaced[-1]):
             raise ConfigurationError(f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 "

@@ -21,8 +21,7 @@ from elmo_fast.arguments import local_path, shown
 from elmo_fast.environment import cores
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import check_target, write_bytes
-from elmo_fast.files.lock import locked
+from elmo_fast.files.atomic import atomic_path, check_target, write_part
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
@@ -97,7 +96,7 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     check_target(output, "output")
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
-    with locked(output, reserve=True):
+    with atomic_path(output) as part:
         counts: Counter[str] = Counter()
         for _, words in map_chunks(_count_words, find_files(inputs, "inputs"), processes):
             counts.update(words)
@@ -107,7 +106,7 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
         by_count = sorted((-counts[word], word) for word in counts.keys() - {*SPECIAL_WORDS, SKIPPED_LINE}
                           if counts[word] >= min_count)
         words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
-        write_bytes(output, "".join(f"{word}\n" for word in words).encode())
+        write_part(part, output, "".join(f"{word}\n" for word in words).encode())
         return len(words), total
 
 

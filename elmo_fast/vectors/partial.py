@@ -21,21 +21,12 @@ import torch
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import replace, to_disk
 from elmo_fast.files.json import parse_json
+from elmo_fast.files.manifest import StoredFile, is_file_name
 from elmo_fast.ops.projected_lstm.reference import State
-from elmo_fast.vectors.layouts.shards import checksum
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS, _STATES = "progress.json", ".states"
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A file in the directory, its size in bytes and its CRC-32."""
-
-    name: str
-    size: int
-    checksum: int
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,7 @@ class Commit:
 
     texts: int
     digest: str
-    files: tuple[Stored, ...]
+    files: tuple[StoredFile, ...]
 
 
 class PartialResult:
@@ -94,7 +85,7 @@ class PartialResult:
         """Drop the first commit whose files are not those that were written, and all after it."""
         for number, commit in enumerate(self.commits):
             for stored in commit.files:
-                if (damage := self._damage(stored)) is not None:
+                if (damage := stored.damage(self.folder)) is not None:
                     logger.warning("%s: %s %s; going on after %d texts, not %d", self.folder, stored.name, damage,
                                    self.commits[number - 1].texts if number else 0, self.texts)
                     del self.commits[number:]
@@ -159,14 +150,6 @@ class PartialResult:
             raise ConfigurationError(f"partial result {path}: expected settings, head and commits, found others "
                                      f"({error!r:.80}); remove {self.folder} to begin anew") from error
 
-    def _damage(self, stored: Stored) -> str | None:
-        path = self.folder / stored.name
-        if not path.is_file():
-            return "is missing"
-        if path.stat().st_size != stored.size:
-            return f"has {path.stat().st_size:,} bytes, not {stored.size:,}"
-        return None if checksum(path) == stored.checksum else "has another checksum than when it was written"
-
 
 def _seal(content: bytes) -> bytes:
     return b"%08x\n" % zlib.crc32(content)
@@ -176,16 +159,16 @@ def _stem(number: int) -> str:
     return f"{number:06}"
 
 
-def _stored(path: Path) -> Stored:
+def _stored(path: Path) -> StoredFile:
     to_disk(path)
-    return Stored(path.name, path.stat().st_size, checksum(path))
+    return StoredFile.of(path)
 
 
-def _checked(name: str, size: int, checksum: int) -> Stored:
+def _checked(name: str, size: int, checksum: int) -> StoredFile:
     """A file of a commit, which is in the directory itself."""
-    if os.path.basename(name) != name or not name.startswith(tuple("0123456789")):
+    if not is_file_name(name) or not name.startswith(tuple("0123456789")):
         raise ValueError(f"a file in the directory, not {name!r:.60}")
-    return Stored(name, int(size), int(checksum))
+    return StoredFile(name, int(size), int(checksum))
 
 
 def _link(path: Path, link: Path) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from elmo_fast.files import stops
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.form import Form
-from elmo_fast.vectors.layouts.item import Item
+from elmo_fast.vectors.layouts.text_vectors import TextVectors
+from elmo_fast.vectors.spec import OutputSpec
 
 _QUEUED_BYTES = 64 << 20  # vectors that wait to be written; a larger text waits alone
 _LOOK_SECONDS = 0.1  # between two looks for a stop while the queue is full
@@ -27,7 +27,7 @@ class SegmentWriter:
     succeeds everything is written.
     """
 
-    def __init__(self, open_segment: Callable[[], AbstractContextManager], form: Form):
+    def __init__(self, open_segment: Callable[[], AbstractContextManager], form: OutputSpec):
         self._open_segment, self._form = open_segment, form
         self._jobs: deque[tuple[Text, np.ndarray] | Callable[[], None]] = deque()
         self._bytes = 0  # of vectors in the queue
@@ -114,6 +114,6 @@ class SegmentWriter:
                 self._changed.notify_all()
             return job
 
-    def _item(self, text: Text, vectors: np.ndarray) -> Item:
+    def _item(self, text: Text, vectors: np.ndarray) -> TextVectors:
         kept = self._form.apply(vectors, text.tokens)
-        return Item(text.key, text.text, text.tokens, kept.positions, kept.vectors)
+        return TextVectors(text.key, text.text, text.tokens, kept.positions, kept.vectors)

@@ -11,7 +11,7 @@ import pytest
 from elmo_fast import ConfigurationError
 from elmo_fast.embed.run import Target, write_corpus
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import flip, full_disk, names
 from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
 
@@ -36,8 +36,8 @@ def interrupted(tmp_path):
     ({"slots": 4, "resume": True}, "resume: expected the settings of .*part, which has batch_size 3 and not 4"),
     ({"state": "zero", "resume": True}, "resume: .* has state 'carry' and not 'zero'"),
     ({"seed": 1, "resume": True}, "resume: .* has model '.*' and not '.*'"),
-    ({"form": Form("top"), "resume": True}, "resume: .* has layers 'all' and not 'top'"),
-    ({"form": Form(targets=frozenset({"word1"})), "resume": True}, "resume: .* has targets None and not '"),
+    ({"form": OutputSpec("top"), "resume": True}, "resume: .* has layers 'all' and not 'top'"),
+    ({"form": OutputSpec(targets=frozenset({"word1"})), "resume": True}, "resume: .* has targets None and not '"),
     ({}, r"output: found a partial result of 12 texts of this input in .*o.h5.part; resume \(--resume\) goes on after"),
 ])
 def test_what_does_not_fit_is_refused_and_the_partial_result_stays(interrupted, arguments, message):
@@ -64,7 +64,7 @@ def test_a_partial_result_stays_until_another_run_has_one(interrupted):
         raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        write_corpus(texts(), model().runner(1, Form()), Target(interrupted, "allennlp"), commit_seconds=1000)
+        write_corpus(texts(), model().runner(1, OutputSpec()), Target(interrupted, "allennlp"), commit_seconds=1000)
     embed(interrupted, resume=True)
 
 
@@ -135,7 +135,7 @@ def test_a_directory_that_is_removed_ends_the_run(tmp_path):
             yield Text(str(number), "a", ["a"])
 
     with pytest.raises(OSError):
-        write_corpus(texts(), model().runner(1, Form()), Target(folder / "o.h5", "allennlp"))
+        write_corpus(texts(), model().runner(1, OutputSpec()), Target(folder / "o.h5", "allennlp"))
 
 
 @pytest.mark.parametrize("state", ["carry", "warm"])
@@ -147,7 +147,7 @@ def test_a_stop_keeps_what_was_committed(tmp_path, state):
             yield Text(str(number), " ".join(tokens), tokens)
 
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted; .* texts are done; resume \(--resume\) goes on after"):
-        write_corpus(texts(), model(state).runner(3, Form()), Target(tmp_path / "o.h5", "allennlp"))
+        write_corpus(texts(), model(state).runner(3, OutputSpec()), Target(tmp_path / "o.h5", "allennlp"))
     assert names(tmp_path) == ["o.h5.part"]
     embed(tmp_path / "o.h5", state, resume=True)
     embed(tmp_path / "whole.h5", state, seconds=1000)

@@ -8,7 +8,7 @@ from elmo_fast.explore import contexts
 from elmo_fast.explore.contexts import ContextIndex, compare, principal_plane
 from elmo_fast.explore.nearest import open_index
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import names, read_hdf5, tiny
 from tests.support.models import bilm
 from tests.support.vectors import items_of, write
@@ -141,7 +141,7 @@ def test_an_empty_index(elmo, tmp_path):
 @pytest.mark.parametrize("layers", ["all", "top", (0.0, 1.0, 0.0)])
 @pytest.mark.parametrize("layout", ["packed", "allennlp"])
 def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
-    form, fingerprint = Form(layers=layers), {"model": elmo.bilm.fingerprint(), "state": "warm"}
+    form, fingerprint = OutputSpec(layers=layers), {"model": elmo.bilm.fingerprint(), "state": "warm"}
     path = write(layout, tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
     expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
     for words in (None, ["play", "it"]):
@@ -154,7 +154,7 @@ def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
 
 
 def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
-    form = Form(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"]))
+    form = OutputSpec(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"]))
     path = write("packed", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS))
     found = open_index(path, words=["play", "opened"])
     expected = ContextIndex.build(elmo, TEXTS, layers="top", words=["play"])
@@ -167,7 +167,7 @@ def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
 def test_what_no_index_can_be_made_of(elmo, tmp_path):
     (tmp_path / "text.txt").write_text("a text")
     assert open_index(tmp_path / "text.txt") is None and open_index(tmp_path / "absent") is None
-    form = Form(layers="top", pool="mean")
+    form = OutputSpec(layers="top", pool="mean")
     write("packed", tmp_path / "pooled.h5", form, items_of(elmo, form, TEXTS[:3]))
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, got pooled ones"):
         open_index(tmp_path / "pooled.h5")

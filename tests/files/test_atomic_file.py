@@ -16,7 +16,7 @@ from elmo_fast import ConfigurationError
 from elmo_fast.files import atomic, hdf5
 from elmo_fast.files.atomic import atomic_directory, atomic_path, check_target
 from elmo_fast.files.hdf5 import atomic_hdf5
-from elmo_fast.files.lock import locked, remove_partials
+from elmo_fast.files.lock import lock_of, locked, remove_partials
 from elmo_fast.files.stops import stoppable
 from tests.support.files import full_disk, kill, names, run, start, start_until, until, write_model
 
@@ -68,7 +68,7 @@ def test_a_folder_without_write_permission_is_refused(tmp_path):
 @pytest.mark.parametrize("failure", [FULL, KeyboardInterrupt()])
 @pytest.mark.parametrize("good_writes", [0, 1, 5, 20, 60])
 def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, failure, good_writes):
-    class FailingDisk(atomic.Disk):
+    class FailingDisk(atomic.DeferredErrorFile):
         writes = 0
 
         def write(self, values):
@@ -77,7 +77,7 @@ def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, 
                 self.failure = failure
             return super().write(values)
 
-    monkeypatch.setattr(hdf5, "Disk", FailingDisk)
+    monkeypatch.setattr(hdf5, "DeferredErrorFile", FailingDisk)
     (tmp_path / "a").write_text("old")
     with pytest.raises(type(failure)), atomic_hdf5(tmp_path / "a") as (file, _):
         for number in range(100):
@@ -226,9 +226,10 @@ def test_other_writers_of_the_process_are_refused(tmp_path, locks):
             pytest.fail("two writers")
         errors.append(str(raised.value))
 
-    with locked(target, reserve=True) as part, atomic_path(target) as same:
-        assert part == same
-        same.write_text("new")
+    with locked(target) as part:
+        with lock_of(target, part) as same:
+            same.write_text("new")
+        part.rename(target)
         with pytest.raises(ConfigurationError, match="expected no other writer, found one in this process"), \
                 locked(target):
             pytest.fail("two writers")

@@ -111,15 +111,15 @@ def save(name, **options):
     with elmo_fast.open_embeddings(name) as embeddings:
         assert len(embeddings) == 3
 
-working = arrays.Disk.check, packed._Rows.append
-arrays.Disk.check, packed._Rows.append = map(failing, working)
+working = arrays.DeferredErrorFile.check, packed._Rows.append
+arrays.DeferredErrorFile.check, packed._Rows.append = map(failing, working)
 for name, options in (("v.npy", {"pool": "mean"}), ("p.h5", {"layout": "packed"})):
     try:
         save(name, **options)
     except OSError as error:
         print(error)
 print(sorted(os.listdir()))
-arrays.Disk.check, packed._Rows.append = working
+arrays.DeferredErrorFile.check, packed._Rows.append = working
 for name, options in (("v.npy", {"pool": "mean"}), ("p.h5", {"layout": "packed"}), ("v.npz", {}), ("v.h5", {})):
     save(name, resume=True, **options)
 """

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from elmo_fast.vectors.form import Form
-from elmo_fast.vectors.layouts import Item
+from elmo_fast.vectors.layouts.text_vectors import TextVectors
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import ROOT
 from tests.support.vectors import make_items, write
 
@@ -17,8 +17,9 @@ pandas, polars, duckdb, datasets = (pytest.importorskip(name, reason=f"{name} {W
                                     for name in ("pandas", "polars", "duckdb", "datasets"))
 pytest.importorskip("pyarrow", reason=f"pyarrow {WHY}")
 
-ITEMS = make_items(Form(), 30, longest=9)
-ITEMS[0] = Item("0", "They play outside .", "They play outside .".split(), None, np.ones((3, 4, 8), np.float32) / 3)
+ITEMS = make_items(OutputSpec(), 30, longest=9)
+ITEMS[0] = TextVectors("0", "They play outside .", "They play outside .".split(), None,
+                       np.ones((3, 4, 8), np.float32) / 3)
 ITEMS[3] = ITEMS[0]._replace(key="3")
 
 
@@ -33,8 +34,8 @@ def here(tmp_path, monkeypatch):
 def test_the_page(here):
     for layout, name in (("packed", "vectors.h5"), ("allennlp", "allennlp.hdf5"), ("npz", "vectors.npz"),
                          ("parquet", "vectors.parquet"), ("parquet", "shards")):
-        write(layout, here / name, Form(), ITEMS, [12])
-    write("npy", here / "pooled.npy", form := Form("top", "mean"), make_items(form))
+        write(layout, here / name, OutputSpec(), ITEMS, [12])
+    write("npy", here / "pooled.npy", form := OutputSpec("top", "mean"), make_items(form))
     page = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
     codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names, first = {}, ITEMS[0].vectors
@@ -50,8 +51,8 @@ def test_the_page(here):
     assert names["rows"] == [(30,)] and len(names["frame"]) == len(names["data"]) == len(names["keys"]) == 30
 
 
-@pytest.mark.parametrize("form", [Form("top", dtype="float16"), Form(targets={"play", "wörd2"}), Form("all", "mean"),
-                                  Form("average", "max", "float16")], ids=repr)
+@pytest.mark.parametrize("form", [OutputSpec("top", dtype="float16"), OutputSpec(targets={"play", "wörd2"}),
+                                  OutputSpec("all", "mean"), OutputSpec("average", "max", "float16")], ids=repr)
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_rows_of_every_form(here, form, suffix):
     items = [item._replace(positions=kept.positions, vectors=kept.vectors) for item in ITEMS

@@ -20,8 +20,8 @@ from elmo_fast.files import seal
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
-from elmo_fast.vectors.form import Form
 from elmo_fast.vectors.layouts.shards import MANIFEST, _sum
+from elmo_fast.vectors.spec import OutputSpec
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes
 from tests.robustness.structure import (
     changed_tensor,
@@ -38,8 +38,8 @@ from tests.support.files import paths
 from tests.support.manylangs import SENTENCES, write_manylangs
 from tests.support.vectors import make_items, write
 
-_FORMS = (Form(), Form("top"), Form("average", "mean"), Form("all", "max", "float16"),
-          Form(targets=frozenset({"wörd1", "wörd4"})))
+_FORMS = (OutputSpec(), OutputSpec("top"), OutputSpec("average", "mean"), OutputSpec("all", "max", "float16"),
+          OutputSpec(targets=frozenset({"wörd1", "wörd4"})))
 _OUTPUTS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"),
             ("npy", "out.npy")]
 if find_spec("pyarrow"):

@@ -16,7 +16,7 @@ import elmo_fast
 from elmo_fast import BiLm
 from elmo_fast.embed.run import Target
 from elmo_fast.scale import Cluster
-from elmo_fast.vectors.form import Form
+from elmo_fast.vectors.spec import OutputSpec
 from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, workers_below
 from tests.support.files import ROOT, names, run, until
 
@@ -96,11 +96,11 @@ def test_refusals(capfd, tmp_path, corpus, model):
 
 
 def settings():
-    return Settings(Form("all"), "warm", 2, 1)
+    return Settings(OutputSpec("all"), "warm", 2, 1)
 
 
 def target(folder, layout="parquet"):
-    return Target(folder / "out", layout, Form("all"))
+    return Target(folder / "out", layout, OutputSpec("all"))
 
 
 def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model, address):

@@ -11,8 +11,8 @@ import pytest
 from elmo_fast import ElmoEmbedder, open_embeddings
 from elmo_fast.embed.run import Target, write_corpus
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.form import Form
 from elmo_fast.vectors.partial import PartialResult
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.models import SHAPES, bilm
 
 RNG = np.random.default_rng(0)
@@ -47,7 +47,8 @@ def embed(output, state="carry", slots=3, texts=TEXTS, layout="allennlp", form=N
           seconds=None):
     embedder = model(state, seed)
     items = (Text(str(number), " ".join(tokens), tokens) for number, tokens in enumerate(texts))
-    write_corpus(items, embedder.runner(slots, form or Form()), Target(output, layout, form or Form()), resume=resume,
+    form = form or OutputSpec()
+    write_corpus(items, embedder.runner(slots, form), Target(output, layout, form), resume=resume,
                  commit_seconds=seconds)
     return embedder.elmo_bilm.lstm._states
 

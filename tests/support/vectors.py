@@ -7,8 +7,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from elmo_fast.vectors.form import Form
-from elmo_fast.vectors.layouts import Item, join, place, segment
+from elmo_fast.vectors.layouts import join, place, segment
+from elmo_fast.vectors.layouts.text_vectors import TextVectors
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import flip
 
 LIBRARY = [pytest.mark.long, pytest.mark.skipif(not find_spec("pyarrow"),
@@ -33,7 +34,7 @@ def make_items(form, count=30, seed=0, layers=3, dim=8, longest=12, keys=str):
         tokens = [f"wörd{rng.integers(6)}" for _ in range(rng.integers(form.pool is not None, longest + 1))]
         vectors = rng.standard_normal((layers, len(tokens), dim), dtype=np.float32)
         kept = form.apply(vectors, tokens)
-        items.append(Item(keys(number), f"{' '.join(tokens)} {number}", tokens, kept.positions, kept.vectors))
+        items.append(TextVectors(keys(number), f"{' '.join(tokens)} {number}", tokens, kept.positions, kept.vectors))
     return items
 
 
@@ -42,7 +43,7 @@ def items_of(model, form, texts):
     items = []
     for number, (text, vectors) in enumerate(zip(texts, model.embed(texts))):
         kept = form.apply(vectors, text.split())
-        items.append(Item(str(number), text, text.split(), kept.positions, kept.vectors))
+        items.append(TextVectors(str(number), text, text.split(), kept.positions, kept.vectors))
     return items
 
 
@@ -72,9 +73,10 @@ def flipped(path, at):
     flip(path, at)
 
 
-FORMS = [Form(), Form("top", dtype="float16"), Form("average"), Form((0.5, -1, 2), dtype="float16"),
-         Form("all", "mean"), Form("top", "max", "float16"), Form((1, 0, 1), "first_last"),
-         Form(targets={"wörd3"}), Form("average", targets={"wörd0", "wörd1"}, dtype="float16")]
+FORMS = [OutputSpec(), OutputSpec("top", dtype="float16"), OutputSpec("average"),
+         OutputSpec((0.5, -1, 2), dtype="float16"), OutputSpec("all", "mean"),
+         OutputSpec("top", "max", "float16"), OutputSpec((1, 0, 1), "first_last"),
+         OutputSpec(targets={"wörd3"}), OutputSpec("average", targets={"wörd0", "wörd1"}, dtype="float16")]
 
 
 def holds(layout, form):

@@ -10,9 +10,9 @@ import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.files import seal
-from elmo_fast.vectors.form import Form
 from elmo_fast.vectors.layouts.shards import MANIFEST, _sum
 from elmo_fast.vectors.partial import _PROGRESS, PartialResult, _seal
+from elmo_fast.vectors.spec import OutputSpec
 from tests.robustness.structure import cut_seal, reseal
 from tests.support.vectors import make_items, write
 
@@ -88,7 +88,7 @@ def test_an_empty_index_is_read_whatever_type_its_lines_have(tmp_path):
 
 @pytest.fixture
 def packed(tmp_path):
-    write("packed", tmp_path / "out.h5", Form(), make_items(Form(), count=6), fingerprint={"model": "a"})
+    write("packed", tmp_path / "out.h5", OutputSpec(), make_items(OutputSpec(), count=6), fingerprint={"model": "a"})
     return tmp_path / "out.h5"
 
 
@@ -131,7 +131,7 @@ def test_packed_vectors_that_are_sealed_again_are_read(packed):
 @pytest.mark.parametrize("about", ["[]", "3", '{"form": {}}', "[" * 50_000, '{"form": 1, "form": 2}', 5,
                                    '{"form": {"dtype": "f", "pool": null, "layers": "all", "targets": false}}'])
 def test_what_a_file_says_about_itself_is_checked(tmp_path, about):
-    write("allennlp", tmp_path / "out.hdf5", Form(), make_items(Form(), count=3))
+    write("allennlp", tmp_path / "out.hdf5", OutputSpec(), make_items(OutputSpec(), count=3))
     with h5py.File(tmp_path / "out.hdf5", "r+") as file:
         file.attrs["elmo_fast"] = about
     with pytest.raises(ConfigurationError, match="embeddings .*out.hdf5: "):
@@ -140,7 +140,7 @@ def test_what_a_file_says_about_itself_is_checked(tmp_path, about):
 
 @pytest.mark.parametrize("value", ["[]", '{"a": 1}', "{", np.zeros(3), None])
 def test_an_index_of_sentences_is_checked(tmp_path, value):
-    write("allennlp", tmp_path / "out.hdf5", Form(), make_items(Form(), count=3))
+    write("allennlp", tmp_path / "out.hdf5", OutputSpec(), make_items(OutputSpec(), count=3))
     with h5py.File(tmp_path / "out.hdf5", "r+") as file:
         replaced(file, "sentence_to_index", [value] if isinstance(value, str) else value)
     if isinstance(value, np.ndarray) or value is None:  # a key of that name
@@ -173,7 +173,7 @@ def test_names_of_rows_are_checked(tmp_path, names):
     {"form": []}, {"format_version": "1"}, {"format_version": None}, {"fingerprint": 3},
 ])
 def test_a_manifest_is_checked(tmp_path, change):
-    write("packed", tmp_path / "shards", Form(), make_items(Form(), count=6), cuts=(3,))
+    write("packed", tmp_path / "shards", OutputSpec(), make_items(OutputSpec(), count=6), cuts=(3,))
     manifest = tmp_path / "shards" / MANIFEST
     content = {**json.loads(manifest.read_text()), **change}
     manifest.write_text(json.dumps({**content, "checksum": _sum(content)}))
@@ -195,7 +195,7 @@ def test_the_progress_of_a_run_is_checked(tmp_path, change):
 
 
 def test_strings_and_positions_of_packed_vectors_are_checked(tmp_path):
-    form = Form(targets=frozenset({"wörd1", "wörd2"}))
+    form = OutputSpec(targets=frozenset({"wörd1", "wörd2"}))
     for name, message in (("texts", "texts: expected strings in UTF-8"), ("positions", "positions: expected those of")):
         path = tmp_path / f"{name}.h5"
         write("packed", path, form, make_items(form, count=6), fingerprint={"model": "a"})

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.vectors.form import Form
-from elmo_fast.vectors.layouts import Item, check_output, is_directory, layout_of, segment
-from elmo_fast.vectors.layouts.item import narrow
+from elmo_fast.vectors.layouts import check_output, segment
+from elmo_fast.vectors.layouts.table import is_directory, layout_of
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrow
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import full_disk, names
 from tests.support.vectors import FORMS, LIBRARY, holds, kinds, make_items, write
 
@@ -42,12 +43,14 @@ def test_directories_have_no_suffix():
 
 
 @pytest.mark.parametrize("layout, name, form, error, message", [
-    ("npy", "o.npy", Form(), ConfigurationError, "output: expected .h5 or .npz for arrays of different lengths"),
-    ("npy", "o.npy", Form("all", "mean"), ConfigurationError, "output: expected .h5 or .npz for arrays of different"),
-    ("packed", "no/o.h5", Form(), FileNotFoundError, "output: expected an existing directory, found none at"),
-    ("packed", "no/o", Form(), FileNotFoundError, "output: expected an existing directory, found none at"),
-    ("packed", "there", Form(), ConfigurationError, "output: expected a new directory, found .*there there already"),
-    ("allennlp", "there", Form(), IsADirectoryError, "output: expected a file's path, got the directory")])
+    ("npy", "o.npy", OutputSpec(), ConfigurationError, "output: expected .h5 or .npz for arrays of different lengths"),
+    ("npy", "o.npy", OutputSpec("all", "mean"), ConfigurationError,
+     "output: expected .h5 or .npz for arrays of different"),
+    ("packed", "no/o.h5", OutputSpec(), FileNotFoundError, "output: expected an existing directory, found none at"),
+    ("packed", "no/o", OutputSpec(), FileNotFoundError, "output: expected an existing directory, found none at"),
+    ("packed", "there", OutputSpec(), ConfigurationError,
+     "output: expected a new directory, found .*there there already"),
+    ("allennlp", "there", OutputSpec(), IsADirectoryError, "output: expected a file's path, got the directory")])
 def test_a_place_for_no_output_is_refused_before_any_work(tmp_path, layout, name, form, error, message):
     (tmp_path / "there").mkdir()
     with pytest.raises(error, match=f"^{message}"):
@@ -91,16 +94,16 @@ def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("value", [65505.0, -70000.0, np.inf, -np.inf])
 def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path, layout, name, value):
-    items = make_items(Form(), longest=3)
-    items[23] = Item("23", "a", ["a", "b"], None, np.full((3, 2, 8), 1.5, np.float32))
+    items = make_items(OutputSpec(), longest=3)
+    items[23] = TextVectors("23", "a", ["a", "b"], None, np.full((3, 2, 8), 1.5, np.float32))
     items[23].vectors[1, 1, 2] = value
     with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 23;"):
-        write(layout, tmp_path / name, Form(dtype="float16"), items, [10])
+        write(layout, tmp_path / name, OutputSpec(dtype="float16"), items, [10])
 
 
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 def test_float16_vectors_among_float32_ones_give_the_same_file(tmp_path, layout, name):
-    form, items = Form(dtype="float16"), make_items(Form())
+    form, items = OutputSpec(dtype="float16"), make_items(OutputSpec())
     mixed = [item._replace(vectors=item.vectors.astype(np.float16)) if number % 7 < 4 else item
              for number, item in enumerate(items)]
     np.testing.assert_equal(*(contents(write(layout, tmp_path / f"{number}{name}", form, each, [20]))
@@ -116,7 +119,7 @@ def test_float16_rounds_as_numpy_does_and_nan_stays():
 
 
 def test_a_packed_file_is_plain_hdf5(tmp_path):
-    items = make_items(form := Form())
+    items = make_items(form := OutputSpec())
     with h5py.File(write("packed", tmp_path / "o.h5", form, items, [11])) as file:
         offsets, tokens = file["offsets"][:], file["token_offsets"][:]
         content, ends = file["tokens"][:].tobytes(), [0, *file["token_ends"][:]]
@@ -131,8 +134,8 @@ def test_a_packed_file_is_plain_hdf5(tmp_path):
 def test_large_packed_files_are_written_before_their_dataset(tmp_path):
     """More than a buffer of rows, texts longer than a buffer, and more checksums than one."""
     for dtype in ("float32", "float16"):
-        items = make_items(form := Form(dtype=dtype), 40, dim=64, longest=700)
-        items.append(Item("40", "", ["a"] * 4000, None, np.ones((3, 4000, 64), np.float32)))
+        items = make_items(form := OutputSpec(dtype=dtype), 40, dim=64, longest=700)
+        items.append(TextVectors("40", "", ["a"] * 4000, None, np.ones((3, 4000, 64), np.float32)))
         with h5py.File(write("packed", tmp_path / "o.h5", form, items)) as file:
             assert file["vectors"].id.get_offset() == 4096 and file["vectors"].nbytes > 5 << 20
             wanted = np.concatenate([item.vectors.swapaxes(0, 1) for item in items]).astype(dtype)
@@ -141,7 +144,7 @@ def test_large_packed_files_are_written_before_their_dataset(tmp_path):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_a_full_disk_names_the_output(tmp_path, layout, name):
-    form = Form("top", "mean") if layout == "npy" else Form()
+    form = OutputSpec("top", "mean") if layout == "npy" else OutputSpec()
     items, part = make_items(form, 200, dim=64), tmp_path / "part"
     with (full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught,
           segment(layout, part, tmp_path / name, form) as writer):
@@ -151,15 +154,15 @@ def test_a_full_disk_names_the_output(tmp_path, layout, name):
 
 
 def test_sentences_and_their_numbers_in_joined_files(tmp_path):
-    items = [Item(str(number), text, text.split(), None, np.zeros((3, len(text.split()), 8), np.float32))
+    items = [TextVectors(str(number), text, text.split(), None, np.zeros((3, len(text.split()), 8), np.float32))
              for number, text in enumerate(["a b", "c", "a b", "d / e"])]
-    with h5py.File(write("allennlp", tmp_path / "o.h5", Form(), items, [1, 3])) as file:
+    with h5py.File(write("allennlp", tmp_path / "o.h5", OutputSpec(), items, [1, 3])) as file:
         assert json.loads(file["sentence_to_index"][0]) == {"a b": "2", "c": "1", "d / e": "3"}
-    write("allennlp", tmp_path / "o.h5", Form(), items[1:], [1], use_sentence_keys=True)
+    write("allennlp", tmp_path / "o.h5", OutputSpec(), items[1:], [1], use_sentence_keys=True)
     with h5py.File(tmp_path / "o.h5") as file:
         assert "sentence_to_index" not in file and file["d / e"].shape == (3, 3, 8)
     with pytest.raises(ConfigurationError, match="^use_sentence_keys: expected different sentences, got 'a b' twice"):
-        write("allennlp", tmp_path / "o.h5", Form(), items, [2], use_sentence_keys=True)
+        write("allennlp", tmp_path / "o.h5", OutputSpec(), items, [2], use_sentence_keys=True)
 
 
 @pytest.mark.parametrize("layout, name, keys, message", [
@@ -173,9 +176,9 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
                  marks=LIBRARY)])
 @pytest.mark.parametrize("cut", [False, True])
 def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys, message, cut):
-    items = [item._replace(key=key) for key, item in zip(keys, make_items(Form(), len(keys)))]
+    items = [item._replace(key=key) for key, item in zip(keys, make_items(OutputSpec(), len(keys)))]
     with pytest.raises(ConfigurationError, match=f"^{message}" if not cut or len(keys) < 2 else "^output: expected"):
-        write(layout, tmp_path / name, Form(), items, [1] if cut else [])
+        write(layout, tmp_path / name, OutputSpec(), items, [1] if cut else [])
 
 
 @pytest.mark.parametrize("given, message", [
@@ -188,19 +191,19 @@ def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys
     (dict(layers=[[1, 2, 3]]), r"layers: expected 3 numbers, one for each layer, got shape \(1, 3\)")])
 def test_a_form_that_does_not_fit_is_refused(given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        Form(**given).check(3)
+        OutputSpec(**given).check(3)
 
 
 def test_a_form_keeps_what_it_says():
     vectors, tokens = np.arange(24, dtype=np.float32).reshape(3, 4, 2), ["a", "b", "a", "c"]
-    assert Form("top").apply(vectors, tokens).vectors.base is None
-    kept = Form(targets=["a", "c"]).apply(vectors, tokens)
+    assert OutputSpec("top").apply(vectors, tokens).vectors.base is None
+    kept = OutputSpec(targets=["a", "c"]).apply(vectors, tokens)
     assert kept.positions.tolist() == [0, 2, 3] and (kept.vectors == vectors[:, [0, 2, 3]]).all()
-    kept = Form("average", targets=["z"]).apply(vectors, tokens)
+    kept = OutputSpec("average", targets=["z"]).apply(vectors, tokens)
     assert kept.positions.tolist() == [] and kept.vectors.shape == (0, 2)
-    assert Form([1, 0, 0], "first_last").apply(vectors, tokens).vectors.tolist() == [6, 1]
+    assert OutputSpec([1, 0, 0], "first_last").apply(vectors, tokens).vectors.tolist() == [6, 1]
     with pytest.raises(ConfigurationError, match="^pool: expected at least one token"):
-        Form("top", "mean").apply(vectors[:, :0], [])
+        OutputSpec("top", "mean").apply(vectors[:, :0], [])
 
 
 @pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
@@ -212,5 +215,5 @@ def test_segments_are_joined_without_mapping_them(tmp_path, monkeypatch, layout,
     monkeypatch.setattr(columns.ColumnsSource, "__init__", lambda source, path, mapped=True: (
         opened.append(mapped), made(source, path, mapped))[1])
     monkeypatch.setattr(columns.pa, "memory_map", None)
-    write(layout, tmp_path / name, Form(), make_items(Form(), 30), [4, 20])
+    write(layout, tmp_path / name, OutputSpec(), make_items(OutputSpec(), 30), [4, 20])
     assert opened == [False] * 3

@@ -9,8 +9,8 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddings
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.vectors.form import Form
-from elmo_fast.vectors.layouts import Item
+from elmo_fast.vectors.layouts.text_vectors import TextVectors
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import flip, tiny, write_model
 from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, items_of, kinds, make_items, write
 
@@ -47,7 +47,7 @@ def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cut
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("layers", ["all", "average"])
 def test_targets_and_occurrences(tmp_path, layout, name, layers):
-    form, full = Form(layers, targets={"wörd1", "wörd3"}), Form(layers)
+    form, full = OutputSpec(layers, targets={"wörd1", "wörd3"}), OutputSpec(layers)
     items, every = make_items(form), make_items(full)
     path = write(layout, tmp_path / name, form, items, [10])
     wanted = [(number, position) for number, item in enumerate(items) for position, token in enumerate(item.tokens)
@@ -71,7 +71,7 @@ def test_targets_and_occurrences(tmp_path, layout, name, layers):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_it_is_a_sequence(tmp_path, layout, name):
-    form = Form("top", "mean")
+    form = OutputSpec("top", "mean")
     items = make_items(form, 7, keys="id {}".format)
     found = open_embeddings(write(layout, tmp_path / name, form, items, [3]))
     assert sorted(found.keys) == sorted(item.key for item in items)
@@ -92,10 +92,10 @@ def test_it_is_a_sequence(tmp_path, layout, name):
 @pytest.mark.parametrize("layout, name", kinds())
 def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
     if layout != "npy":
-        items = [Item("0", "", [], None, np.empty((3, 0, 8), np.float32))]
-        found = open_embeddings(write(layout, tmp_path / name, Form(), items))
+        items = [TextVectors("0", "", [], None, np.empty((3, 0, 8), np.float32))]
+        found = open_embeddings(write(layout, tmp_path / name, OutputSpec(), items))
         assert found[0].shape == (3, 0, 8) and len(found) == 1
-    found = open_embeddings(write(layout, tmp_path / f"b{name}", Form("top", "mean"), []))
+    found = open_embeddings(write(layout, tmp_path / f"b{name}", OutputSpec("top", "mean"), []))
     assert len(found) == 0 and list(found) == found.keys == []
 
 
@@ -108,7 +108,8 @@ def read_all(path):
 @pytest.mark.parametrize("layout, name", kinds(("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
                                                ("arrow", "shards")))
 def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
-    path, rng = write(layout, tmp_path / name, Form(dtype="float16"), make_items(Form(), 60), [20]), random.Random(1)
+    path = write(layout, tmp_path / name, OutputSpec(dtype="float16"), make_items(OutputSpec(), 60), [20])
+    rng = random.Random(1)
     read_all(path)
     for file in (path.iterdir() if path.is_dir() else [path]):
         size = file.stat().st_size
@@ -119,7 +120,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_a_file_cut_short_is_refused(tmp_path, layout, name):
-    form = Form("top", "mean") if layout == "npy" else Form()
+    form = OutputSpec("top", "mean") if layout == "npy" else OutputSpec()
     path = write(layout, tmp_path / name, form, make_items(form, 200), [20])
     file = min(path.iterdir()) if path.is_dir() else path
     content = file.read_bytes()
@@ -131,15 +132,15 @@ def test_a_file_cut_short_is_refused(tmp_path, layout, name):
 
 @pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet")))
 def test_pages_of_parquet_have_checksums(tmp_path, layout, name):
-    path = write(layout, tmp_path / name, Form(), make_items(Form(), 60))
-    at = path.read_bytes().index(make_items(Form(), 60)[30].vectors[:, 0].tobytes()[:16])
+    path = write(layout, tmp_path / name, OutputSpec(), make_items(OutputSpec(), 60))
+    at = path.read_bytes().index(make_items(OutputSpec(), 60)[30].vectors[:, 0].tobytes()[:16])
     with flipped(path, at), pytest.raises(ConfigurationError, match="^embeddings .*: expected a file of columns"):
         read_all(path)
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):
-    items = make_items(Form(), 400)
-    path = write("packed", tmp_path / "o.h5", Form(), items)
+    items = make_items(OutputSpec(), 400)
+    path = write("packed", tmp_path / "o.h5", OutputSpec(), items)
     with h5py.File(path) as file:
         flip(path, file["vectors"].id.get_offset() + file["vectors"].nbytes - 1)
     found = open_embeddings(path)
@@ -150,7 +151,7 @@ def test_only_what_is_asked_for_is_read(tmp_path):
 
 
 def test_an_unfinished_directory_is_refused(tmp_path):
-    path = write("packed", tmp_path / "o", Form(), make_items(Form()), [10])
+    path = write("packed", tmp_path / "o", OutputSpec(), make_items(OutputSpec()), [10])
     (path / "00001.h5").rename(path / "moved")
     with pytest.raises(ConfigurationError, match="expected the shard 00001.h5 as it was written"):
         list(open_embeddings(path))
@@ -219,7 +220,7 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
             ("none", FileNotFoundError, "embeddings: expected a file or directory, found nothing at")):
         with pytest.raises(error, match=message):
             open_embeddings(tmp_path / name)
-    form = Form("top", "mean")
+    form = OutputSpec("top", "mean")
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, found pooled ones"):
         open_embeddings(write("packed", tmp_path / "p.h5", form, make_items(form))).occurrences("a")
 

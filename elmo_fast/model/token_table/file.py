@@ -21,7 +21,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import check_target, replace
 from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, dataset_of, new_hdf5, open_hdf5, strings_of
-from elmo_fast.files.lock import locked
+from elmo_fast.files.lock import lock_of
 from elmo_fast.files.seal import ROWS, Blocks, Seal, read_seal, write_seal
 from elmo_fast.files.strings import joined
 from elmo_fast.ops.precision import PRECISIONS
@@ -122,14 +122,16 @@ def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[
 
 @contextlib.contextmanager
 def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tuple[int, int], storage: str,
-                 fingerprint: str | None, precision: str, resume: bool = False) -> Iterator["TableWriter"]:
+                 fingerprint: str | None, precision: str, resume: bool = False,
+                 lock: Path | None = None) -> Iterator["TableWriter"]:
     """A writer of a file that appears at `path` only when the body succeeds and has written every vector.
 
     With `resume` it writes `PATH.part`, which stays when the body fails or is killed: the next run goes on from there.
+    `lock` is the path for a partial file of a lock that the caller has.
     """
     check_target(path, "token table")
     target = Path(os.path.realpath(local_path(path)))
-    with (locked(target) as new,
+    with (lock_of(target, lock) as new,
           contextlib.closing(TableWriter(words, shape, storage, fingerprint, precision, resume)) as writer):
         part = target.with_name(f"{target.name}.part") if resume else new
         if not (resume and part.exists() and writer.resume(part)):

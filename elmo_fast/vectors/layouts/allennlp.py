@@ -14,14 +14,15 @@ import numpy as np
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import Disk, atomic_path, check_target
+from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, check_target
 from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, limit_cache, new_hdf5, open_hdf5
 from elmo_fast.files.json import parse_json
-from elmo_fast.vectors.form import Form
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.item import Item, narrowed
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrowed
+from elmo_fast.vectors.spec import OutputSpec
 
 INDEX = "sentence_to_index"
+_WEIGHTS = "CNN", "char_embed", "RNN_0"
 _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
 # Records of datasets go into blocks of their own, and the vectors between the blocks stand end to end.
 _OPTIONS = {"meta_block_size": 1 << 16}
@@ -38,7 +39,7 @@ class Hdf5Writer:
     HDF5 gives every dataset its place, and the values go there past HDF5: half the time of `h5py.Group.create_dataset`.
     """
 
-    def __init__(self, file: h5py.File, disk: Disk, dtype: str | None = None, sentences: bool = False):
+    def __init__(self, file: h5py.File, disk: DeferredErrorFile, dtype: str | None = None, sentences: bool = False):
         self._file, self._disk, self._dtype, self._sentences = file, disk, dtype, sentences
         self._types: dict[np.dtype, h5py.h5t.TypeID] = {}
         self._spaces: dict[tuple[int, ...], h5py.h5s.SpaceID] = {}
@@ -183,11 +184,11 @@ class Index:
 class AllennlpWriter:
     """Writes texts as AllenNLP's `ElmoEmbedder`."""
 
-    def __init__(self, writer: Hdf5Writer, form: Form, use_sentence_keys: bool, index: Index | None):
+    def __init__(self, writer: Hdf5Writer, form: OutputSpec, use_sentence_keys: bool, index: Index | None):
         self._writer, self._dtype = writer, np.dtype(form.dtype)
         self._sentence_keys, self._index = use_sentence_keys, index
 
-    def write(self, item: Item) -> None:
+    def write(self, item: TextVectors) -> None:
         key = item.text if self._sentence_keys else item.key
         dataset = self._writer.write(key, narrowed(item, self._dtype))
         if item.positions is not None:
@@ -202,7 +203,7 @@ class AllennlpWriter:
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, fingerprint: dict | None = None,
+def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = None,
             use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
     """A writer of a file at `path`, whose errors name `target`."""
     indexed = not (forget_sentences or use_sentence_keys)
@@ -214,7 +215,7 @@ def segment(path: Path, target, form: Form, *, fingerprint: dict | None = None,
             writer.write_index(index)
 
 
-def join(segments: Sequence[Path], part: Path, target, form: Form, *, use_sentence_keys: bool = False,
+def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, use_sentence_keys: bool = False,
          forget_sentences: bool = False, **_) -> None:
     """One file out of many. Values are copied from file to file; HDF5 makes their records alone."""
     indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
@@ -235,7 +236,7 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, *, use_senten
             writer.write_index(index)
 
 
-def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.DatasetID, disk: Disk) -> None:
+def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.DatasetID, disk: DeferredErrorFile) -> None:
     if offset := dataset.get_offset():
         content.seek(offset)
         disk.seek(copy.get_offset())
@@ -283,6 +284,15 @@ def _read_index(file: h5py.File, where: str) -> dict[str, str]:
     return {key: text for text, key in index.items()}
 
 
+def _check_content(file: h5py.File, where: str) -> None:
+    """Raise `ConfigurationError` for what other HDF5 files of this project hold."""
+    if "embedding" in file:
+        raise ConfigurationError(f"{where}: expected vectors of texts, found a table of token vectors (elmo-fast "
+                                 "cache, or bilm-tf's): open it with TokenTable.open")
+    if any(name in file for name in _WEIGHTS):
+        raise ConfigurationError(f"{where}: expected vectors of texts, found the weights of a model")
+
+
 class AllennlpSource(Embeddings):
     """A file of this layout: the texts by number where all keys are numbers, else as in the index, or by key."""
 
@@ -295,6 +305,7 @@ class AllennlpSource(Embeddings):
         self._file = self._stack.enter_context(open_hdf5(path, "embeddings"))
         with self._reading():
             where = f"embeddings {self._name}"
+            _check_content(self._file, where)
             about = attribute_of(self._file, _ABOUT, where, str)
             if about is not None:
                 self._describe(parse_json(about, f"{where}: attribute {_ABOUT}"))

@@ -13,14 +13,14 @@ import numpy as np
 from elmo_fast.arguments import local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import Disk, replace
+from elmo_fast.files.atomic import DeferredErrorFile, check_target, replace
 from elmo_fast.files.hdf5 import check_unpacked, new_hdf5
 from elmo_fast.files.json import parse_json
 from elmo_fast.files.lock import locked
-from elmo_fast.vectors.form import Form
 from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.item import Item, narrowed
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrowed
+from elmo_fast.vectors.spec import OutputSpec
 
 _COPIED = 1 << 24  # bytes at once
 _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
@@ -51,8 +51,20 @@ def names_of_part(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
+def check(target: str, form: OutputSpec, name: str) -> None:
+    """Raise `ConfigurationError` or `OSError` where a `.npy` and its names could not be written."""
+    if Path(target).suffix == ".npy":
+        if not form.pool or form.layers == "all":
+            raise ConfigurationError(f"{name}: expected .h5 or .npz for arrays of different lengths, got .npy, which "
+                                     "is for a single vector a text (pooled; --protein)")
+        check_target(names_of(target), name)
+
+
 def place(part: Path, target: str | os.PathLike) -> None:
-    """Rename a `.npy` and its names to their places."""
+    """Rename a file to its place, a `.npy` with its names."""
+    if not names_of_part(part).exists():
+        replace(part, Path(os.path.realpath(target)))
+        return
     names = (names_of if Path(target).suffix == ".npy" else names_of_part)(Path(target))
     _place(part, Path(os.path.realpath(target)), names_of_part(part), Path(os.path.realpath(names)))
 
@@ -76,19 +88,17 @@ def _h5(part: Path, target, _) -> Iterator:
 @contextlib.contextmanager
 def _npz(part: Path, target, _=None) -> Iterator:
     names: set[str] = set()
-    with Disk(part, target) as disk:
-        with zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
-            def write(name: str, values: np.ndarray) -> None:
-                if name in names or "\0" in name:
-                    raise ConfigurationError(f"output: expected different identifiers without NUL for .npz, got "
-                                             f"{name!r:.60}")
-                names.add(name)
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, values, allow_pickle=False)
-                disk.check()
+    with DeferredErrorFile(part, target) as disk, zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
+        def write(name: str, values: np.ndarray) -> None:
+            if name in names or "\0" in name:
+                raise ConfigurationError(f"output: expected different identifiers without NUL for .npz, got "
+                                         f"{name!r:.60}")
+            names.add(name)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values, allow_pickle=False)
+            disk.check()
 
-            yield write
-        disk.check()
+        yield write
 
 
 @contextlib.contextmanager
@@ -105,10 +115,10 @@ def _npy(part: Path, target, names_part: Path) -> Iterator:
 
 
 def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Sequence[np.ndarray]) -> None:
-    """Write a `.npy` of the rows of arrays, and their names. `np.save` would go past the `Disk`, to its descriptor."""
+    """Write a `.npy` of the rows of arrays, and their names. `np.save` would write past it, to the descriptor."""
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
     described = np.lib.format.header_data_from_array_1_0(np.empty(0, arrays[0].dtype))
-    with Disk(names_part, names_of(target)) as names_disk, Disk(part, target) as disk:
+    with DeferredErrorFile(names_part, names_of(target)) as names_disk, DeferredErrorFile(part, target) as disk:
         names_disk.write(json.dumps(names).encode())
         np.lib.format.write_array_header_1_0(disk, {**described, "shape": shape})
         for values in arrays:
@@ -116,8 +126,6 @@ def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Seque
             for begin in range(0, len(values), rows):
                 disk.write(np.ascontiguousarray(values[begin : begin + rows]))
                 disk.check()
-        for written in (names_disk, disk):
-            written.check()
 
 
 WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
@@ -126,10 +134,10 @@ WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
 class _ArrayWriter:
     """Writes texts as named arrays."""
 
-    def __init__(self, write, form: Form):
+    def __init__(self, write, form: OutputSpec):
         self._write, self._dtype = write, np.dtype(form.dtype)
 
-    def write(self, item: Item) -> None:
+    def write(self, item: TextVectors) -> None:
         self._write(item.key, narrowed(item, self._dtype))
         stops.check()
 
@@ -137,11 +145,11 @@ class _ArrayWriter:
 class _WordWriter(_ArrayWriter):
     """Gathers the vectors of each target word, [occurrences, ...], and writes them at the end."""
 
-    def __init__(self, write, form: Form):
+    def __init__(self, write, form: OutputSpec):
         super().__init__(write, form)
         self._words: dict[str, list[np.ndarray]] = {}
 
-    def write(self, item: Item) -> None:
+    def write(self, item: TextVectors) -> None:
         vectors = np.moveaxis(narrowed(item, self._dtype), -2, 0)
         for position, values in zip(item.positions.tolist(), vectors):
             self._words.setdefault(item.tokens[position], []).append(values)
@@ -154,7 +162,7 @@ class _WordWriter(_ArrayWriter):
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, **_) -> Iterator[_ArrayWriter]:
+def segment(path: Path, target, form: OutputSpec, **_) -> Iterator[_ArrayWriter]:
     """A writer of a file at `path`, by its target's suffix."""
     with WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
         if form.targets is not None and Path(target).suffix == ".npz":
@@ -165,7 +173,7 @@ def segment(path: Path, target, form: Form, **_) -> Iterator[_ArrayWriter]:
             yield _ArrayWriter(write, form)
 
 
-def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
+def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, **_) -> None:
     """One file out of many."""
     if Path(target).suffix == ".npy":
         arrays = [np.load(path, mmap_mode="r") for path in segments]

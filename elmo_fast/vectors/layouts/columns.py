@@ -14,11 +14,11 @@ from elmo_fast.arguments import MOST_CELLS
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import Disk
+from elmo_fast.files.atomic import DeferredErrorFile
 from elmo_fast.files.json import parse_json
-from elmo_fast.vectors.form import Form
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.item import Item, beyond_float16, narrow, refused
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, beyond_float16, narrow, refused
+from elmo_fast.vectors.spec import OutputSpec
 
 with extra("parquet"):
     import pyarrow as pa
@@ -36,13 +36,13 @@ _KEPT = 4  # batches
 class ColumnsWriter:
     """Writes texts in batches."""
 
-    def __init__(self, disk: Disk, layout: str, form: Form, fingerprint: dict | None):
+    def __init__(self, disk: DeferredErrorFile, layout: str, form: OutputSpec, fingerprint: dict | None):
         self._disk, self._layout, self._form, self._fingerprint = disk, layout, form, fingerprint
-        self._items: list[Item] = []
+        self._items: list[TextVectors] = []
         self._bytes = 0
         self._writer = None
 
-    def write(self, item: Item) -> None:
+    def write(self, item: TextVectors) -> None:
         if self._writer is None:
             shape = np.delete(item.vectors.shape, [] if self._form.pool else -2).tolist()
             self._schema = _schema(self._form, self._fingerprint, shape)
@@ -69,7 +69,7 @@ class ColumnsWriter:
         self._disk.check()
         stops.check()
 
-    def _batch(self, items: list[Item]) -> "pa.RecordBatch":
+    def _batch(self, items: list[TextVectors]) -> "pa.RecordBatch":
         tokens = pa.array([token for item in items for token in item.tokens], pa.string())
         columns = [pa.array([item.key for item in items], pa.string()),
                    pa.array([item.text for item in items], pa.string()),
@@ -79,7 +79,7 @@ class ColumnsWriter:
             columns.append(_listed([len(item.positions) for item in items], pa.array(positions, pa.int64())))
         return pa.RecordBatch.from_arrays([*columns, self._vectors(items)], schema=self._schema)
 
-    def _vectors(self, items: list[Item]) -> "pa.Array":
+    def _vectors(self, items: list[TextVectors]) -> "pa.Array":
         arrays = [item.vectors for item in items]
         if self._form.pool:
             rows = np.stack(arrays)
@@ -97,20 +97,19 @@ class ColumnsWriter:
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, layout: str, fingerprint: dict | None = None,
+def segment(path: Path, target, form: OutputSpec, *, layout: str, fingerprint: dict | None = None,
             **_) -> Iterator[ColumnsWriter]:
     """A writer of a file at `path`, whose errors name `target`."""
-    with Disk(path, target) as disk:
+    with DeferredErrorFile(path, target) as disk:
         writer = ColumnsWriter(disk, layout, form, fingerprint)
         yield writer
         writer.finish()
-        disk.check()
 
 
-def join(segments: Sequence[Path], part: Path, target, form: Form, *, layout: str, **_) -> None:
+def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, layout: str, **_) -> None:
     """One file out of many, batch by batch. Mapped segments would stay in memory until the last is read."""
     sources = [ColumnsSource(path, mapped=False) for path in segments]
-    with contextlib.ExitStack() as stack, Disk(part, target) as disk:
+    with contextlib.ExitStack() as stack, DeferredErrorFile(part, target) as disk:
         for source in sources:
             stack.callback(source.close)
         schemas = [source.schema for source in sources if len(source)] or [sources[0].schema]
@@ -120,7 +119,6 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, *, layout: st
                     writer.write_batch(source.batch(number))
                     disk.check()
                     stops.check()
-        disk.check()
 
 
 def _cut(ends: np.ndarray, values: "pa.Array") -> "pa.Array":
@@ -132,7 +130,7 @@ def _listed(lengths: list[int], values: "pa.Array") -> "pa.Array":
     return _cut(np.cumsum([0, *lengths]), values)
 
 
-def _schema(form: Form, fingerprint: dict | None, shape: list[int] | None) -> "pa.Schema":
+def _schema(form: OutputSpec, fingerprint: dict | None, shape: list[int] | None) -> "pa.Schema":
     """`shape` is that of a row: of a token's vectors, or of a pooled text's."""
     vectors = pa.float16() if form.dtype == "float16" else pa.float32()
     for _ in range((form.layers == "all") + 1 + (not form.pool)):
@@ -144,7 +142,7 @@ def _schema(form: Form, fingerprint: dict | None, shape: list[int] | None) -> "p
     return pa.schema([*fields, ("vectors", vectors)], metadata={_ABOUT: json.dumps(about).encode()})
 
 
-def _writer(disk: Disk, layout: str, schema: "pa.Schema"):
+def _writer(disk: DeferredErrorFile, layout: str, schema: "pa.Schema"):
     if layout == "arrow":
         return pa.ipc.new_file(disk, schema)
     return pq.ParquetWriter(disk, schema, compression="none", use_dictionary=False, write_statistics=False,
@@ -161,13 +159,12 @@ class ColumnsSource(Embeddings):
         with self._reading():
             with open(path, "rb") as file:
                 self.layout = "arrow" if file.read(6) == b"ARROW1" else "parquet"
+            self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
             if self.layout == "arrow":
-                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
                 self._file = pa.ipc.open_file(self._source)
                 self.schema, self.batches = self._file.schema, self._file.num_record_batches
                 lengths = [self._file.get_batch(number).num_rows for number in range(self.batches)]
             else:
-                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
                 self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
                 self.schema, self.batches = self._file.schema_arrow, self._file.num_row_groups
                 lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.batches)]
@@ -188,8 +185,8 @@ class ColumnsSource(Embeddings):
 
     def _check_columns(self) -> None:
         """Raise `ConfigurationError` unless all columns are there, of the types that were written."""
-        form = Form(dtype=self.form["dtype"], layers=self.form["layers"] if self.form["layers"] == "all" else "top",
-                    pool=self.form["pool"], targets=frozenset() if self.form["targets"] else None)
+        form = OutputSpec("all" if self.form["layers"] == "all" else "top", self.form["pool"], self.form["dtype"],
+                          frozenset() if self.form["targets"] else None)
         for field in _schema(form, None, None):
             number = self.schema.get_field_index(field.name)
             if number < 0 or self.schema.field(number).type != field.type:
@@ -267,5 +264,3 @@ def _is_shape(value: Any, texts: int, has_layers: bool) -> bool:
     return (isinstance(value, list) and len(value) == 1 + has_layers
             and all(type(size) is int and 0 < size <= MOST_CELLS for size in value))
 
-
-Opened = ColumnsSource

@@ -7,12 +7,14 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from elmo_fast.arguments import LAYERS, POOLS, SEQVEC_LAYERS, STORAGES
+from elmo_fast.arguments import LAYERS, SEQVEC_LAYERS, STORAGES
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.vectors.spec import POOLS
 
 
 class Embeddings(Sequence):
@@ -33,12 +35,17 @@ class Embeddings(Sequence):
     keys: list[str]
     layout: str
     fingerprint: dict | None = None
-    form: dict | None = None  # `Form.describe`, where elmo-fast wrote the file
+    form: dict | None = None  # `OutputSpec.describe`, where elmo-fast wrote the file
     _name: str  # of the file
     _expected: str  # to read from it, and what was found in its place
     # Errors of NumPy, zipfile and pyarrow for damaged files.
     _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
                                             TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """Whether a file that begins as those of the layout is one of them."""
+        return True
 
     @property
     def layers(self) -> str | list[float] | None:
@@ -157,7 +164,7 @@ class Embeddings(Sequence):
         return None
 
     def _formed(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of a text, a row a token, as `Form.apply` gave them: a copy."""
+        """Rows of a text, a row a token, as `OutputSpec.apply` gave them: a copy."""
         if self.pool:
             return np.array(rows[0])
         return np.array(rows.swapaxes(0, 1), order="C") if rows.ndim == 3 else np.array(rows)

@@ -15,16 +15,16 @@ import numpy as np
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import Disk
+from elmo_fast.files.atomic import DeferredErrorFile
 from elmo_fast.files.hdf5 import attribute_of, dataset_of, new_hdf5, open_hdf5
 from elmo_fast.files.json import parse_json
-from elmo_fast.files.seal import PACKED, ROWS, Blocks, read_seal, write_seal
+from elmo_fast.files.seal import PACKED, ROWS, TABLE, Blocks, read_seal, write_seal
 from elmo_fast.files.strings import joined, split
-from elmo_fast.vectors.form import Form
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.item import Item, beyond_float16, narrow, refused
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, beyond_float16, narrow, refused
+from elmo_fast.vectors.spec import OutputSpec
 
-FORMAT_VERSION = 1
+FORMAT, FORMAT_VERSION = "elmo-fast packed", 1
 _BUFFER = 2 << 20  # bytes that are written at once, if they are float32
 _PIECE = 1 << 17  # values of another array that are copied at once
 # The vectors are written before HDF5 makes their dataset, whose length is known at the end only. A dataset of at least
@@ -37,7 +37,7 @@ _STRINGS = {"keys": "key_ends", "texts": "text_ends", "tokens": "token_ends"}
 class PackedWriter:
     """Writes texts."""
 
-    def __init__(self, disk: Disk, form: Form):
+    def __init__(self, disk: DeferredErrorFile, form: OutputSpec):
         self._form = form
         self._buffer: np.ndarray | None = None  # [rows, ...]
         self._filled = 0
@@ -48,7 +48,7 @@ class PackedWriter:
         self._strings: dict[str, list] = {name: [] for name in _STRINGS}  # pieces of `joined`
         self.rows = _Rows(disk, np.dtype(form.dtype))
 
-    def write(self, item: Item) -> None:
+    def write(self, item: TextVectors) -> None:
         vectors = item.vectors
         if self._form.pool:
             vectors = vectors[np.newaxis]
@@ -121,7 +121,7 @@ class PackedWriter:
 class _Rows:
     """Writes rows of vectors end to end past HDF5, with a CRC-32 for each 256 of them."""
 
-    def __init__(self, disk: Disk, dtype: np.dtype):
+    def __init__(self, disk: DeferredErrorFile, dtype: np.dtype):
         self._disk, self.dtype = disk, dtype
         self.shape: tuple[int, ...] = (0,)  # of a row
         self.first, self.done = _FIRST, 0
@@ -160,7 +160,7 @@ class _Rows:
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, fingerprint: dict | None = None, **_) -> Iterator[PackedWriter]:
+def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = None, **_) -> Iterator[PackedWriter]:
     """A writer of a file at `path`, whose errors name `target`."""
     with new_hdf5(path, target, **_OPTIONS) as (file, disk):
         writer = PackedWriter(disk, form)
@@ -169,7 +169,8 @@ def segment(path: Path, target, form: Form, *, fingerprint: dict | None = None, 
     _seal(path, target, writer.rows)
 
 
-def join(segments: Sequence[Path], part: Path, target, form: Form, *, fingerprint: dict | None = None, **_) -> None:
+def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, fingerprint: dict | None = None,
+         **_) -> None:
     """One file out of many, each of them compared with its checksums."""
     sources = [PackedSource(path) for path in segments]
     with contextlib.ExitStack() as stack, new_hdf5(part, target, **_OPTIONS) as (file, disk):
@@ -222,8 +223,8 @@ def _put(file: h5py.File, name: str, dtype, length: int, pieces: Iterable[np.nda
             stops.check()
 
 
-def _describe(file: h5py.File, form: Form, fingerprint: dict | None) -> None:
-    file.attrs["format"], file.attrs["format_version"] = "elmo-fast packed", FORMAT_VERSION
+def _describe(file: h5py.File, form: OutputSpec, fingerprint: dict | None) -> None:
+    file.attrs["format"], file.attrs["format_version"] = FORMAT, FORMAT_VERSION
     file.attrs["form"], file.attrs["fingerprint"] = json.dumps(form.describe()), json.dumps(fingerprint)
 
 
@@ -241,6 +242,15 @@ class PackedSource(Embeddings):
     """A file of this layout, memory-mapped; vectors are compared with their checksums when they are first read."""
 
     layout = "packed"
+
+    @classmethod
+    def recognizes(cls, path: Path) -> bool:
+        """Whether an HDF5 file is sealed, or says that it was. A token table is compared before HDF5 reads it."""
+        if read_seal(path, PACKED):
+            return True
+        read_seal(path, TABLE)
+        with open_hdf5(path, "embeddings") as file:
+            return attribute_of(file, "format", f"embeddings {path}", str) == FORMAT
 
     def __init__(self, path: str | os.PathLike):
         self._name = name = os.fspath(path)
@@ -349,5 +359,3 @@ def _mapped(content: np.ndarray, dataset: h5py.Dataset) -> np.ndarray:
         return np.empty(dataset.shape, dataset.dtype)
     return content[first : first + dataset.nbytes].view(dataset.dtype).reshape(dataset.shape)
 
-
-Opened = PackedSource

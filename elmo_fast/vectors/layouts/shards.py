@@ -14,12 +14,12 @@ import numpy as np
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.json import parse_json
+from elmo_fast.files.manifest import StoredFile, is_file_name
 from elmo_fast.vectors.layouts.embeddings import Embeddings
+from elmo_fast.vectors.layouts.table import LAYOUTS, SHARDED
 
-SUFFIXES = {"packed": ".h5", "parquet": ".parquet", "arrow": ".arrow"}  # of the layouts that shards can have
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-_PIECE = 1 << 22
 
 
 def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable[[Path], Embeddings]) -> None:
@@ -27,12 +27,21 @@ def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable
     part.mkdir()
     shards = []
     for number, path in enumerate(segments):
-        shard = part / f"{number:05}{SUFFIXES[layout]}"
+        shard = part / file_name(layout, number)
         os.replace(path, shard)
         with contextlib.closing(open_shard(shard)) as source:
-            shards.append({"file": shard.name, "texts": len(source), "bytes": shard.stat().st_size,
-                           "crc32": checksum(shard, stops.check)})
+            shards.append(entry_of(StoredFile.of(shard, stops.check), len(source)))
     write_manifest(part, layout, source.form, source.fingerprint, shards)
+
+
+def file_name(layout: str, number: int) -> str:
+    """The name of a shard."""
+    return f"{number:05}{LAYOUTS[layout].suffixes[0]}"
+
+
+def entry_of(stored: StoredFile, texts: int) -> dict[str, Any]:
+    """A shard in the manifest."""
+    return {"file": stored.name, "texts": texts, "bytes": stored.size, "crc32": stored.checksum}
 
 
 def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | None, shards: Sequence[dict]) -> None:
@@ -42,16 +51,6 @@ def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | No
                "complete": True}
     content["checksum"] = _sum(content)
     (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def checksum(path: Path, check: Callable[[], None] = lambda: None) -> int:
-    """CRC-32 of a file; `check` is called after every piece, and may raise."""
-    value = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            value = zlib.crc32(piece, value)
-            check()
-    return value
 
 
 def _sum(content: dict) -> int:
@@ -104,15 +103,14 @@ class ShardsSource(Embeddings):
     def _shard(self, shard: int) -> Embeddings:
         if shard not in self._opened:
             about = self._shards[shard]
-            path = self._folder / about["file"]
-            if not path.exists() or path.stat().st_size != about["bytes"] or (
-                    self.layout != "packed" and checksum(path) != about["crc32"]):  # packed has checksums of its own
-                raise ConfigurationError(f"embeddings {self._folder}: expected the shard {path.name} as it was written "
-                                         f"({about['bytes']:,} bytes), found it absent, cut or damaged")
-            source = self._open(path)
+            stored = StoredFile(about["file"], about["bytes"], about["crc32"])
+            if stored.damage(self._folder, content=not LAYOUTS[self.layout].has_checksums):
+                raise ConfigurationError(f"embeddings {self._folder}: expected the shard {stored.name} as it was "
+                                         f"written ({stored.size:,} bytes), found it absent, cut or damaged")
+            source = self._open(self._folder / stored.name)
             if len(source) != about["texts"]:
-                raise ConfigurationError(f"embeddings {self._folder}: expected {about['texts']} texts in {path.name}, "
-                                         f"found {len(source)}")
+                raise ConfigurationError(f"embeddings {self._folder}: expected {about['texts']} texts in "
+                                         f"{stored.name}, found {len(source)}")
             self._opened[shard] = source
         return self._opened[shard]
 
@@ -127,7 +125,7 @@ def _manifest(folder: Path) -> dict:
     if not isinstance(content, dict) or content.get("complete") is not True or content.get("checksum") != _sum(content):
         raise ConfigurationError(f"{where}: expected the checksum it was written with, found damage")
     shards = content.get("shards")
-    if content.get("layout") not in SUFFIXES or not isinstance(shards, list) or not all(map(_is_shard, shards)):
+    if content.get("layout") not in SHARDED or not isinstance(shards, list) or not all(map(_is_shard, shards)):
         raise ConfigurationError(f"{where}: expected a layout and shards, with their file, texts, bytes and crc32, "
                                  f"found {shards!r:.160}")
     return content
@@ -135,7 +133,6 @@ def _manifest(folder: Path) -> dict:
 
 def _is_shard(value: Any) -> bool:
     """An entry of the list: a file in the directory itself, and three counts."""
-    return (isinstance(value, dict) and isinstance(value.get("file"), str)
-            and value["file"] not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value["file"])
+    return (isinstance(value, dict) and isinstance(value.get("file"), str) and is_file_name(value["file"])
             and all(type(value.get(name)) is int and 0 <= value[name] < 1 << 62
                     for name in ("texts", "bytes", "crc32")))

@@ -11,8 +11,8 @@ from elmo_fast.errors import ConfigurationError
 FLOAT16_MOST = 65504.0
 
 
-class Item(NamedTuple):
-    """A text: what `Form.apply` keeps of its vectors, with targets the positions of their tokens, int64 [n]."""
+class TextVectors(NamedTuple):
+    """A text: what `OutputSpec.apply` keeps of its vectors, with targets the positions of their tokens, int64 [n]."""
 
     key: str
     text: str
@@ -52,7 +52,7 @@ def refused(key: str, values: np.ndarray) -> ConfigurationError:
                               f"{np.nanmax(np.abs(values)):.6g} in text {key}; float32 holds them")
 
 
-def narrowed(item: Item, dtype: np.dtype) -> np.ndarray:
+def narrowed(item: TextVectors, dtype: np.dtype) -> np.ndarray:
     """`narrow` of the vectors of a text, whose key is in the error."""
     try:
         return narrow(item.vectors, dtype)

@@ -11,7 +11,7 @@ from elmo_fast.arguments import LAYERS, STORAGES, check_choice, shown
 from elmo_fast.errors import ConfigurationError
 
 
-class Kept(NamedTuple):
+class Selection(NamedTuple):
     """Vectors, and with targets the positions of their tokens in the text, int64 [n]."""
 
     vectors: np.ndarray
@@ -19,12 +19,12 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
+class OutputSpec:
     """What is kept of a text's vectors [layers, T, 2 P], and the type that it is stored in.
 
-    `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool` drops the
-    axis of tokens: `mean`, `max`, or `first_last`, the forward half of the last token beside the backward half of the
-    first token. With `targets` the tokens that are none of these words are left out. `dtype` is `float32` or `float16`.
+    `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool`, a name of
+    `POOLS`, drops the axis of tokens. With `targets` only the tokens that are one of these words are kept. `dtype` is
+    `float32` or `float16`.
     """
 
     layers: str | Sequence[float] = "all"
@@ -46,7 +46,7 @@ class Form:
                 raise ValueError("pool: expected None with targets, whose vectors are those of single words, got "
                                  f"{shown(self.pool)}")
 
-    def check(self, num_layers: int) -> "Form":
+    def check(self, num_layers: int) -> "OutputSpec":
         """The form itself; `ValueError` unless `layers` fits a model of so many layers."""
         if isinstance(self.layers, str):
             if self.layers not in LAYERS:
@@ -56,20 +56,20 @@ class Form:
             raise ValueError(f"layers: expected {num_layers} numbers, one for each layer, got shape {shape}")
         return self
 
-    def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Kept:
+    def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Selection:
         """What is kept of the vectors of a text, [layers, T, 2 P]; nothing in it is a view of one layer."""
         mixed = mix_layers(vectors, self.layers)
         if self.pool:
             if not vectors.shape[1]:
                 raise ConfigurationError("pool: expected at least one token to pool, got a text without tokens")
-            return Kept(POOLS[self.pool](mixed), None)
+            return Selection(POOLS[self.pool](mixed), None)
         if self.targets is None:
-            return Kept(mixed.copy() if self.layers == "top" else mixed, None)
+            return Selection(mixed.copy() if self.layers == "top" else mixed, None)
         positions = np.array([at for at, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
-        return Kept(mixed[..., positions, :], positions)
+        return Selection(mixed[..., positions, :], positions)
 
     @property
-    def is_verbatim(self) -> bool:
+    def stores_raw_layers(self) -> bool:
         """Whether values are stored as they are computed, but for their type."""
         return self.pool is None and self.layers in ("all", "top")
 
@@ -105,6 +105,7 @@ def _tuples(values):
 
 
 def _first_last(vectors: np.ndarray) -> np.ndarray:
+    """The forward half of the last token beside the backward half of the first."""
     half = vectors.shape[-1] // 2
     return np.concatenate([vectors[..., -1, :half], vectors[..., 0, half:]], axis=-1)
 

@@ -1,0 +1,87 @@
+"""The layouts of files of vectors, a row each, and what follows from the rows alone.
+
+A new layout is a module in this folder and a row of `LAYOUTS`. The module has `segment`, `join` and a subclass of
+`Embeddings`, which reads; where an output is more than one file, also `check` and `place`.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elmo_fast.arguments import check_choice
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.hdf5 import MAGIC
+from elmo_fast.vectors.spec import OutputSpec
+
+
+class Layout(NamedTuple):
+    """What is known of a layout without its module, which may need an optional library.
+
+    `source` is the class that reads a file; `suffixes` are those of its files, `magic` their first bytes. Where layouts
+    share these, the first is meant by a suffix, and the last that recognizes a file reads it.
+    """
+
+    module: str
+    source: str
+    kind: str  # of file, in messages
+    suffixes: tuple[str, ...]
+    magic: bytes
+    is_any_suffix_taken: bool = False  # but those of other layouts
+    can_be_sharded: bool = False
+    has_checksums: bool = False  # of all bytes, which its `source` compares
+    has_unique_keys: bool = False
+    are_targets_keys: bool = False  # in place of the texts' keys
+    options: tuple[str, ...] = ()  # of `segment` and `join`, besides `fingerprint`
+
+
+LAYOUTS = {
+    "allennlp": Layout("allennlp", "AllennlpSource", "HDF5", (".h5", ".hdf5"), MAGIC, is_any_suffix_taken=True,
+                       has_unique_keys=True, options=("forget_sentences", "use_sentence_keys")),
+    "packed": Layout("packed", "PackedSource", "HDF5", (".h5", ".hdf5"), MAGIC, is_any_suffix_taken=True,
+                     can_be_sharded=True, has_checksums=True),
+    "parquet": Layout("columns", "ColumnsSource", "Parquet", (".parquet",), b"PAR1", can_be_sharded=True),
+    "arrow": Layout("columns", "ColumnsSource", "Arrow", (".arrow", ".feather"), b"ARROW1", can_be_sharded=True),
+    "npz": Layout("arrays", "NpzSource", ".npz", (".npz",), b"PK", has_unique_keys=True, are_targets_keys=True),
+    "npy": Layout("arrays", "NpySource", ".npy", (".npy",), b"\x93NUMPY")}
+SHARDED = tuple(name for name, row in LAYOUTS.items() if row.can_be_sharded)
+SUFFIXES = tuple(dict.fromkeys(suffix for row in LAYOUTS.values() for suffix in row.suffixes))
+
+
+def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
+    """The layout of a file: as given, else by its suffix, AllenNLP's where that says nothing.
+
+    `ConfigurationError` for a suffix that is one of another layout.
+    """
+    suffix = Path(target).suffix
+    if layout is None:
+        if os.fspath(target).endswith(("/", os.sep)):
+            raise ConfigurationError(f"layout: expected {', '.join(SHARDED)} for a directory of shards, got none for "
+                                     f"{os.fspath(target)}")
+        return next((name for name, row in LAYOUTS.items() if suffix in row.suffixes), "allennlp")
+    row = LAYOUTS[check_choice("layout", layout, tuple(LAYOUTS), ConfigurationError)]
+    is_taken = row.is_any_suffix_taken or (row.can_be_sharded and not suffix)
+    if suffix not in row.suffixes and (suffix in SUFFIXES or not is_taken):
+        raise ConfigurationError(f"layout: expected a file that ends in {' or '.join(row.suffixes)} for {layout}, got "
+                                 f"{os.fspath(target)}")
+    return layout
+
+
+def is_directory(layout: str, target: str | os.PathLike) -> bool:
+    """Whether the target is a directory of shards: a name without a suffix, or that ends in a slash."""
+    return layout in SHARDED and (os.fspath(target).endswith(("/", os.sep)) or not Path(target).suffix)
+
+
+def has_unique_keys(layout: str, form: OutputSpec) -> bool:
+    """Whether the keys of texts must differ in a file."""
+    row = LAYOUTS[layout]
+    return row.has_unique_keys and not (row.are_targets_keys and form.targets is not None)
+
+
+def options_of(layout: str, **options: Any) -> dict[str, Any]:
+    """Those of the options that the layout has."""
+    return {name: value for name, value in options.items() if name in LAYOUTS[layout].options}
+
+
+def by_first_bytes(start: bytes) -> list[str]:
+    """The layouts whose files begin with these bytes."""
+    return [name for name, row in LAYOUTS.items() if start.startswith(row.magic)]

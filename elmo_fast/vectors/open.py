@@ -1,0 +1,35 @@
+"""`open_embeddings`: files and directories of vectors, in every layout, as sequences of arrays."""
+
+import os
+from pathlib import Path
+
+from elmo_fast.arguments import check_path, listed
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.vectors.layouts import source_of
+from elmo_fast.vectors.layouts.embeddings import Embeddings
+from elmo_fast.vectors.layouts.shards import ShardsSource
+from elmo_fast.vectors.layouts.table import LAYOUTS, by_first_bytes
+
+
+def open_embeddings(path: str | os.PathLike) -> Embeddings:
+    """Open what `embed`, `seqvec`, `LoadedElmo.save_vectors`, AllenNLP or SeqVec wrote.
+
+    Nothing is read but what is asked for. Raises `FileNotFoundError`, and `ConfigurationError` for files that are
+    incomplete, damaged, or hold something else.
+    """
+    return _open(Path(os.path.abspath(check_path("embeddings", path))))
+
+
+def _open(path: Path) -> Embeddings:
+    if path.is_dir():
+        return ShardsSource(path, _open)
+    if not path.exists():
+        raise FileNotFoundError(f"embeddings: expected a file or directory, found nothing at {path}")
+    with open(path, "rb") as file:
+        start = file.read(8)
+    for layout in reversed(by_first_bytes(start)):
+        source = source_of(layout)
+        if source.recognizes(path):
+            return source(path)
+    kinds = listed(dict.fromkeys(row.kind for row in LAYOUTS.values()))
+    raise ConfigurationError(f"embeddings {path}: expected {kinds}, found none of them")
