@@ -241,13 +241,13 @@ class _Run:
     def finish(self) -> None:
         """Make the output of the segments."""
         target, partial = self._target, self._partial
-        if not partial.commits:
-            if not self._written:
-                with self._open_segment():
-                    pass
-        else:
-            if self._written:
-                self._commit(None)()
+        has_segment = bool(self._written or not partial.commits)
+        if has_segment and not self._written:
+            with self._open_segment():
+                pass
+        if has_segment and (partial.commits or layouts.is_directory(target.layout, target.path)):
+            self._commit(None)()
+        if partial.commits:
             layouts.join(target.layout, partial.links(), self._segment, target.path, target.form,
                          fingerprint=partial.settings, **target.options)
         layouts.place(target.layout, self._segment, target.path)

@@ -60,6 +60,14 @@ def test_a_run_of_one_section_has_no_partial_directory(tmp_path, monkeypatch):
     assert names(tmp_path) == ["o.h5"]
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_run_of_one_section_makes_a_directory_of_shards_too(tmp_path, count):
+    embed(tmp_path / "o", layout="packed", texts=TEXTS[:count], seconds=1000)
+    assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.h5", "manifest.json"]
+    embed(tmp_path / "o.h5", layout="packed", texts=TEXTS[:count], seconds=1000)
+    assert content(tmp_path / "o") == content(tmp_path / "o.h5")
+
+
 def test_the_batch_size_may_change_where_states_are_not_carried(tmp_path):
     embed(tmp_path / "whole.h5", "warm")
     with power_cut(2):
