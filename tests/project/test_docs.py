@@ -48,6 +48,16 @@ def test_the_code_of(page, world, tmp_path, monkeypatch):
     docs.run_page(page, dict(GIVEN.get(page, {})))
 
 
+def test_paths_of_the_architecture_exist():
+    """Each path in backquotes, from the root, from elmo_fast/ or the file's name alone (in the text on ops)."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    paths = {path for path in re.findall(r"`([\w./]+(?:/|\.(?:py|h|cpp|cuh|txt|toml)))`", text) if "NAME" not in path}
+    names = {path.name for folder in ("elmo_fast", "csrc", "kernels") for path in (ROOT / folder).rglob("*.*")}
+    assert len(paths) > 50
+    assert [path for path in paths if not ((ROOT / path).exists() or (ROOT / "elmo_fast" / path).exists()
+                                           or ("/" not in path and path in names))] == []
+
+
 def test_named_tests_exist():
     named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py::\w+)",
                                                           (ROOT / page).read_text(encoding="utf-8"))}
