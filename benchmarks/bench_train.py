@@ -22,13 +22,13 @@ import torch
 from benchmarks import common
 from benchmarks.peers.bilm_tf import BilmTf
 from elmo_fast.environment import cores
+from elmo_fast.text.corpus import Shard, make_vocabulary, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.text import Shard, make_vocabulary, read_shards
 
 # dim, projection, filters, highway layers, batch, negatives, words; `issue` is what the 3x is asked for
 SIZES = {

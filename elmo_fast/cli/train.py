@@ -137,7 +137,7 @@ def train(**arguments) -> None:
 
 
 def _vocab(inputs, output, **limits) -> list[str]:
-    from elmo_fast.train.text import make_vocabulary
+    from elmo_fast.text.corpus import make_vocabulary
 
     words, total = make_vocabulary(inputs, output, **limits)
     return [f"{words:,} words of {total:,} tokens in {output}"]

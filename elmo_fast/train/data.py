@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from elmo_fast.text import characters
+from elmo_fast.text.corpus import Order, Sentences, Shard
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.text import Order, Sentences, Shard
 
 
 class Rows:

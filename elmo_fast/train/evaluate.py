@@ -13,11 +13,11 @@ from elmo_fast.files import stops
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.text.batching import groups_of
+from elmo_fast.text.corpus import Order, Sentences, Shard, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.data import Batch
 from elmo_fast.train.model import LanguageModel, chunked_full_cross_entropy
-from elmo_fast.train.text import Order, Sentences, Shard, read_shards
 
 STEPS = 16
 

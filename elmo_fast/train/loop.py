@@ -15,6 +15,7 @@ from tqdm import tqdm
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.ops.numerics import gradient_numerics
+from elmo_fast.text.corpus import Order, Shard
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.config import RunConfig
@@ -23,7 +24,6 @@ from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import TrainLog, plot_losses
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
-from elmo_fast.train.text import Order, Shard
 
 
 class Trainer:

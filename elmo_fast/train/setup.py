@@ -21,6 +21,7 @@ from elmo_fast.model.sources import find_model
 from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import check_precision
+from elmo_fast.text.corpus import Shard, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
@@ -29,7 +30,6 @@ from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.text import Shard, read_shards
 
 logger = logging.getLogger(__name__)
 

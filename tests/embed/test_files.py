@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
+from elmo_fast.text.corpus import make_vocabulary
 from elmo_fast.train.checkpoint import copy_vocabulary, write_json
-from elmo_fast.train.text import make_vocabulary
 from elmo_fast.vectors.layouts import allennlp
 from elmo_fast.vectors.layouts.allennlp import AllennlpSource, Index, hdf5_file
 from elmo_fast.vectors.layouts.arrays import write_arrays

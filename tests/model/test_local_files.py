@@ -18,7 +18,7 @@ from elmo_fast.compat.bilm.data import LMDataset
 from elmo_fast.compat.seqvec import embed_fasta, get_elmo_model
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.model.sources import find_model
-from elmo_fast.train.text import make_vocabulary, read_shards
+from elmo_fast.text.corpus import make_vocabulary, read_shards
 from tests.support.files import names, paths, run, write_model
 from tests.support.sources import assert_is, contents, left
 

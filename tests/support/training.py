@@ -5,13 +5,13 @@ import json
 
 import numpy as np
 
+from elmo_fast.text.corpus import Order, make_vocabulary, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import BatchStream
 from elmo_fast.train.log import read_log
 from elmo_fast.train.model import LanguageModel, initial_weights
-from elmo_fast.train.text import Order, make_vocabulary, read_shards
 from tests.support.files import run
 
 WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru")

@@ -10,9 +10,9 @@ from elmo_fast import BiLm, Options, Vocabulary, cli, open_embeddings, open_text
 from elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.bilm import dump_bilm_embeddings
 from elmo_fast.compat.bilm.data import LMDataset, TokenBatcher
+from elmo_fast.text.corpus import Order, Sentences, make_vocabulary, read_shards
 from elmo_fast.text.fasta import read_fasta
 from elmo_fast.train.checkpoint import copy_vocabulary
-from elmo_fast.train.text import Order, Sentences, make_vocabulary, read_shards
 from tests.support.files import paths, read_hdf5, run, write_model
 
 MARK = b"\xef\xbb\xbf"

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError
+from elmo_fast.text.corpus import read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.evaluate import perplexity, perplexity_of
 from elmo_fast.train.setup import start_or_resume
-from elmo_fast.train.text import read_shards
 from tests.support.files import flip
 from tests.support.files import run as command
 from tests.support.training import QUIET, check_refusals, corpus_arguments, final, model, write_corpus

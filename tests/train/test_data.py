@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from elmo_fast.train import text as train_text
+from elmo_fast.text import corpus
+from elmo_fast.text.corpus import Lines, Order, Sentences, make_vocabulary, map_chunks, read_shards
 from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
-from elmo_fast.train.text import Lines, Order, Sentences, make_vocabulary, map_chunks, read_shards
 from tests.support import plain_training as plain
 from tests.support.files import start
 from tests.support.training import write_corpus
@@ -34,7 +34,7 @@ def test_rows_are_packed_position_by_position(tmp_path, shards, rows, steps, rev
 
 @pytest.mark.parametrize("group", [1, 40, 1 << 22])
 def test_rows_continue_from_any_position(shards, monkeypatch, group):
-    monkeypatch.setattr(train_text, "_GROUP_SENTENCES", group)
+    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", group)
     reader = Rows(shards, Order(3, True, 1, 2), 3, 4)
     batches, positions = [], [reader.position()]
     for _ in range(60):  # more than an epoch
@@ -69,12 +69,12 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
         return [next(sentences)[1][1] for _ in range(count)]
 
     assert len(set(files(40))) == 6  # all at once
-    monkeypatch.setattr(train_text, "_GROUP_SENTENCES", 80)
+    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", 80)
     found = files(240)
     assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160))
     assert set(found[:40]) == set(found[40:80])
     assert Counter(found) == {f"w{number}": 40 for number in range(6)}
-    monkeypatch.setattr(train_text, "_GROUP_FILES", 1)
+    monkeypatch.setattr(corpus, "_GROUP_FILES", 1)
     assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
 
 
@@ -93,7 +93,7 @@ def test_lines_are_those_of_the_file(tmp_path, text):
 def test_chunks_of_files_are_complete_lines(tmp_path, monkeypatch, size):
     write_corpus(tmp_path)
     texts = {str(path): path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*.txt")}
-    monkeypatch.setattr(train_text, "_CHUNK", size)
+    monkeypatch.setattr(corpus, "_CHUNK", size)
     found = dict.fromkeys(texts, "")
     for path, text in map_chunks(str, sorted(texts), processes=1):
         found[path] += text
@@ -105,7 +105,7 @@ def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_pat
     pattern, _ = write_corpus(tmp_path, shards=4)
     (tmp_path / "part-4.txt").write_text("<S> ka </S> <UNK> !!!MAXTERMID <S>\n" * 20)
     counts = Counter(" ".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*")).split())
-    monkeypatch.setattr(train_text, "_CHUNK", 128)
+    monkeypatch.setattr(corpus, "_CHUNK", 128)
     words = counts.keys() - {"<S>", "</S>", "<UNK>", "!!!MAXTERMID"}
     words = sorted((word for word in words if counts[word] >= 9), key=lambda word: (-counts[word], word))
     expected, output = ["<S>", "</S>", "<UNK>", *words], tmp_path / "v.txt"
@@ -137,14 +137,14 @@ def test_memory_is_bounded(tmp_path):
 
 ORPHANS = """
 import sys, time
-from elmo_fast.train import text
+from elmo_fast.text import corpus
 
 def slow(text):
     print("counting", flush=True)
     time.sleep(100)
 
-text._CHUNK = 100
-list(text.map_chunks(slow, {!r}, processes=2))
+corpus._CHUNK = 100
+list(corpus.map_chunks(slow, {!r}, processes=2))
 """
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, Elmo, Options, batch_to_ids, read_weights, write_weights
+from elmo_fast.text.corpus import read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model, weights_of_run
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.export import export_module, export_run
 from elmo_fast.train.setup import start_or_resume
-from elmo_fast.train.text import read_shards
 from tests.support.files import names, python, run, write_model
 from tests.support.models import SENTENCES
 from tests.support.training import TINY, WORD_INPUT, check_refusals, with_lstm, write_corpus, write_options

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from elmo_fast.testing import relative_error
+from elmo_fast.text.corpus import read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import evaluate
 from elmo_fast.train import model as training
 from elmo_fast.train.model import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
 from elmo_fast.train.optimizer import Replicas, Updater
-from elmo_fast.train.text import read_shards
 from tests.support import plain_training as plain
 from tests.support.plain import Counts, run_layers
 from tests.support.training import KINDS, make_config, model, update, write_batches, write_corpus

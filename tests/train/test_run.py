@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from elmo_fast.text.corpus import read_shards
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import read_log
 from elmo_fast.train.setup import start_or_resume
-from elmo_fast.train.text import read_shards
 from tests.support.files import full_disk, names, python, run, start, until
 from tests.support.training import (
     QUIET,

@@ -9,11 +9,11 @@ import pytest
 
 from elmo_fast.files import stops
 from elmo_fast.files.lock import locked
+from elmo_fast.text.corpus import make_vocabulary
 from elmo_fast.train import checkpoint, export
 from elmo_fast.train.export import export_run
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.setup import start_or_resume
-from elmo_fast.train.text import make_vocabulary
 from tests.support.files import names, run, until
 from tests.support.training import QUIET, check_refusals, command_arguments, corpus_arguments, final
 
@@ -113,7 +113,7 @@ def test_a_stopped_export_leaves_nothing(tmp_path, corpus, monkeypatch, capsys):
 
 
 def test_a_stopped_count_ends_its_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("elmo_fast.train.text._CHUNK", 1000)
+    monkeypatch.setattr("elmo_fast.text.corpus._CHUNK", 1000)
     (tmp_path / "text.txt").write_text("a b c d\n" * 2000)
     checked = stops.checked
 
