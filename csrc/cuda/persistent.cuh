@@ -148,7 +148,7 @@ class Team {
       a[tile] = load_weights(record_ + p_.layout.gate_offset(warp_ % 2, k) + tile * tile_bytes + lane_ * 16);
   }
 
-  static constexpr bool take_turns = stages_take_turns(NT);
+  static constexpr bool take_turns = double_buffered(NT);
 
   // 16-bit values between two parts of h in shared memory.
   ELMO_DEVICE int part_offset(int part) const {

@@ -31,8 +31,8 @@ constexpr int most_cluster = 8;
 constexpr int most_units = 3;                          // of a block and direction: 2 warps each
 constexpr int staged_steps = 8;                        // k-steps of h that are copied at once
 
-// Parts of h in shared memory: all side by side for few slots, whose latency counts; for many two that take turns.
-constexpr ELMO_HD bool stages_take_turns(int row_tiles) { return row_tiles > 2; }
+// Stages of h in shared memory: all of them for few slots (latency-bound), two that alternate for many.
+constexpr ELMO_HD bool double_buffered(int row_tiles) { return row_tiles > 2; }
 
 constexpr ELMO_HD int divided_up(int a, int b) { return (a + b - 1) / b; }
 constexpr ELMO_HD int smaller(int a, int b) { return a < b ? a : b; }
@@ -100,7 +100,7 @@ struct SharedLayout {
   int projection, h, m, slots, flags, team;
 
   explicit SharedLayout(const Plan& plan) {
-    const int row_tiles = instances[plan.instance].row_tiles, stages = stages_take_turns(row_tiles) ? 2 : 1;
+    const int row_tiles = instances[plan.instance].row_tiles, stages = double_buffered(row_tiles) ? 2 : 1;
     const int rows = row_tiles * tile_slots, cells = plan.units_per_block * unit_cells;
     const int tiles = divided_up(plan.layout.p_tiles(), plan.cluster);
     h_stride = padded_columns(16 * (stages == 1 ? plan.layout.k_steps() : staged_steps));

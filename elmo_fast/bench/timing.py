@@ -1,4 +1,4 @@
-"""Measurements by turns, and their digits."""
+"""Interleaved measurements, and their rounding."""
 
 from collections.abc import Callable
 

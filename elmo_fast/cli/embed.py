@@ -28,7 +28,7 @@ def add_commands(commands) -> None:
     size = arguments.DEFAULT_BATCH_SIZE
     add("--batch-size", type=at_least(1), help=f"sentences at a time, at most {arguments.MOST_SENTENCES:,} (default: "
         f"{size}; {2 * size} where that is faster)")
-    add("--resume", action="store_true", help="go on with what a run that did not end has left")
+    add("--resume", action="store_true", help="continue an interrupted run")
     add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
     add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")
     add("--unknown", choices=arguments.UNKNOWN, help="a word outside the table gets its own vector, raises an error, "

@@ -27,12 +27,13 @@ def add_commands(commands) -> None:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence a line, a glob or - for stdin; or a file "
         "of vectors that --save or embed wrote")
-    add("--word", required=True, help="the word, whatever its capitals")
-    add("--sentence", help="a sentence with the word, to find the like of (default: occurrences in the corpus)")
+    add("--word", required=True, help="the word; case is ignored")
+    add("--sentence", help="sentence with the word; its nearest contexts are searched (default: occurrences in the "
+        "corpus)")
     add("--top", type=at_least(1), default=10, metavar="K", help="contexts (default: %(default)s)")
-    add("--queries", type=at_least(1), default=3, metavar="N", help="occurrences to find the like of, without "
-        "--sentence (default: %(default)s)")
-    add("--any-word", action="store_true", help="search all tokens, not the occurrences of the word alone")
+    add("--queries", type=at_least(1), default=3, metavar="N", help="occurrences whose nearest contexts are "
+        "searched, without --sentence (default: %(default)s)")
+    add("--any-word", action="store_true", help="search all tokens, not only occurrences of the word")
     add("--center", action="store_true", help="subtract the mean of the searched vectors first")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument("--layer", metavar="L", help="average (default), top, or the number of a layer, from 0")

@@ -13,7 +13,7 @@ def add_commands(commands) -> None:
     parser.epilog = "SeqVec carries states; with zero and warm a sequence's vectors depend on the sequence alone."
     add = parser.add_argument
     add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file (.gz too), or "
-        "a directory, of which every file with fasta in its name is read")
+        "a directory, whose files with fasta in their name are read")
     add("-o", "--output", dest="output_path", required=True, type=Path, metavar="FILE", help=".h5, a dataset a "
         "sequence; .npz; or .npy with a .json of identifiers beside it (with --protein)")
     add("--model", dest="model_dir", type=Path, default=Path("model"), metavar="DIRECTORY", help="directory with "
@@ -30,5 +30,5 @@ def add_commands(commands) -> None:
         "there is a GPU")
     add("--layer", choices=arguments.SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, "
         "or a single layer (default: %(default)s)")
-    add("--resume", action="store_true", help="go on with what a run that did not end has left")
+    add("--resume", action="store_true", help="continue an interrupted run")
     add("--silent", dest="progress", action="store_false", help="no progress bar")

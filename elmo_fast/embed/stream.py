@@ -36,13 +36,13 @@ _Numbered = list[tuple[int, np.ndarray]]
 
 
 class SlotStream:
-    """Embeds streams of sentences in `slots` slots, but no more than there are sentences; one `run` after the other.
+    """Embeds streams of sentences in at most `slots` slots. Its runs follow one another.
 
-    `state` is that of all runs, by default the model's now. Where states are carried, sentence i runs in slot i mod B,
-    as in batches of B; else in any slot with room. The results are those of batches, in the order of the input. Carried
-    states pass over an empty sentence alone in its batch, as in AllenNLP; with `runs_empty` it runs as `<S> </S>`, as
-    in bilm-tf. Vectors of tokens are shared by the runs, between which weights must not change. When memory is out,
-    chunks of steps become smaller.
+    All runs have the same `state`, by default the current one of the model. With carried states sentence i runs in slot
+    i mod B, as in batches of B; otherwise in any free slot. Results equal those of batches and come in the order of the
+    input. An empty sentence that is a batch by itself leaves the carried state unchanged, as in AllenNLP; with
+    `runs_empty` it runs as `<S> </S>`, as in bilm-tf. The runs share token vectors, so weights must not change between
+    them. When memory runs out, chunks get fewer steps.
 
     The model carries the states after a batch from its first result on, however far slots have run; if another call has
     changed them since the last batch, the slots go back to there. An error in reading the sentences is raised after the
@@ -60,7 +60,7 @@ class SlotStream:
         self._state = bilm.state if state is None else check_choice("state", state, STATES)
         self._runs_empty = runs_empty
         self._tokens = _TokenVectors(bilm)
-        self._halvings = 0  # of a chunk, for want of memory
+        self._halvings = 0  # times that a chunk was halved after memory ran out
         # On a GPU the outputs of a chunk are copied and collected while the next chunk runs.
         device = next(bilm.parameters()).device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None

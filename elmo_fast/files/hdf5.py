@@ -194,7 +194,7 @@ def _check_heaps(path: str, extents: list[tuple[int, int]]) -> None:
 
 
 def check_unpacked(name: str, size: int, stored: int, most: int | None = None) -> None:
-    """Raise `ConfigurationError` when `size` bytes cannot be what a packed file of `stored` bytes holds in earnest.
+    """Raise `ConfigurationError` when `size` bytes are implausibly large for a compressed file of `stored` bytes.
 
     `most` bytes, by default 8 GB, are accepted of any file.
     """

@@ -1,4 +1,4 @@
-"""Weights by dataset name in bilm-tf's HDF5 layout: read with every shape checked, written, drawn, fingerprinted."""
+"""Weights by dataset name in bilm-tf's HDF5 layout: read and checked, written, initialized, fingerprinted."""
 
 import dataclasses
 import hashlib

@@ -57,7 +57,7 @@ def is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def settle(device: torch.device) -> None:
+def synchronize_stream(device: torch.device) -> None:
     """Wait for the current stream of `device`: its results may then be read on any stream."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -68,8 +68,8 @@ class Service:
                 raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_tokens:,} tokens, got "
                               f"{len(tokens):,}", "too_many_tokens", name)
             if max(map(len, tokens), default=0) > self.limits.max_letters:
-                raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_letters:,} letters in a token",
-                              "token_too_long", name)
+                raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_letters:,} characters in a "
+                              "token", "token_too_long", name)
             if pooled and not tokens:
                 raise Refusal(422, f"{name}[{number}]: expected at least one token to pool, got none",
                               "no_tokens", name)

@@ -13,7 +13,7 @@ class Limits:
 
     max_texts: int = _limit(1024, "texts in a request")
     max_tokens: int = _limit(50_000, "tokens in a text")
-    max_letters: int = _limit(1000, "letters in a token, for the engine remembers tokens")
+    max_letters: int = _limit(1000, "characters in a token, since the engine caches tokens")
     max_body_bytes: int = _limit(4 << 20, "bytes in the body of a request")
     max_connections: int = _limit(1024, "connections at a time; more get 503")
     queue_tokens: int = _limit(1 << 18, "tokens of accepted requests that are not answered yet, which bounds the "

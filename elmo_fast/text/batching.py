@@ -24,7 +24,8 @@ def batch_to_ids(batch: Sequence[Sequence[str]],
     """Character ids of a batch of tokenized sentences: int64 [sentences, longest, max_characters_per_token].
 
     Ids are 1 to 261, rows past a sentence's end are 0, and no sentence boundaries are added. From AllenNLP's
-    `batch_to_ids`. Raises `ValueError` for an empty batch, a sentence that is a string, or a token that is none.
+    `batch_to_ids`. Raises `ValueError` for an empty batch, for a sentence that is a string, and for a token that is not
+    a string.
     """
     return torch.from_numpy(_pad(_at_least_one(batch, "batch"), max_characters_per_token))
 
@@ -36,7 +37,7 @@ def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Seq
 
 
 def check_iterable(batch: Iterable, name: str = "batch") -> None:
-    """Raise `ValueError` for what is no collection or generator of sentences; a string is none."""
+    """Raise `ValueError` for anything but a collection or generator of sentences; strings are refused."""
     if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable) or not getattr(batch, "ndim", 1):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
 

@@ -60,7 +60,7 @@ class OptimizerConfig:
 
     `n_epochs` may be a fraction; `max_steps`, where given, wins. `all_clip_norm_val` bounds the norm of the gradient
     of loss * `unroll_steps`, all trainables together. `accumulate` batches, from separate streams, make a step.
-    `reset_states` is the fraction of rows whose state is zeroed before a batch, drawn anew for every batch; without it
+    `reset_states` is the fraction of rows whose state is zeroed before a batch, drawn again for every batch; without it
     the model sees zero states only in its first step, and may never recover from them on another text.
     """
 

@@ -120,8 +120,8 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     `source` is bilm-tf's directory, whose last checkpoint is used, or a checkpoint's prefix; `options.json` and
     `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1. Where
     the options lack the key `bidirectional`, the variables decide. bilm-tf's checkpoints hold no LSTM states and no
-    position in the text: both begin anew. `ConfigurationError` for variables that do not fit the options, and for NaN
-    and infinities unless `allow_nonfinite`; nothing is left at `output` then.
+    position in the text: both start from the beginning. `ConfigurationError`, which leaves nothing at `output`, for
+    variables that do not fit the options, and for NaN and infinities unless `allow_nonfinite`.
     """
     with atomic_directory(output) as folder:
         prefix = find_checkpoint(source)

@@ -131,7 +131,8 @@ class Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from `state`. `ConfigurationError` if the model, the batches or the text have other sizes.
 
-        A state without streams is that of a run that has read no text: LSTM states are zero, the text begins anew.
+        Without streams the run has read no text yet: LSTM states are zero, and the text starts from the
+        beginning.
         """
         streams = state["streams"]
         if streams is not None and len(streams) != self.streams:

@@ -169,7 +169,7 @@ def test_help_and_version(capsys):
     assert status == 0 and "--use-sentence-keys" in output
     assert "sentences at a time, at most 1,048,576" in " ".join(output.split())
     for command in ("embed", "seqvec"):
-        assert "--resume go on with what a run that did not end has left" in " ".join(
+        assert "--resume continue an interrupted run" in " ".join(
             run(capsys, command, "--help")[1].split())
     assert run(capsys, "--version") == (0, f"elmo-fast {elmo_fast.__version__}\n", "")
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmo_fast.ops.device import is_capturing, settle, to_device
+from elmo_fast.ops.device import is_capturing, synchronize_stream, to_device
 from elmo_fast.ops.numerics import type_of
 from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.projected_lstm.cuda.graphs import Capture, Graphs
 from elmo_fast.ops.weight_cache import cached
 
-CHUNK = 16  # of a chunk
-_LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller one, nor any for so few steps
+CHUNK = 16  # steps of a CUDA graph
+_LEAST_BUCKET, _LEAST_STEPS = 8, 8  # slots of a bucket that never shrinks; last steps for which none does
 _PROJECTION_BYTES = 1 << 28
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 _MOST_ARENAS = 8
@@ -163,7 +163,7 @@ def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: tor
     width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
     made = Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
                     w_p[0].to(dtype) if w_p else None, any(weight.is_inference() for weight in weights))
-    settle(w.device)
+    synchronize_stream(w.device)
     return made
 
 

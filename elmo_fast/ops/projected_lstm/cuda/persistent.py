@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.device import current_stream, settle
+from elmo_fast.ops.device import current_stream, synchronize_stream
 from elmo_fast.ops.numerics import type_of
 from elmo_fast.ops.precision import OPERANDS
 from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
@@ -95,7 +95,7 @@ def pack(layer: Operands) -> torch.Tensor:
     gates, bias, values = (part.contiguous().view(torch.uint8) for part in (gates, bias, values))
     of_units = torch.cat([gates.view(2, units, -1), bias.view(2, units, -1)], 2)
     packed_weights = torch.cat([of_units.flatten(1), values.flatten(1)], 1)
-    settle(packed_weights.device)
+    synchronize_stream(packed_weights.device)
     return packed_weights
 
 
