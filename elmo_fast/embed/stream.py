@@ -16,7 +16,7 @@ from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
-from elmo_fast.ops.device import HostCopy, to_device
+from elmo_fast.ops.device import HostCopy, rows_of, to_device
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string
@@ -223,7 +223,7 @@ class SlotStream:
         starts[[rows[0] for piece, rows in zip(pieces, packed_rows) if piece.begin > 0]] = False
         schedule = replace(schedule, tokens=tokens, sequence_starts=starts)
         layers, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state)
-        vectors = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
+        vectors = rows_of(table.vectors, schedule.tokens[0])
         return (pieces, packed_rows, HostCopy(self._converted([vectors, *layers]), self._copies)), state
 
     def _converted(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:

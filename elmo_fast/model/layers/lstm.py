@@ -14,6 +14,7 @@ from elmo_fast.model.layers.carried import CarriedStates
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
+from elmo_fast.ops.device import stacked, sum_of
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.projected_lstm.cpu import drop_lstm
@@ -139,7 +140,7 @@ class LstmStack(AllenNlpStateDict):
                 backend=backend, bounded=bounded, initial_state=initial_state and _of_layer(initial_state, layer),
                 precomputed=precomputed and layer == 0, precision=precision, **self._clips)
             skips = self._skips(layer)
-            x, bounded = out + x if skips else out, not skips and drop is None
+            x, bounded = sum_of(out, x) if skips else out, not skips and drop is None
             outputs.append(x)
             finals.append(final)
         return outputs, _stacked(finals)
@@ -310,7 +311,7 @@ def _of_layer(state: State, layer: int) -> State:
 
 def _stacked(states: Sequence[State]) -> State:
     """The states of all layers in one."""
-    return tuple(torch.stack(values) for values in zip(*states))
+    return tuple(stacked(values) for values in zip(*states))
 
 
 def above(new: State, old: State | None) -> State:

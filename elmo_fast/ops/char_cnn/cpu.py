@@ -14,6 +14,8 @@ from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.cpu import pointer, threads
 from elmo_fast.ops.library import library, no_gradient
 
+_SERIAL = 1 << 14  # values that PyTorch does not divide among threads (see `ops.device.sum_of`)
+
 
 def forward(*arguments):
     call = CharCnnArguments(*arguments)
@@ -22,8 +24,10 @@ def forward(*arguments):
     ids, table, weights = _contiguous(call)
     native_module()[0].char_cnn_forward(**_call(ids, table, weights), values=sums.data_ptr(),
                                         picks=picks.data_ptr() if call.save else 0)
-    sums += torch.cat(call.biases)
-    return ACTIVATIONS[call.activation].apply_(sums), picks
+    biases, activate_ = torch.cat(call.biases), ACTIVATIONS[call.activation].apply_
+    for rows in sums.split(max(1, _SERIAL // sums.shape[1])):
+        activate_(rows.add_(biases))
+    return sums, picks
 
 
 def backward(grad, values, picks, needed, *arguments):

@@ -4,13 +4,14 @@ A forward that saves for the gradients has the bits of the one that does not; gr
 of threads.
 """
 
+import numpy as np
 import torch
 
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.cpu import aligned_bytes, effective_precision, number_of, packed_weights, pointer, threads
 from elmo_fast.ops.library import library
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
-from elmo_fast.ops.projected_lstm.reference import LstmWeights, restore
+from elmo_fast.ops.projected_lstm.reference import LstmWeights
 from elmo_fast.ops.weight_cache import emptied
 from elmo_fast.ops.weight_snapshot import Tensors
 
@@ -95,12 +96,17 @@ class _Operands:
 
 
 def _in_slot_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
-    """A contiguous copy of state or its gradient, which the engine updates in place."""
-    return x.clone(memory_format=torch.contiguous_format) if slots is None else x[slots]
+    """A contiguous copy of state or its gradient, which the engine updates in place; made as `ops.device.sum_of`."""
+    values = x.detach().numpy()
+    return torch.from_numpy(np.array(values, order="C") if slots is None else values.take(slots.numpy(), 0))
 
 
 def _in_caller_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
-    return x if slots is None else restore(x, slots)
+    if slots is None:
+        return x
+    restored = np.empty_like(x.numpy())
+    restored[slots.numpy()] = x.numpy()
+    return torch.from_numpy(restored)
 
 
 def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
