@@ -202,10 +202,10 @@ def record_lock(output: Path, record: Path) -> None:
     """From here on this process writes down when it has the lock of `output`, and when its work under it is done."""
     lock, remove, holding = lock_module._lock, lock_module.remove, {}
 
-    def recorded_lock(final, mine, wait):
-        file = lock(final, mine, wait)
+    def recorded_lock(final, partial, wait):
+        file = lock(final, partial, wait)
         if final == output.resolve():
-            holding[mine.partial] = time.monotonic()
+            holding[partial] = time.monotonic()
         return file
 
     def recorded_remove(path):
