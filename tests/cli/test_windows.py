@@ -51,7 +51,7 @@ models
 PROGRAM = """
 import json, sys
 from elmo_fast import cli
-from elmo_fast.train import corpus
+from elmo_fast.text import corpus
 
 corpus._CHUNK = 200
 if __name__ == "__main__":
@@ -61,14 +61,14 @@ if __name__ == "__main__":
 SLOW = """
 import sys
 from elmo_fast import cli
-from elmo_fast.embed import corpus
+from elmo_fast.embed import run
 
-corpus.COMMIT_SECONDS = 0
+run.COMMIT_SECONDS = 0
 cli.main(sys.argv[1:])
 """
 COUNTING = """
 import time
-from elmo_fast.train import corpus
+from elmo_fast.text import corpus
 
 def slow(text):
     print("counting", flush=True)
