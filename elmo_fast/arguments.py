@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 BACKENDS = ("auto", "reference", "torch", "native")
-ACTIVATIONS = ("relu", "tanh")  # ops/char_cnn/activations.py has what they are
+ACTIVATIONS = ("relu", "tanh")  # implemented in ops/char_cnn/activations.py
 STATES = ("carry", "zero", "warm")
-FREE_STATES = STATES[1:]  # vectors depend on their own text alone, not on order and batches
+FREE_STATES = STATES[1:]  # a text's vectors then depend on that text only, not on order or batch mates
 LAYERS = ("all", "top", "average")
-UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
+UNKNOWN = ("encode", "error", "unk")  # for words outside a token table: encode, raise an error, or use <UNK>'s vector
 STORAGES = ("float32", "float16")  # of stored vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
 TOKENIZERS = ("whitespace", "simple")
@@ -20,32 +20,32 @@ SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 
-# Far beyond every model; without a bound a wrong number costs hours and all memory before anything else is checked.
-MOST_CELLS = 1 << 20  # of an LSTM layer
-DEFAULT_BATCH_SIZE, MOST_SENTENCES = 64, 1 << 20  # of a batch
+# Larger than in any known model: without a limit a wrong number costs hours and all memory before another check fails.
+MOST_CELLS = 1 << 20  # in an LSTM layer
+DEFAULT_BATCH_SIZE, MOST_SENTENCES = 64, 1 << 20  # sentences in a batch
 SEQVEC_BATCH_SIZE = 15000  # residues
 
 
 def shown(value: object) -> str:
-    """A value for a message: one line of at most 80 characters, also of arrays."""
+    """The value as text for a message: one line of at most 80 characters, also for arrays."""
     return " ".join(f"{value!r:.400}".split())[:80]
 
 
 def listed(words: Iterable[str], conjunction: str = "or") -> str:
-    """Words in a sentence: `a, b or c`."""
+    """The words as an enumeration: `a, b or c`."""
     *first, last = words
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:
-    """The value itself, or an error that names the argument when it is none of `choices`."""
+    """Return the value; an error names the argument if the value is not in `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise error(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
     return value
 
 
 def check_count(name: str, value: int, error: type[ValueError] = ValueError, most: int | None = None) -> int:
-    """The value itself, or an error that names the argument unless it is an integer of at least 1, at most `most`."""
+    """Return the value; an error names the argument unless the value is an integer from 1 to `most`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise error(f"{name}: expected an integer of at least 1, got {shown(value)}")
     if most is not None and value > most:
@@ -54,14 +54,14 @@ def check_count(name: str, value: int, error: type[ValueError] = ValueError, mos
 
 
 def check_path(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:
-    """`local_path` of the value, or an error that names the argument when it is neither a string nor a path of one."""
+    """Return `local_path` of the value; an error names the argument unless the value is a string or a path of text."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or "\0" in os.fspath(value):
         raise error(f"{name}: expected a path or URL, got {shown(value)}")
     return local_path(value)
 
 
 def check_file(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:
-    """As `check_path`, of a file to read: `OSError` that names the argument for a directory, and where nothing is."""
+    """As `check_path`, for a file to read: `OSError` names the argument for a directory and for a missing file."""
     path = check_path(name, value, error)
     if os.path.isdir(path):
         raise IsADirectoryError(f"{name}: expected a file, got the directory {path}")
@@ -71,13 +71,13 @@ def check_file(name: str, value: str | os.PathLike, error: type[ValueError] = Va
 
 
 def local_path(value: str | os.PathLike) -> str:
-    """A path as a string, with the home directory for `~` or `~user` at its beginning; of a `file:` URL its path.
+    """The path as a string: `~` or `~user` at its beginning becomes the home directory, a `file:` URL becomes its path.
 
     Other URLs are unchanged.
     """
     path = os.fspath(value)
     if path.startswith("file:/") and "::" not in path:
-        from urllib.request import url2pathname  # milliseconds, which the command's help does not have
+        from urllib.request import url2pathname  # takes milliseconds, and the command's help must start fast
 
         path = url2pathname(path.removeprefix("file:").removeprefix("//localhost").removeprefix("//"))
     return os.path.expanduser(path)

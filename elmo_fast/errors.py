@@ -1,9 +1,12 @@
-"""The error of models, options and files that do not fit."""
+"""The error for invalid models, options and files."""
 
 
 class _ConfigurationErrorBase(ValueError):
-    """`compat.allennlp.common.checks` puts AllenNLP's exception here: Python replaces no built-in base of a class."""
+    """`compat.allennlp.common.checks` makes AllenNLP's exception a base of this class.
+
+    A separate class, because Python cannot replace a built-in base of a class.
+    """
 
 
 class ConfigurationError(_ConfigurationErrorBase):
-    """A model, option or file that does not fit. The name is AllenNLP's."""
+    """Raised for an invalid model, option or file. The name is AllenNLP's."""

@@ -6,20 +6,20 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-_is_exporting = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
+_is_exporting = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 lacks it
 
 
 def outside_graphs(function: Callable) -> Callable:
-    """The function, which torch.compile runs as it is between two graphs: what it does follows from each batch's text.
+    """Decorate a function that torch.compile runs eagerly between two graphs: its operations depend on the text.
 
-    A method of a module raises `RuntimeError` in torch.export, torch.jit.trace and ONNX export, whose graphs would hold
-    the tokens and lengths of one batch.
+    A decorated method of a module raises `RuntimeError` in torch.export, torch.jit.trace and ONNX export, whose graphs
+    would hold the tokens and lengths of one batch.
     """
 
     @functools.wraps(function)
     def called(*arguments, **named):
         if torch.compiler.is_dynamo_compiling() and not _is_exporting():
-            from elmo_fast import uncompiled  # imports torch's compiler, which is there by then
+            from elmo_fast import uncompiled  # imports torch's compiler, which is already loaded here
 
             return uncompiled.call(function, *arguments, **named)
         if (torch.jit.is_tracing() or _is_exporting()) and _are_traced(arguments, named):
@@ -30,21 +30,21 @@ def outside_graphs(function: Callable) -> Callable:
 
 
 class OutsideGraphs(nn.Module):
-    """A module that torch.jit.script refuses, also inside another one. Its `forward` is to be `outside_graphs`."""
+    """A module that torch.jit.script refuses, also as a submodule. Decorate its `forward` with `outside_graphs`."""
 
     def __prepare_scriptable__(self):
         raise refusal(self)
 
 
 def refusal(module: nn.Module) -> RuntimeError:
-    """What exporters and tracers get."""
+    """The error that exporters and tracers get."""
     return RuntimeError(f"{type(module).__name__}: expected a call in Python, got torch.export, torch.jit or ONNX "
-                        "export, whose graphs cannot hold a run over each batch's own tokens and lengths; export the "
-                        "part of the model that reads its vectors, and give it those (torch.compile takes the whole)")
+                        "export, whose graphs cannot follow the tokens and lengths of each batch; export the "
+                        "part of your model that reads the vectors (torch.compile accepts the whole model)")
 
 
 def _are_traced(arguments: tuple, named: dict) -> bool:
-    """Whether a module is called, by this thread's exporter or tracer and not while another thread exports."""
+    """Whether this thread's exporter or tracer calls a module; False if only another thread exports."""
     if not arguments or not isinstance(arguments[0], nn.Module):
         return False
     if torch.jit.is_tracing() or torch.compiler.is_dynamo_compiling():

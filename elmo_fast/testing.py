@@ -1,6 +1,6 @@
-"""What tests and benchmarks share: how far numbers may be apart, and models from the published sizes to a tiny one.
+"""Shared by tests and benchmarks: numerical tolerances, and options of models from tiny to the published sizes.
 
-Loosening a tolerance is a decision to defend in a commit message.
+The commit message must justify a loosened tolerance.
 """
 
 import copy
@@ -13,13 +13,13 @@ from elmo_fast.model.options import Options
 from elmo_fast.ops.precision import OPERANDS
 from elmo_fast.train.config import FILTERS
 
-# Relative Frobenius error of a layer against the float64 reference, by what its products multiply.
+# Relative Frobenius error of a layer against the float64 reference, by the operand type of its matrix products.
 AGAINST_FLOAT64 = {name: operands.tolerance for name, operands in OPERANDS.items()}
-GRADIENT_AGAINST_FLOAT64 = 2e-5  # the same of a gradient in fp32, against the reference's autograd
+GRADIENT_AGAINST_FLOAT64 = 2e-5  # relative Frobenius error of an fp32 gradient against the reference's autograd
 AGAINST_TENSORFLOW = 1e-5  # largest absolute error against embeddings that TensorFlow wrote
-SAME_MODEL = 2e-6  # the same between two runs of one model in fp32 whose sums may be ordered differently
+SAME_MODEL = 2e-6  # largest absolute error between two fp32 runs of a model whose sums may be ordered differently
 
-SIZES = {"tiny": (32, 16, 1), **arguments.SIZES}  # the first is for dry runs
+SIZES = {"tiny": (32, 16, 1), **arguments.SIZES}  # tiny is for dry runs
 TINY = {
     "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3,
              "proj_clip": 3},
@@ -28,10 +28,10 @@ TINY = {
 }
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """|found - expected| / |expected|, Frobenius norms in float64."""
-    found, expected = found.double(), expected.double()
-    return float((found - expected).norm() / expected.norm())
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """|actual - expected| / |expected|, Frobenius norms in float64."""
+    actual, expected = actual.double(), expected.double()
+    return float((actual - expected).norm() / expected.norm())
 
 
 def _content(lstm: dict[str, Any], char_cnn: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A call that torch.compile leaves alone. In a module of its own, as the decorator imports torch's compiler (1.5 s)."""
+"""A call that torch.compile does not trace. A separate module, since the decorator imports torch's compiler (1.5 s)."""
 
 import inspect
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-_REASON = {"reason": "an ELMo runs outside torch.compile's graphs, by each batch's own tokens and lengths"}
+_REASON = {"reason": "an ELMo model runs outside torch.compile's graphs, since its tensors' shapes depend on the text"}
 
 
 @torch.compiler.disable(**(_REASON if "reason" in inspect.signature(torch.compiler.disable).parameters else {}))

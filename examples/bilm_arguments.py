@@ -1,4 +1,4 @@
-"""The arguments of the three usage examples: a model's files, or none for a tiny random model."""
+"""The arguments of the three usage examples: a model's files; without them a tiny random model is used."""
 
 import argparse
 import tempfile
@@ -9,7 +9,7 @@ from tiny_model import write_tiny_model
 
 
 class Arguments(NamedTuple):
-    """A model's files, and a folder for what the example writes."""
+    """A model's files, and a folder for the output of the example."""
 
     options_file: Path
     weight_file: Path
@@ -20,9 +20,9 @@ class Arguments(NamedTuple):
 def parse(description: str, argv: list[str] | None = None) -> Arguments:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--options-file", type=Path, help="options.json of a model (default: a tiny random one)")
-    parser.add_argument("--weight-file", type=Path, help="its weights, HDF5")
-    parser.add_argument("--vocab-file", type=Path, help="words with <S> and </S>, one a line (default: a few words)")
+    parser.add_argument("--options-file", type=Path, help="options.json of a model (default: a tiny random model)")
+    parser.add_argument("--weight-file", type=Path, help="weights of the model, HDF5")
+    parser.add_argument("--vocab-file", type=Path, help="words with <S> and </S>, one per line (default: a few words)")
     parser.add_argument("--folder", type=Path, help="where the example writes (default: a new temporary folder)")
     given = parser.parse_args(argv)
     if (given.options_file is None) != (given.weight_file is None):

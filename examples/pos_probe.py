@@ -1,10 +1,10 @@
-"""Part of speech from single layers: a linear probe that shows what a model's context is worth.
+"""Part of speech from single layers: a linear probe that shows what context adds to a model's vectors.
 
     python examples/pos_probe.py MODEL TRAIN.conllu TEST.conllu
 
 fits scikit-learn's logistic regression to the vectors of TRAIN's tokens (universal part-of-speech tags) and prints its
 accuracy on TEST, for every layer, for a scalar mix of all layers, and for the same architecture with random weights.
-The mix's weights are learned on TRAIN together with a linear layer, then held. Needs scikit-learn.
+The mix's weights are learned on TRAIN together with a linear layer, then fixed. Needs scikit-learn.
 """
 
 import argparse
@@ -42,18 +42,18 @@ class Tagged:
 
 def layers_of(bilm: BiLm, sentences: list[list[str]]) -> torch.Tensor:
     """Vectors of all tokens, boundaries left out: [tokens, layers, 2 P]."""
-    found = []
+    parts = []
     with torch.no_grad():
         for first in range(0, len(sentences), 64):
             layers, lengths = bilm.embed_tokens(sentences[first : first + 64])
             ends = np.cumsum(lengths)
             inner = np.setdiff1d(np.arange(ends[-1]), [*(ends - lengths), *(ends - 1)])
-            found.append(torch.stack(layers, dim=1)[torch.from_numpy(inner)])
-    return torch.cat(found)
+            parts.append(torch.stack(layers, dim=1)[torch.from_numpy(inner)])
+    return torch.cat(parts)
 
 
 def learned_mix(vectors: torch.Tensor, tags: np.ndarray, epochs: int = 5) -> ScalarMix:
-    """A scalar mix, learned together with a linear layer that names the tags of `vectors` [N, layers, D]."""
+    """A scalar mix, learned together with a linear layer that predicts the tags of `vectors` [N, layers, D]."""
     torch.manual_seed(0)
     names, wanted = np.unique(tags, return_inverse=True)
     scale = vectors.std(dim=(0, 2), keepdim=True)
@@ -70,7 +70,7 @@ def learned_mix(vectors: torch.Tensor, tags: np.ndarray, epochs: int = 5) -> Sca
 
 
 def accuracy(train: torch.Tensor, train_tags, test: torch.Tensor, test_tags) -> float:
-    """Share of test tags that a logistic regression on scaled vectors names rightly."""
+    """Fraction of test tags that a logistic regression on scaled vectors predicts correctly."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -80,19 +80,19 @@ def accuracy(train: torch.Tensor, train_tags, test: torch.Tensor, test_tags) -> 
 
 
 def probe(bilm: BiLm, train: Tagged, test: Tagged) -> dict[str, float]:
-    """Accuracy by what the probe reads: every layer, and the mix of all."""
-    vectors, others = layers_of(bilm, train.sentences), layers_of(bilm, test.sentences)
-    rows = {f"layer {k}": (vectors[:, k], others[:, k]) for k in range(vectors.shape[1])}
-    mix, scale = learned_mix(vectors, train.tags), vectors.std(dim=(0, 2), keepdim=True)
-    rows["mix of all layers"] = tuple(mix((part / scale).unbind(1)) for part in (vectors, others))
-    return {name: accuracy(ours, train.tags, others, test.tags) for name, (ours, others) in rows.items()}
+    """Accuracy of a probe on each layer, and on the mix of all layers, by name."""
+    learned, tested = layers_of(bilm, train.sentences), layers_of(bilm, test.sentences)
+    inputs = {f"layer {k}": (learned[:, k], tested[:, k]) for k in range(learned.shape[1])}
+    mix, scale = learned_mix(learned, train.tags), learned.std(dim=(0, 2), keepdim=True)
+    inputs["mix of all layers"] = tuple(mix((vectors / scale).unbind(1)) for vectors in (learned, tested))
+    return {name: accuracy(first, train.tags, second, test.tags) for name, (first, second) in inputs.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", help="a model's directory, ZIP, URL or name")
     parser.add_argument("train", help="CoNLL-U file to learn from")
-    parser.add_argument("test", help="CoNLL-U file to be judged on")
+    parser.add_argument("test", help="CoNLL-U file to test on")
     parser.add_argument("--state", default="warm", choices=("zero", "warm"))
     arguments = parser.parse_args()
     train, test = Tagged.read(arguments.train), Tagged.read(arguments.test)
@@ -100,7 +100,7 @@ def main() -> None:
     trained = probe(BiLm.from_model(arguments.model, state=arguments.state), train, test)
     chance = probe(BiLm(options, random_weights(options, seed=1), state=arguments.state), train, test)
     print(f"accuracy of a linear probe for part of speech: {len(train.tags):,} tokens to learn from, "
-          f"{len(test.tags):,} to be judged on, state {arguments.state}\n")
+          f"{len(test.tags):,} to test on, state {arguments.state}\n")
     print("| vectors | this model | random weights |\n|---|---|---|")
     for name, value in trained.items():
         print(f"| {name} | {100 * value:.1f} % | {100 * chance[name]:.1f} % |")

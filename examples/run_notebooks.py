@@ -2,8 +2,8 @@
 
     python examples/run_notebooks.py [first_vectors ...]
 
-needs nbclient, ipykernel and matplotlib. What changes from run to run without a meaning (times, versions, identifiers
-of cells) is not saved.
+needs nbclient, ipykernel and matplotlib. Times, versions and identifiers of cells, which differ in every run, are not
+saved.
 """
 
 import argparse
@@ -19,7 +19,7 @@ SECONDS = 560  # for one cell, on a busy machine
 
 
 def run(path: Path) -> nbformat.NotebookNode:
-    """The notebook with the outputs of a run from its first cell in a fresh kernel; `CellExecutionError` in a cell."""
+    """The notebook with the outputs of a run in a new kernel; `CellExecutionError` for a cell that fails."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(path.parent)}},
                             record_timing=False, extra_arguments=["--log-level=ERROR"])
@@ -27,7 +27,7 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The same cells and outputs, with identifiers by number and without the metadata of a run."""
+    """The same cells and outputs, with numbers as identifiers and without the metadata of a run."""
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
                          "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):

@@ -3,12 +3,12 @@
     python examples/sentiment.py [--text DIRECTORY]
 
 1. The model is trained further as a language model on the review text of the training part, without labels.
-2. It is frozen, and gives every token a vector a layer.
+2. The model is frozen, and computes a vector per layer for every token.
 3. A scalar mixture of the layers, weighted means over the tokens and a small classifier are trained together.
 
-Data: sentence polarity dataset v1.0 (Pang and Lee 2005), split 80/10/10 at a fixed seed. Printed beside it: the same
-classifier on layer 0 alone (no context), on the model before it was tuned, and on random weights; all with the labels
-of all training reviews, and with those of 500 of them.
+Data: sentence polarity dataset v1.0 (Pang and Lee 2005), split 80/10/10 with a fixed seed. For comparison the same
+classifier is trained on layer 0 only (no context), on the model before it was tuned, and on random weights, each with
+the labels of all training reviews and with the labels of 500 reviews.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from elmo_fast import BiLm, LoadedElmo, Options, ScalarMix, cli, load, random_we
 from elmo_fast.model.sources import find_model
 
 TEXT = Path(os.environ.get("ELMO_FAST_SHARED", Path(__file__).parents[2] / "shared")) / "text"
-BATCH = 1000  # reviews that are embedded together
+BATCH = 1000  # reviews embedded together
 EPOCHS = 12  # of the classifier
 FEW, SEEDS = 500, 3
 
@@ -60,7 +60,7 @@ def tuned(model: str, reviews: list[tuple[str, int]], epochs: int, folder: Path)
 
 
 class Reviews:
-    """Vectors of all tokens of some reviews one after the other [tokens, layers, 2 P], and the reviews' labels."""
+    """Vectors of all tokens of reviews, one review after another [tokens, layers, 2 P], and the reviews' labels."""
 
     def __init__(self, model: LoadedElmo, reviews: list[tuple[str, int]]):
         vectors = []
@@ -72,12 +72,12 @@ class Reviews:
         self.sequence_starts = self.lengths.cumsum(0) - self.lengths
 
     def layer(self, k: int) -> "Reviews":
-        """The same with a single layer."""
+        """The same reviews with a single layer."""
         chosen = copy.copy(self)
         chosen.tokens = self.tokens[:, k : k + 1].contiguous()
         return chosen
 
-    def some(self, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def tokens_of(self, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of the tokens of reviews `which`, and the index in `which` of a token's review [tokens]."""
         lengths = self.lengths[which]
         owner = torch.repeat_interleave(torch.arange(len(which)), lengths)
@@ -112,7 +112,7 @@ def accuracy(parts: dict[str, Reviews], labelled: int, seed: int = 0) -> float:
     mean, spread = train.tokens.mean(0), train.tokens.std(0) + 1e-6
 
     def scores(part: Reviews, which: torch.Tensor) -> torch.Tensor:
-        tokens, owner = part.some(which)
+        tokens, owner = part.tokens_of(which)
         return classifier((tokens - mean) / spread, owner, len(which))
 
     classifier = Classifier(*train.tokens.shape[1:])
@@ -120,17 +120,17 @@ def accuracy(parts: dict[str, Reviews], labelled: int, seed: int = 0) -> float:
     rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1 / EPOCHS, EPOCHS)
     for _ in range(EPOCHS):
         classifier.train()
-        for some in torch.randperm(labelled).split(64 if labelled > FEW else 16):
-            loss = nn.functional.cross_entropy(scores(train, some), train.labels[some])
+        for batch in torch.randperm(labelled).split(64 if labelled > FEW else 16):
+            loss = nn.functional.cross_entropy(scores(train, batch), train.labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         rate.step()
         classifier.eval()
         with torch.no_grad():
-            found = [(scores(part, torch.arange(len(part.labels))).argmax(1) == part.labels).float().mean().item()
-                     for part in (parts["heldout"], parts["test"])]
-        best = max(best, tuple(found), key=lambda pair: pair[0])
+            accuracies = [(scores(part, torch.arange(len(part.labels))).argmax(1) == part.labels).float().mean().item()
+                          for part in (parts["heldout"], parts["test"])]
+        best = max(best, tuple(accuracies), key=lambda pair: pair[0])
     return best[1]
 
 
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--model", default="bundled", help="as in elmo-fast embed --model (default: %(default)s)")
     parser.add_argument("--text", type=Path, default=TEXT, help="directory with rt-polarity.{pos,neg}.txt")
     parser.add_argument("--epochs", type=float, default=3, help="passes over the review text (default: %(default)s)")
-    parser.add_argument("--sentences", type=int, help="use that many only, for a quick look")
+    parser.add_argument("--sentences", type=int, help="number of reviews to use, for a quick look (default: all)")
     given = parser.parse_args()
     began = time.perf_counter()
     reviews = read_reviews(given.text, given.sentences)

@@ -8,7 +8,7 @@ SHOWN = 20
 
 
 def describe(dataset: h5py.Dataset) -> str:
-    """Shape and type of numbers, the text itself of strings."""
+    """The shape and type of a dataset of numbers, the text of a dataset of strings."""
     if h5py.check_string_dtype(dataset.dtype) is None:
         return f"{'x'.join(map(str, dataset.shape)) or 'scalar'} {dataset.dtype}"
     text = ", ".join(map(str, dataset.asstr()[...].ravel()))

@@ -3,8 +3,9 @@
     python examples/tagger.py [--text DIRECTORY]
 
 `Elmo` mixes the layers with weights that the tagger learns, under the dropout (0.5) and the L2 penalty on the mixture
-(0.001) that the paper's authors recommend; a BiLSTM reads the mixture. The biLM itself stays as it is. Training text:
-Universal Dependencies EWT, development part; test: its test part. The same tagger on random weights is beside it.
+(0.001) that the paper's authors recommend; a BiLSTM reads the mixture. The biLM itself is not trained. Training text:
+Universal Dependencies EWT, development part; test text: its test part. For comparison the same tagger is trained on
+random weights.
 """
 
 import argparse
@@ -85,8 +86,8 @@ def train_and_test(bilm: BiLm, train: list, test: list, epochs: int) -> float:
     right = total = 0
     with torch.no_grad():
         for words, tags in batches(test):
-            found = tagger(words).argmax(1).tolist()
-            right += sum(names[best] == tag for best, tag in zip(found, tags))
+            predicted = tagger(words).argmax(1).tolist()
+            right += sum(names[best] == tag for best, tag in zip(predicted, tags))
             total += len(tags)
     return right / total
 
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--model", default="bundled", help="as in elmo-fast embed --model (default: %(default)s)")
     parser.add_argument("--text", type=Path, default=TEXT, help="directory with en_ewt-ud-{dev,test}.conllu")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--sentences", type=int, help="use the first ones only, for a quick look")
+    parser.add_argument("--sentences", type=int, help="number of sentences to use, for a quick look (default: all)")
     given = parser.parse_args()
     train, test = (read_conllu(given.text / f"en_ewt-ud-{part}.conllu")[: given.sentences] for part in ("dev", "test"))
     files = find_model(given.model)

@@ -1,4 +1,4 @@
-"""Write a tiny model with random weights: enough to try every command, of no use for its vectors.
+"""Write a tiny model with random weights, to try every command; its vectors are meaningless.
 
     python examples/tiny_model.py DIRECTORY
 """

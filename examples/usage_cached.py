@@ -10,7 +10,7 @@ from elmo_fast.compat.bilm import dump_bilm_embeddings, weight_layers
 
 arguments = bilm_arguments.parse(__doc__)
 
-# A small data set, one tokenized sentence a line.
+# A small data set, one tokenized sentence per line.
 sentences = [
     "The ferry leaves the old harbour at noon .",
     "It comes back after dark , when the lamps are lit .",
@@ -25,12 +25,12 @@ dump_bilm_embeddings(
     arguments.vocab_file, dataset_file, arguments.options_file, arguments.weight_file, embedding_file
 )
 
-# Read it: here the second sentence.
+# Read the second sentence.
 with h5py.File(embedding_file, "r") as file:
     second_sentence_embeddings = file["1"][...]
 print("layers of the second sentence:", second_sentence_embeddings.shape)
 
-# Arrays that were read can be mixed as well.
+# Layers that were read from a file can be mixed as well.
 batch = {"lm_embeddings": second_sentence_embeddings[None], "mask": [[True] * second_sentence_embeddings.shape[1]]}
 elmo = weight_layers("input", batch, l2_coef=0.0)
 print("their mixture:", tuple(elmo["weighted_op"].shape))

@@ -15,7 +15,7 @@ from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, weight_la
 arguments = bilm_arguments.parse(__doc__)
 max_characters = Options.from_file(arguments.options_file).char_cnn.max_characters_per_token
 
-# What maps text to character ids.
+# The batcher maps text to character ids.
 batcher = Batcher(arguments.vocab_file, max_characters)
 
 # The biLM. There are no placeholders: it is called with ids, below.
@@ -45,7 +45,7 @@ elmo_question_output = weight_layers("output", question_embeddings, l2_coef=0.0,
 print("context at the input:", tuple(elmo_context_input["weighted_op"].shape))
 print("question at the input:", tuple(elmo_question_input["weighted_op"].shape))
 
-# A session.run of a training step is an optimizer's step. Further batches go through the same weights.
+# A step of the optimizer replaces session.run of a training step. Further batches use the same weights.
 optimizer = torch.optim.Adam(bilm.variables.parameters(), lr=0.1)
 for _ in range(3):
     elmo_context_input = weight_layers("input", bilm(context_ids, stream="context"), l2_coef=0.0, reuse=True)

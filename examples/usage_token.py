@@ -1,4 +1,4 @@
-"""ELMo with token vectors made beforehand: the counterpart of bilm-tf's usage_token.py.
+"""ELMo with precomputed token vectors: the counterpart of bilm-tf's usage_token.py.
 
     python examples/usage_token.py [--options-file OPTIONS --weight-file WEIGHTS]
 """
@@ -17,18 +17,18 @@ tokenized_question = [
     ["When", "does", "the", "ferry", "leave", "?"],
 ]
 
-# The vocabulary: every token, and <S> and </S>. A word outside it would need <UNK>, and is refused without.
+# The vocabulary: every token, <S> and </S>. A word outside the vocabulary is refused, unless the vocabulary has <UNK>.
 all_tokens = dict.fromkeys(["<S>", "</S>"])
 for sentence in tokenized_context + tokenized_question:
     all_tokens.update(dict.fromkeys(sentence))
 vocab_file = arguments.folder / "vocab_small.txt"
 vocab_file.write_text("\n".join(all_tokens) + "\n", encoding="utf-8")
 
-# The token vectors. Make them once for a vocabulary.
+# The token vectors. Compute them once for a vocabulary.
 token_embedding_file = arguments.folder / "elmo_token_embeddings.hdf5"
 dump_token_embeddings(vocab_file, arguments.options_file, arguments.weight_file, token_embedding_file)
 
-# What maps text to token ids.
+# The batcher maps text to token ids.
 batcher = TokenBatcher(vocab_file)
 
 # The biLM, which reads token ids.

@@ -31,20 +31,20 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
          precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False) -> "LoadedElmo":
     """Load a model to get vectors from.
 
-    `model` is a name, a directory, a ZIP or tar, or the URL of one of them (`find_model`), by default the bundled
-    one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
+    `model` is a name, a directory, a ZIP or tar, or a URL of these (`find_model`), by default the bundled model.
+    `device` is by default the first GPU, or the CPU without a GPU; `precision` and `backend` as in `BiLm`.
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
-    place = available_device(device)
+    chosen_device = available_device(device)
     bilm = open_bilm(find_model(check_path("model", model)), state="warm", precision=precision, backend=backend,
                      allow_nonfinite=allow_nonfinite)
-    return LoadedElmo(bilm.to(place))
+    return LoadedElmo(bilm.to(chosen_device))
 
 
 class LoadedElmo:
-    """Vectors of texts: strings, split at whitespace, lists of tokens, FASTA records of letters, or `open_texts`' own.
+    """Vectors of texts: strings, split at whitespace, lists of tokens, FASTA records, or texts of `open_texts`.
 
-    `bilm` is the model itself.
+    `bilm` is the model.
     """
 
     def __init__(self, bilm: BiLm):
@@ -57,24 +57,24 @@ class LoadedElmo:
 
         `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool`
         drops the axis of tokens: `mean`, `max`, or `first_last`, the forward half of the last token beside the backward
-        half of the first token. `state` as in `BiLm`: with `warm` and `zero` vectors depend on the text alone.
+        half of the first token. `state` as in `BiLm`: with `warm` and `zero` a text's vectors depend only on it.
         `batch_size` texts run at a time, by default as many as `ElmoEmbedder.embed_sentences` chooses. A text without
         tokens cannot be pooled.
         """
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
         texts = list(_texts(sentences, pool))
         check_choice("state", state, STATES)
-        # Where each text stands alone, the longest runs first: at the end few slots wait for a long one.
+        # Texts that do not depend on others run longest first: then few slots are idle at the end.
         order = sorted(range(len(texts)), key=lambda number: -len(texts[number].tokens) * (state in FREE_STATES))
         vectors = list(self._run((texts[number] for number in order), form, state, batch_size))
-        return [vectors[place] for place in np.argsort(order)]
+        return [vectors[rank] for rank in np.argsort(order)]
 
     def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
                batch_size: int | None = None) -> Iterator[np.ndarray]:
-        """As `embed`, lazily: texts are read as they are needed, also without an end, and memory is bounded."""
+        """As `embed`, lazily: texts are read as needed, also from an endless iterable, and memory is bounded."""
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
-        every = self._run(_texts(sentences, pool), form, state, batch_size)
-        return (vectors for vectors in every)
+        run = self._run(_texts(sentences, pool), form, state, batch_size)
+        return (vectors for vectors in run)
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Vectors of tokens without context, as the char encoder gives them: float32 [tokens, P]."""
@@ -92,13 +92,14 @@ class LoadedElmo:
                      state: str = "warm", pool: str | None = None, batch_size: int | None = None, *,
                      dtype: str = "float32", layout: str | None = None, targets: Iterable[str] | None = None,
                      resume: bool = False, progress: bool | str = False) -> None:
-        """Write the arrays of `embed` as they come, to be read with `open_embeddings`.
+        """Write the arrays of `embed` to a file as they are computed; `open_embeddings` reads the file.
 
-        `layout` is by default that of the suffix: .h5 (a dataset a text), .npz, .parquet, .arrow, or .npy for pooled
-        vectors; `packed` is HDF5 for many texts. `packed`, `parquet` and `arrow` also write a directory of shards, to a
-        name without a suffix. `dtype` is `float32` or `float16`; of `targets` alone the vectors are kept. Names are the
-        texts' numbers in order, from 0, or the first word of a FASTA record's header; those of `.npy` are in a `.json`
-        beside it. The output is written atomically; `resume` goes on with what a run that was killed has left.
+        The suffix chooses the `layout` unless it is given: .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy
+        for pooled vectors; `packed` is HDF5 for many texts. For a path without a suffix, `packed`, `parquet` and
+        `arrow` write a directory of shards. `dtype` is `float32` or `float16`; with `targets` only the vectors of these
+        words are stored. Texts are named by their number, from 0, or by the first word of a FASTA record's header; for
+        `.npy` the names are in a `.json` file beside it. The output is written atomically; `resume` continues an
+        interrupted run.
         """
         words = None if targets is None else frozenset(targets)
         form = OutputSpec(layers, pool, dtype, words).check(self.bilm.num_layers)
@@ -114,7 +115,7 @@ class LoadedElmo:
                      progress=Progress(progress))
 
     def _run(self, texts: Iterable[Text], form: OutputSpec, state: str, batch_size: int | None) -> Iterator[np.ndarray]:
-        """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
+        """The vectors that `form` selects from the stream; a `map`, because a generator would add a Python frame."""
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors
 
@@ -122,7 +123,7 @@ class LoadedElmo:
 
 
 def _texts(sentences: Iterable[Given], pool: str | None) -> Iterator[Text]:
-    """The texts, lazily. What is no collection of them is refused at once."""
+    """The texts, lazily. Anything but a collection or generator of texts is refused at once."""
     if isinstance(sentences, (str, bytes, FastaRecord)):
         raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a list")
     check_iterable(sentences, "sentences")
@@ -141,7 +142,7 @@ def _text(given: Given, number: int, pool: str | None) -> Text:
 
 
 def tokens_of(given: Given, name: str) -> Sequence[str]:
-    """The tokens of a text; `ValueError` with its name for what is none."""
+    """The tokens of a text; `ValueError`, which contains `name`, for anything but a text."""
     if isinstance(given, str):
         return given.split()
     if isinstance(given, FastaRecord):

@@ -22,8 +22,8 @@ from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, not_a_string
 
-_WORDS_A_BLOCK = 1 << 13  # between two writes
-_WORDS_AT_ONCE = 1 << 10  # in one call of the encoder, whose values then stay in the processor's caches
+_WORDS_A_BLOCK = 1 << 13  # encoded between two writes
+_WORDS_AT_ONCE = 1 << 10  # encoded in one call, so that activations stay in the processor's caches
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +31,20 @@ logger = logging.getLogger(__name__)
 def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], *, storage: str = "float32",
                       device: torch.device | str | None = None, unknown: str = "encode", grow: bool | int = False,
                       progress: bool = False) -> TokenTable:
-    """The table of a vocabulary file, or of words in order, in memory.
+    """The table in memory of a vocabulary file, or of words in order.
 
-    The model encodes on the device it is on, in its own precision; the table is on `device`, the CPU by default. Words
-    that lack `<S>` or `</S>` get them at their end; a file that lacks them is refused. `storage` is `float32` or
-    `float16`; `unknown` and `grow` are those of `TokenTable`.
+    The model encodes on its device and in its precision; the table is on `device`, the CPU by default. `<S>` and `</S>`
+    are appended to words that lack them; a file that lacks them is refused. `storage` is `float32` or `float16`;
+    `unknown` and `grow` are those of `TokenTable`.
     """
-    place = available_device("cpu" if device is None else device)
+    table_device = available_device("cpu" if device is None else device)
     words = words_of(vocabulary)
     values = np.empty((len(words), _encoder(bilm).dim), dtype=check_choice("storage", storage, STORAGES))
     done = 0
     for vectors in encoded(bilm, words, 0, progress):
         values[done : done + len(vectors)] = vectors
         done += len(vectors)
-    vectors = torch.from_numpy(values).to(place)
+    vectors = torch.from_numpy(values).to(table_device)
     return TokenTable(vectors, words, bilm.fingerprint(), unknown=unknown, grow=grow, precision=bilm.computes_in)
 
 
@@ -52,14 +52,14 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
                       storage: str = "float32", progress: bool = False) -> None:
     """Write the table of a vocabulary to a file that `TokenTable.open` and bilm-tf read, without holding it in memory.
 
-    After a run was killed, the same call resumes it from `PATH.part`, which holds what was computed.
+    After an interruption the same call resumes the run from `PATH.part`, which has the vectors computed so far.
     """
     write_words(bilm, vocabulary, path, storage, progress)
 
 
 def write_words(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, storage: str,
                 progress: bool, lock: Path | None = None) -> None:
-    """As `write_token_table`; `lock` is the path of a lock on `path` that the caller has."""
+    """As `write_token_table`; `lock` is what `locked(path)` gave a caller that has locked `path`, else None."""
     words = words_of(vocabulary)
     shape = len(words), _encoder(bilm).dim
     check_choice("storage", storage, STORAGES)
@@ -95,7 +95,7 @@ def _encoder(bilm: BiLm) -> TokenSource:
 
 
 def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Iterator[np.ndarray]:
-    """Vectors of the words from `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
+    """Vectors of the words from number `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
     encoder, precision = _encoder(bilm), bilm.computes_in
     device = next(encoder.parameters()).device
     with tqdm(total=len(words), initial=first, unit=" words", disable=None if progress else True) as bar:

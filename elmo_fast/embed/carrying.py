@@ -1,5 +1,6 @@
-"""The carried states of a stream, whose slots run ahead of the results that were asked for."""
+"""The carried states of a stream, whose slots run ahead of the results that the caller has taken."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -19,30 +20,30 @@ class Span(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk of steps that ran: its last batch, the state before it where that batch begins in it, and its spans."""
+    """A chunk of steps that has run: its last batch, its spans, and the state before it if that batch begins in it."""
 
     batch: int
     before: RunState | None
     spans: list[Span]
 
 
-# Runs spans, each to the end of its sentence, from a state: the state after them.
+# Runs each span to the end of its sentence, from a state; returns the state after the spans.
 Replay = Callable[[RunState, list[Span]], RunState]
 
 
 class StreamStates:
     """Stores in a model the states after each batch of a stream, as if slots had run no further than that batch.
 
-    Where they have, or have not run the whole batch yet, a function is stored: it runs what is needed when the states
-    are asked for. All calls but `note` are made under the lock of the model's carried states.
+    If slots have run further, or have not finished the batch, a function is stored: it computes the states when they
+    are first read. All calls except `note` are made under the lock of the model's carried states.
     """
 
     def __init__(self, bilm: BiLm, slots: int, replay: Replay):
         self._bilm, self._slots, self._replay = bilm, slots, replay
-        self._history: deque[_Chunk] = deque()  # from the first chunk on that begins a later batch than the stored one
+        self._history: deque[_Chunk] = deque()  # starts with the chunk where a batch after the stored batch begins
 
     def begin(self, first: int) -> RunState:
-        """Where slots begin, with sentence `first`, the first of a batch: in the states that the model carries now."""
+        """The state of the slots before `first`, the first sentence of a batch: the states that the model carries."""
         stack = self._bilm.lstm
         self._first, self._latest, self._has_run = first, first // self._slots - 1, False
         self._beyond, self._changes = stack._states, stack.carried.changes
@@ -51,19 +52,19 @@ class StreamStates:
 
     @property
     def is_current(self) -> bool:
-        """Whether nothing else was stored in the model since the last call here."""
+        """Whether the model's states were stored by nothing else since the last `begin` or `store`."""
         return self._changes == self._bilm.lstm.carried.changes
 
     def note(self, before: RunState, spans: list[Span]) -> None:
-        """A chunk has run, from a state."""
+        """Record a chunk that has run from the state `before`."""
         batch = max(span.number for span in spans) // self._slots
         self._history.append(_Chunk(batch, before if batch > self._latest else None, spans))
         self._latest = max(self._latest, batch)
 
     def store(self, end: int, last: RunState, waiting: Iterable[Span], runs: bool) -> None:
-        """Store the states after a batch, which ends before sentence `end`; `last` is where the slots are now.
+        """Store the states after a batch, which ends before sentence `end`; `last` is the current state of the slots.
 
-        `waiting` are the spans of sentences before `end` that have not run; `runs`: whether the batch changes states.
+        `waiting` are the spans of sentences before `end` that have not run; `runs` says if the batch changes states.
         """
         self._has_run |= runs
         if not self._has_run:
@@ -76,8 +77,9 @@ class StreamStates:
 
         def states() -> State:
             first: dict[int, Span] = {}
-            for span in (each for some in spans for each in some if each.number < end):
-                first.setdefault(span.number, span)
+            for span in itertools.chain.from_iterable(spans):
+                if span.number < end:
+                    first.setdefault(span.number, span)
             final = replay(start, list(first.values())) if first else start
             return above(tuple(values[:, :rows] for values in final.last), beyond)
 

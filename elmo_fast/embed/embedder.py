@@ -36,15 +36,15 @@ from elmo_fast.vectors.spec import OutputSpec
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"
-_WIDE = 512  # columns of vectors from which a layer's weights outgrow a core's own cache
+_WIDE = 512  # values per vector from which a layer's weights exceed a core's private cache
 
 
 class ElmoEmbedder:
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
-    With `state="carry"`, as in AllenNLP, a sentence embedded twice gives two results. `options_file` and `weight_file`
-    are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. NaN and infinities in the
-    weights are refused unless `allow_nonfinite`. All else as in `BiLm`.
+    With `state="carry"`, as in AllenNLP, a sentence embedded twice gives different vectors. `options_file` and
+    `weight_file` are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. NaN and
+    infinities in the weights are refused unless `allow_nonfinite`. Other arguments are those of `BiLm`.
     """
 
     _bilm: type[BiLm] = BiLm
@@ -89,7 +89,7 @@ class ElmoEmbedder:
         return self.embed_batch([check_sentence(sentence)])[0]
 
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Vectors of the sentences of a batch, float32 [layers, tokens, 2 P] a sentence; an empty one has no tokens.
+        """Vectors of a batch, float32 [layers, tokens, 2 P] per sentence; an empty sentence has 0 tokens.
 
         A single empty sentence does not change the carried states, as in AllenNLP; in a larger batch an empty sentence
         runs as `<S> </S>`.
@@ -116,12 +116,11 @@ class ElmoEmbedder:
                         batch_size: int | None = None) -> Iterator[np.ndarray]:
         """Vectors of an iterable of sentences, in its order, float32 [layers, tokens, 2 P] a sentence.
 
-        `batch_size` sentences run at a time, and each row of the batch takes its next sentence as soon as it is free
-        (see `SlotStream`); the results are those of batches, and a bounded part of the iterable is read ahead. Carried
-        states are those of batches too, as in AllenNLP: when the first result of a batch is given out, the states after
-        that batch are stored, and what ran ahead leaves no trace. By default 64 run at a time, and 128 where no states
-        are carried and the CPU computes a wide model with 16-bit tile products, whose weights are then read half as
-        often.
+        `batch_size` sentences run at a time, and each slot takes its next sentence as soon as it is free (see
+        `SlotStream`); the results are those of batches, and a bounded number of sentences is read ahead. Carried states
+        are those of batches too, as in AllenNLP: when the first result of a batch is given out, the states after that
+        batch are stored, even if slots have run further. By default 64 sentences run at a time, or 128 if no states are
+        carried and the CPU computes a wide model with 16-bit tile products: it then reads the weights half as often.
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
@@ -131,12 +130,12 @@ class ElmoEmbedder:
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int | None,
                state: str | None = None) -> Iterator[np.ndarray]:
-        """As `embed_sentences`, of sentences that were checked before, in a `state`, by default the model's."""
+        """As `embed_sentences`, for sentences that were checked before; `state` is by default the model's."""
         state = self.elmo_bilm.state if state is None else check_choice("state", state, STATES)
         return self._run_of(self._rows(batch_size, state), state)(sentences)
 
     def runner(self, batch_size: int | None, form: OutputSpec, state: str | None = None) -> Runner:
-        """How `write_corpus` gets vectors to store in a form. Where states are carried, a section has whole batches."""
+        """The `Runner` that computes vectors for `write_corpus`. With carried states a section has whole batches."""
         bilm = self.elmo_bilm
         state = bilm.state if state is None else check_choice("state", state, STATES)
         batch_size = self._rows(batch_size, state)
@@ -147,11 +146,11 @@ class ElmoEmbedder:
                       {"batch_size": batch_size} if state == "carry" else {}, state)
 
     def _runs_padded(self) -> bool:
-        """Whether batches run through the module itself: as the specification, or for the hooks on it."""
+        """Whether batches run padded, by a call of the module: for the reference backend, or if it has hooks."""
         return self.elmo_bilm.backend == "reference" or is_hooked(self.elmo_bilm)
 
     def _rows(self, batch_size: int | None, state: str) -> int:
-        """Sentences at a time: the caller's number, or the choice of `embed_sentences`."""
+        """Sentences that run at a time: the caller's number, or the default of `embed_sentences`."""
         if batch_size is not None:
             return check_count("batch_size", batch_size, most=MOST_SENTENCES)
         bilm, weight = self.elmo_bilm, next(self.elmo_bilm.parameters())
@@ -161,7 +160,7 @@ class ElmoEmbedder:
 
     def _run_of(self, batch_size: int, state: str,
                 dtype: torch.dtype = torch.float32) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
-        """What gives the vectors of sentences, one iterable after the other; `dtype` is that of `SlotStream`."""
+        """A function from sentences to their vectors, to be called for one iterable after another; see `SlotStream`."""
         if not self._runs_padded():
             return SlotStream(self.elmo_bilm, batch_size, dtype=dtype, state=state).run
 
@@ -180,9 +179,9 @@ class ElmoEmbedder:
         `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`
         holds a JSON string that maps each sentence to its key, unless `forget_sentences`. With `use_sentence_keys`
         the sentences themselves are the keys. `allow_blank` gives blank lines datasets without tokens. From
-        AllenNLP's `embed_file`. The output is written atomically; `resume` goes on with what a run that was killed has
-        left (see `write_corpus`). `progress` is a bar where stderr is a terminal, or with `"lines"` a line every ten
-        seconds, also elsewhere.
+        AllenNLP's `embed_file`. The output is written atomically; `resume` continues an interrupted run (see
+        `write_corpus`). `progress` shows a bar if stderr is a terminal, or with `"lines"` a line every ten seconds in
+        any case.
         """
         form = OutputSpec(check_choice("output_format", output_format, LAYERS, ConfigurationError))
         if not hasattr(input_file, "readline"):
@@ -198,11 +197,11 @@ class ElmoEmbedder:
 
 
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:
-    """The device of AllenNLP's number: -1 is the CPU; `ConfigurationError` for a GPU that torch does not see."""
+    """The device with AllenNLP's number, -1 for the CPU; `ConfigurationError` for a GPU that torch does not see."""
     if isinstance(cuda_device, bool) or not isinstance(cuda_device, int) or cuda_device < -1:
         raise ConfigurationError(f"{name}: expected -1 for the CPU or the number of a GPU, got {shown(cuda_device)}")
     count = torch.cuda.device_count()
     if cuda_device >= count:
-        expected = f"-1 or a number below {count} (the GPUs that torch sees)" if count else "-1, for torch sees no GPU"
+        expected = f"-1 or a number below {count} (the GPUs that torch sees)" if count else "-1 (torch sees no GPU)"
         raise ConfigurationError(f"{name}: expected {expected}, got {cuda_device}")
     return torch.device("cpu") if cuda_device < 0 else torch.device("cuda", cuda_device)

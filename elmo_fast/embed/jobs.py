@@ -1,4 +1,4 @@
-"""What the subcommands `embed` and `cache` do: a text becomes a file of vectors, a vocabulary a token table."""
+"""The work of the subcommands `embed` and `cache`: a file of vectors from a text, a token table from a vocabulary."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ from elmo_fast.vectors.spec import OutputSpec
 
 @dataclass(frozen=True)
 class TextInput:
-    """Texts of files; all else are arguments of `open_texts`."""
+    """A file of texts; the fields are arguments of `open_texts`."""
 
     input_file: str
     format: str | None
@@ -44,7 +44,7 @@ class TextInput:
 
 @dataclass(frozen=True)
 class VectorOutput:
-    """A file of vectors. `targets` is a file of words; the two flags are options of AllenNLP's layout."""
+    """A file of vectors to write. `targets` is a file of words; the two flags are options of AllenNLP's layout."""
 
     output_file: str
     layout: str | None
@@ -56,7 +56,7 @@ class VectorOutput:
     use_sentence_keys: bool
 
     def target(self, default_layout: str | None = None) -> Target:
-        """The checked target; `default_layout` in place of that of the suffix."""
+        """The checked target; `default_layout` replaces the layout that the suffix chooses."""
         words = self.targets and _words(check_file("--targets", self.targets))
         form = OutputSpec(self.layers, self.pool, self.dtype, words)
         layout = layout_of(self.output_file, self.layout or default_layout)
@@ -70,7 +70,7 @@ class VectorOutput:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model by name or by its two files, by default the bundled one; how it computes, and on which device."""
+    """A model by name or by its two files, by default the bundled model; its precision, backend and device."""
 
     model: str | None
     precision: str
@@ -122,7 +122,7 @@ class EmbedJob:
 
     @contextlib.contextmanager
     def opened(self, form: OutputSpec) -> Iterator[tuple[Texts, BiLm, Progress]]:
-        """The texts, a model that the form fits, on its device, and the progress. The output must be locked."""
+        """The texts, the model on its device, checked against `form`, and the progress. The caller locks the output."""
         with self.texts.open() as texts:
             files = self.model.files(self.output.output_file, [*texts.paths, self.token_table])
             device = torch_device(self.model.cuda_device)

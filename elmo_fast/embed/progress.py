@@ -1,4 +1,4 @@
-"""A bar of texts and tokens on stderr."""
+"""A progress bar of texts and tokens on stderr."""
 
 import io
 import sys
@@ -8,9 +8,9 @@ from tqdm import tqdm
 
 
 class Progress:
-    """A bar of texts with their tokens, where stderr is a terminal; `lines` gives a line every ten seconds elsewhere.
+    """A progress bar of texts and tokens if stderr is a terminal; with `how="lines"` a line every ten seconds anyway.
 
-    `total` is the number of texts where it is known, `unit` what they are.
+    `total` is the number of texts if it is known, `unit` their name.
     """
 
     def __init__(self, how: bool | str, total: int | None = None, unit: str = "sentences"):
@@ -27,12 +27,12 @@ class Progress:
         self._bar.close()
 
     def skip(self, texts: int) -> None:
-        """Begin after so many texts, which an earlier run embedded."""
+        """Start after `texts` texts, which an earlier run embedded."""
         if texts:
             self._bar.initial = self._bar.n = self._bar.last_print_n = texts
 
     def update(self, tokens: int, texts: int = 1) -> None:
-        """Count texts of so many tokens together."""
+        """Count `texts` texts, which have `tokens` tokens in total."""
         if not self._bar.disable:
             self._tokens += tokens
             rate = self._tokens / max(time.monotonic() - self._begin, 1e-3)
@@ -42,7 +42,7 @@ class Progress:
 
 
 class _Lines(io.TextIOBase):
-    """stderr for tqdm, each of its updates a line of its own."""
+    """A file for tqdm that writes every update to stderr as a separate line."""
 
     def write(self, text: str) -> int:
         if line := text.strip():

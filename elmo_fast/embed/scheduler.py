@@ -1,4 +1,4 @@
-"""Which sentences run in which slots: they are read in their order, and run in the pieces of chunks of steps."""
+"""Assigns sentences to slots: sentences are read in order, and run in pieces, one chunk of steps after another."""
 
 import heapq
 import math
@@ -16,7 +16,7 @@ from elmo_fast.embed.carrying import Span
 class Sentence:
     """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P].
 
-    `tokens` are kept where states are carried. A sentence that is `passed_over` does not run.
+    `tokens` are stored only if states are carried. A sentence that is `passed_over` does not run.
     """
 
     number: int
@@ -41,12 +41,12 @@ class Piece(NamedTuple):
 
 
 class Scheduler:
-    """The queues of `slots` slots, and what is read into them.
+    """The queues of `slots` slots, and the reading of sentences into them.
 
-    `rows_of` gives the rows of a sentence's tokens, `pass_over` takes a sentence that does not run. Where states are
-    `carried`, sentence i is for slot i mod slots, and an empty one alone in its batch runs only with `runs_empty`.
-    `read` counts sentences, `ahead` their tokens until the reader takes them off. An error in reading ends it, and is
-    kept as `error`.
+    `rows_of` returns the rows of a sentence's tokens, `pass_over` receives a sentence that does not run. If states are
+    `carried`, sentence i is for slot i mod slots, and an empty sentence alone in its batch runs only with `runs_empty`.
+    `read` counts the sentences read, `ahead` their tokens until the caller subtracts them. An error ends the reading,
+    and is stored as `error`.
     """
 
     def __init__(self, slots: int, rows_of: Callable[[Sequence[str]], np.ndarray],
@@ -54,19 +54,19 @@ class Scheduler:
         self._rows_of, self._pass_over = rows_of, pass_over
         self._carried, self._runs_empty = carried, runs_empty
         self.queues: list[deque[Sentence]] = [deque() for _ in range(slots)]
-        self.unstored: deque[Sentence] = deque()  # where states are carried: of the batches that are not stored
+        self.unstored: deque[Sentence] = deque()  # if states are carried: of batches whose states are not stored
         self.read = self.ahead = 0
         self.error: Exception | None = None
         self._take: Callable[[], Sequence[str] | None] | None = None
         self._following: Sequence[str] | None = None
 
     def read_from(self, sentences: Iterable[Sequence[str]]) -> None:
-        """Read sentences from here on, and always one more than is scheduled."""
+        """Read from `sentences`, always one sentence ahead of the scheduled sentences."""
         self._source = iter(sentences)
         self._following = self._fetch()
 
     def take_from(self, take: Callable[[], Sequence[str] | None]) -> None:
-        """Ask for a sentence when a slot is free; None is none at present."""
+        """Call `take` for a sentence when a slot is free; it returns None if there is none at present."""
         self._take = take
 
     @property
@@ -76,11 +76,11 @@ class Scheduler:
 
     @property
     def end(self) -> float:
-        """The number of results: with an error in reading, of the whole batches before it."""
+        """The number of results: infinite, or after an error in reading that of the whole batches before the error."""
         return self.read // len(self.queues) * len(self.queues) if self.error else math.inf
 
     def plan(self, steps: int, width: int, most_ahead: int) -> list[Piece]:
-        """The pieces of the next chunk, of so many steps at most in so many slots; `most_ahead` bounds `ahead`."""
+        """The pieces of the next chunk: at most `steps` steps in at most `width` slots; `most_ahead` limits `ahead`."""
         pieces: list[Piece] = []
         least = [(0, slot) for slot in range(len(self.queues))]  # a heap of planned steps and slots
         running = 0
@@ -110,17 +110,17 @@ class Scheduler:
             sentence.done = begin
 
     def put(self, spans: list[Span]) -> None:
-        """Queue spans, which run to the ends of their sentences."""
+        """Queue spans, each to the end of its sentence."""
         for number, slot, begin, tokens in sorted(spans):
             self.queues[slot].append(Sentence(number, self._rows_of(tokens), tokens, done=begin))
 
     def waiting(self, end: int) -> list[Span]:
-        """What has not run of the sentences before number `end`."""
+        """The spans of sentences before number `end` that have not run."""
         return [Span(sentence.number, slot, sentence.done, sentence.tokens)
                 for slot, queue in enumerate(self.queues) for sentence in queue if sentence.number < end]
 
     def restart(self) -> None:
-        """Queue the sentences of the batches that are not stored again, and nothing else."""
+        """Clear the queues, then queue all sentences of the batches whose states are not stored."""
         for queue in self.queues:
             queue.clear()
         for number, sentence in enumerate(self.unstored):
@@ -129,7 +129,7 @@ class Scheduler:
             self._queue(self.unstored[number])
 
     def read_next(self, slot: int = 0) -> bool:
-        """Read a sentence, for `slot` where any would do; False at the end, and where reading fails."""
+        """Read a sentence, into `slot` unless states are carried; False at the end and after an error in reading."""
         tokens = self._take() if self._take else self._following
         if tokens is None:
             return False
@@ -160,7 +160,7 @@ class Scheduler:
         return True
 
     def _fetch(self) -> Sequence[str] | None:
-        """The next sentence of the source; None at its end, and where it fails."""
+        """The next sentence of the source; None at its end and after an error."""
         try:
             return next(self._source, None)
         except Exception as error:

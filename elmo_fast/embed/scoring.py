@@ -54,8 +54,8 @@ def substitute_file(input_file: str, top: int, direction: str, words: list[str] 
 def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Iterator[str]:
     """Lines of tab-separated columns: forward and backward natural log-probability of each sentence, and its text.
 
-    With `tokens` a line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Line ends inside a
-    text are written as spaces.
+    With `tokens`, one line per token, then lines for `</S>` and `<S>`, and a blank line after each sentence. Line ends
+    inside a text are written as spaces.
     """
     for batch in groups_of(texts, DEFAULT_BATCH_SIZE):
         for text, score in zip(batch, head.score([text.tokens for text in batch])):
@@ -71,15 +71,15 @@ def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Itera
 
 def substitute_lines(head: SoftmaxHead, texts: Iterable[Text], k: int, direction: str,
                      words: list[str] | None) -> Iterator[str]:
-    """A JSON object a line for each token, or for the tokens in `words`: sentence, position, word and `substitutes`.
+    """Lines, each a JSON object for a token, or for a token in `words`: sentence, position, word and `substitutes`.
 
     Substitutes are pairs of a word and the natural log of its probability, the likeliest first.
     """
     for number, text in enumerate(texts):
-        positions = [at for at, token in enumerate(text.tokens) if words is None or token in words]
+        positions = [position for position, token in enumerate(text.tokens) if words is None or token in words]
         if not positions:
             continue
-        for at, found in zip(positions, head.substitutes_at(text.tokens, positions, k, direction)):
-            pairs = [[substitute.word, round(substitute.log_probability, 6)] for substitute in found]
-            yield json.dumps({"sentence": number, "position": at, "word": text.tokens[at], "substitutes": pairs},
-                             ensure_ascii=False)
+        for position, substitutes in zip(positions, head.substitutes_at(text.tokens, positions, k, direction)):
+            pairs = [[substitute.word, round(substitute.log_probability, 6)] for substitute in substitutes]
+            yield json.dumps({"sentence": number, "position": position, "word": text.tokens[position],
+                              "substitutes": pairs}, ensure_ascii=False)

@@ -36,20 +36,20 @@ _Numbered = list[tuple[int, np.ndarray]]
 
 
 class SlotStream:
-    """Embeds streams of sentences in at most `slots` slots. Its runs follow one another.
+    """Embeds streams of sentences in at most `slots` slots, one stream after another.
 
-    All runs have the same `state`, by default the current one of the model. With carried states sentence i runs in slot
-    i mod B, as in batches of B; otherwise in any free slot. Results equal those of batches and come in the order of the
-    input. An empty sentence that is a batch by itself leaves the carried state unchanged, as in AllenNLP; with
-    `runs_empty` it runs as `<S> </S>`, as in bilm-tf. The runs share token vectors, so weights must not change between
-    them. When memory runs out, chunks get fewer steps.
+    All runs have the same `state`, by default the model's state. With carried states sentence i runs in slot i mod B,
+    as in batches of B; otherwise in any free slot. Results equal those of batches and are in the order of the input.
+    An empty sentence that is a batch by itself leaves the carried state unchanged, as in AllenNLP; with `runs_empty` it
+    runs as `<S> </S>`, as in bilm-tf. The runs share token vectors, so weights must not change between them. When
+    memory runs out, chunks get fewer steps.
 
-    The model carries the states after a batch from its first result on, however far slots have run; if another call has
-    changed them since the last batch, the slots go back to there. An error in reading the sentences is raised after the
-    results of the whole batches before it.
+    When the first result of a batch is given out, the model carries the states after that batch, however far slots have
+    run. If another call has changed the states since the last batch, the slots run again from its end. An error in
+    reading the sentences is raised after the results of the whole batches before it.
 
-    `dtype` is float32, or float16 where vectors are only stored: on a CPU those of a chunk without a value beyond
-    float16 are then float16, others float32.
+    `dtype` is float32, or float16 for vectors that are only stored: on a CPU the vectors of a chunk are then float16 if
+    no value exceeds its range, otherwise float32.
     """
 
     def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, dtype: torch.dtype = torch.float32,
@@ -71,15 +71,15 @@ class SlotStream:
         return self._run(sentences, None)
 
     def run_as_they_come(self, take: Callable[[], Sequence[str] | None]) -> Iterator[tuple[int, _Numbered]]:
-        """Rows computed and sentences finished, [(number, vectors)], after every chunk, until nothing runs.
+        """After every chunk, the number of rows computed and the finished sentences, [(number, vectors)].
 
-        A free slot calls `take` for its next sentence, numbered from 0 in that order; None is none at present. For
-        `zero` and `warm` states.
+        A free slot calls `take` for its next sentence, or None if there is none at present; sentences are numbered from
+        0 in that order. Ends when no sentence runs. For `zero` and `warm` states.
         """
         return self._run((), take)
 
     def drop(self, numbers: Container[int]) -> None:
-        """Leave off sentences between two chunks of `run_as_they_come`."""
+        """Cancel running sentences; to be called between two chunks of `run_as_they_come`."""
         for queue in self._scheduler.queues:
             if queue and queue[0].number in numbers:
                 queue.popleft()
@@ -122,12 +122,12 @@ class SlotStream:
         self._last = after
 
     def _start(self, first: int) -> RunState:
-        """Where the slots start with sentence `first` and its successors: in the states that the model carries."""
+        """The state of the slots before sentence `first`: the states that the model carries."""
         with self._bilm.lstm.exclusive(True):
             return self._states.begin(first)
 
     def _resume(self, state: RunState, spans: list[Span]) -> RunState:
-        """Queue spans, and store nothing of them."""
+        """Queue spans whose states are not stored in the model."""
         self._states = None
         self._scheduler.put(spans)
         return state
@@ -140,21 +140,24 @@ class SlotStream:
             yield vectors
 
     def _store(self) -> bool:
-        """Store what the model carries once the next result is given out; False where it cannot be given out now."""
+        """Store the states that the model carries with the next result; False if the result must wait."""
         scheduler = self._scheduler
-        if self._written == self._stored:  # the first of a batch, which is read as a whole before
+        if self._written == self._stored:  # the first result of a batch: read the whole batch
             end = self._written + len(scheduler.queues)
             while scheduler.read < end and scheduler.read_next():
                 pass
             return self._written < scheduler.end and self._store_batch(min(end, scheduler.read))
-        if scheduler.is_at_end and self._written + 1 == scheduler.read:  # the last of all: slots are where they end
+        if scheduler.is_at_end and self._written + 1 == scheduler.read:  # the last result
             with self._bilm.lstm.exclusive(True):
                 if self._states.is_current:
                     self._states.store(scheduler.read, self._last, [], False)
         return True
 
     def _store_batch(self, end: int) -> bool:
-        """Store the states after a batch, before sentence `end`; False if it runs again, from another call's states."""
+        """Store the states after the batch that ends before sentence `end`.
+
+        False if the batch runs again, since another call has changed the states that it starts from.
+        """
         with self._bilm.lstm.exclusive(True):
             is_current = self._states.is_current
             if not is_current:
@@ -178,11 +181,11 @@ class SlotStream:
         self._states = StreamStates(self._bilm, slots, replay) if carried else None
         self._queued: deque[_Chunk] = deque()
         self._finished: dict[int, np.ndarray] = {}
-        self._written = self._stored = 0  # results given out, and those whose states are stored
+        self._written = self._stored = 0  # numbers of results given out, and of those whose states are stored
         self._limit_chunks()
 
     def _limit_chunks(self) -> None:
-        """Set the steps of a chunk and the slots that run in it, after so many halvings first of the steps."""
+        """Set the steps and slots of a chunk; every halving reduces the steps, or the slots once there is one step."""
         slots = len(self._scheduler.queues)
         self._rows = max(1, slots * max(16, _ROWS_PER_CHUNK // slots) >> self._halvings)
         self._steps, self._width = max(1, self._rows // slots), min(slots, self._rows)
@@ -194,7 +197,7 @@ class SlotStream:
         return self._scheduler.plan(self._steps, self._width, most_ahead)
 
     def _undo(self, pieces: list[Piece]) -> None:
-        """Put back the pieces, for which memory was out."""
+        """Put back the pieces of a chunk that ran out of memory."""
         self._scheduler.undo(pieces)
         if self._copies:
             torch.cuda.empty_cache()
@@ -203,16 +206,16 @@ class SlotStream:
         self._finished[sentence.number] = self._empty(sentence)
 
     def _shrink_chunks(self, error: RuntimeError | MemoryError) -> None:
-        """Halve the chunks where memory is out; raise other errors, and this one where no half is left."""
+        """Halve the chunks after an error of memory; raise other errors, and this error if chunks are minimal."""
         if not _is_out_of_memory(error) or self._rows == self._tokens.most == 1:
             raise error
         if not self._halvings:
-            logger.warning("memory is out, and chunks are smaller from here on: %s", str(error).partition("\n")[0])
+            logger.warning("out of memory, chunks are smaller from here on: %s", str(error).partition("\n")[0])
         self._halvings += 1
         self._limit_chunks()
 
     def _advance(self, pieces: list[Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
-        """Queue the pieces: the chunk, and the state after it."""
+        """Run the pieces: the chunk, which may still be running on a GPU, and the state after it."""
         counts = [piece.end - piece.begin for piece in pieces]
         schedule = make_schedule(counts, [piece.slot for piece in pieces], len(self._scheduler.queues))
         forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
@@ -227,17 +230,17 @@ class SlotStream:
         return (pieces, packed_rows, HostCopy(self._converted([vectors, *layers]), self._copies)), state
 
     def _converted(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs of a chunk, in the stream's type where that holds them."""
-        outputs = [each.float() for each in outputs]
-        # On a GPU looking at values would wait for it.
+        """Outputs of a chunk, in the stream's type if no value exceeds its range."""
+        outputs = [output.float() for output in outputs]
+        # On a GPU, reading the values would wait for the chunk.
         if self._dtype == torch.float32 or outputs[0].device.type != "cpu" or not all(map(fits_float16, outputs)):
             return outputs
-        return [each.to(self._dtype) for each in outputs]
+        return [output.to(self._dtype) for output in outputs]
 
     def _collect(self, chunk: _Chunk) -> None:
-        """Copy a chunk's outputs to its sentences, without those of BOS and EOS."""
+        """Copy a chunk's outputs to its sentences, without the outputs of BOS and EOS."""
         pieces, packed, outputs = chunk
-        tokens, *layers = (each.numpy() for each in outputs.result())
+        tokens, *layers = (output.numpy() for output in outputs.result())
         half = tokens.shape[1]
         for (sentence, _, first, last), rows in zip(pieces, packed):
             length = len(sentence.rows)
@@ -268,7 +271,7 @@ class _TokenVectors:
         self._bilm = bilm
         self.most = _TABLE_ROWS  # tokens encoded at a time
         self._table: TokenEmbeddings | None = None
-        self._capacity = torch.empty(0, 0)  # the table's vectors and room for more
+        self._capacity = torch.empty(0, 0)  # the memory of the table's vectors, with capacity for more
         self._rows: dict[str, int] = {}
         self._kept = 0  # tokens that were in flight when the table was last full
 
@@ -320,7 +323,7 @@ class _TokenVectors:
 
 
 def _replay(bilm: BiLm, state: RunState, spans: list[Span]) -> RunState:
-    """The state after spans, from a state of the slots; the weights, and their device, are those of now."""
+    """The state after spans that run from a state of the slots, with the current weights on their current device."""
     like = full_precision(bilm.lstm.B_0_0)
     state = RunState(tuple(values.to(like) for values in state.last), None)
     stream = SlotStream(bilm, state.last[0].shape[1], state="carry")
@@ -329,6 +332,6 @@ def _replay(bilm: BiLm, state: RunState, spans: list[Span]) -> RunState:
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether it is an error of torch's allocators, of CUDA, or of C++."""
+    """Whether an allocation failed, in torch, CUDA or C++."""
     return (isinstance(error, (MemoryError, torch.OutOfMemoryError))
             or any(words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")))

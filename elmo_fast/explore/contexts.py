@@ -45,11 +45,11 @@ class Comparison:
     second: np.ndarray
 
     def layers(self) -> np.ndarray:
-        """Cosines of every pair of tokens, a layer at a time: float32 [layers, T1, T2], NaN for a vector of zeros."""
+        """Cosines of every pair of tokens in each layer: float32 [layers, T1, T2], NaN for a vector of zeros."""
         return np.stack([cosines(a, b) for a, b in zip(self.first, self.second)])
 
     def mixed(self, weights: Sequence[float]) -> np.ndarray:
-        """Cosines of a mixture of the layers, with a weight for each of them: float32 [T1, T2]."""
+        """Cosines of a mixture of the layers, with a weight for each layer: float32 [T1, T2]."""
         factors = np.asarray(weights, np.float64)
         if factors.shape != (len(self.first),):
             raise ValueError(f"weights: expected {len(self.first)} numbers, one for each layer, got shape "
@@ -57,8 +57,8 @@ class Comparison:
         return cosines(np.tensordot(factors, self.first, axes=1), np.tensordot(factors, self.second, axes=1))
 
     def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Dot products between the layers: of pairs of tokens float64 [layers, layers, T1, T2], and of every token
-        with itself [layers, layers, T1] and [layers, layers, T2].
+        """Dot products between layers, float64: of pairs of tokens from both texts [layers, layers, T1, T2], and of
+        every token with itself, [layers, layers, T1] and [layers, layers, T2].
 
         With weights w, the cosine of a mixture is `w cross w / sqrt((w first w) (w second w))`.
         """
@@ -83,7 +83,7 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 class Neighbour(NamedTuple):
-    """An occurrence in an index: its cosine, its number, and its text and position there."""
+    """A result of a search: the occurrence's cosine, its number, and its text and position in the index."""
 
     similarity: float
     number: int
@@ -92,11 +92,11 @@ class Neighbour(NamedTuple):
 
 
 class ContextIndex:
-    """Occurrences of words with their vectors, and the exact nearest of them by cosine.
+    """Occurrences of words with their vectors, and an exact search of the nearest occurrences by cosine.
 
-    `texts` are lists of tokens; occurrence k is token `places[k, 1]` of text `places[k, 0]`, and `vectors[k]` its
-    vector: float16 or float32 [n, dim], an array, or what reads like one from a file. `lines` are the texts' numbers in
-    the corpus, `layers` what was kept of the layers of the model, whose fingerprint is `model` (where it is known).
+    `texts` are lists of tokens; occurrence k is token `places[k, 1]` of text `places[k, 0]`, and `vectors[k]` is its
+    vector. `vectors` are float16 or float32 [n, dim], in memory or mapped from a file. `lines` are the numbers of the
+    texts in the corpus, `layers` the stored layer or mixture, `model` the model's fingerprint, None if it is unknown.
     """
 
     def __init__(self, texts: Sequence[Sequence[str]], places: np.ndarray, vectors: np.ndarray, *,
@@ -117,11 +117,10 @@ class ContextIndex:
     def build(cls, elmo: LoadedElmo, texts: Iterable[Given], *, words: Collection[str] | None = None,
               layers: Layers = "average", state: str = "warm", dtype: str = "float32",
               batch_size: int = DEFAULT_BATCH_SIZE) -> "ContextIndex":
-        """An index of a corpus in memory: of every token, or of `words` alone, whatever their capitals.
+        """An index in memory of a corpus: of every token, or only of `words`, in upper or lower case.
 
-        Texts are read as they are needed, and those without the words are not embedded. `layers` as in
-        `LoadedElmo.embed`, but not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32
-        or float16.
+        Texts are read as needed, and texts without the words are not embedded. `layers` as in `LoadedElmo.embed`, but
+        not `all`; `state` is warm or zero. Vectors are scaled to length 1 and stored as `dtype`, float32 or float16.
         """
         check_choice("state", state, FREE_STATES)
         check_choice("dtype", dtype, STORAGES)
@@ -135,10 +134,10 @@ class ContextIndex:
 
     @classmethod
     def from_embeddings(cls, embeddings: Embeddings, *, words: Collection[str] | None = None) -> "ContextIndex":
-        """An index in memory of the vectors of a file, of every token that it has or of `words` alone.
+        """An index in memory of the vectors of a file: of every token in the file, or only of `words`.
 
-        Where the file has all layers, their average is kept. Vectors are kept with length 1, in the file's type.
-        `ConfigurationError` for pooled vectors, and for a file that has no tokens.
+        If the file has all layers, the index has their average. Vectors are scaled to length 1 and stored in the file's
+        type. `ConfigurationError` for pooled vectors, and for a file without tokens.
         """
         if embeddings.pool:
             raise ConfigurationError("embeddings: expected vectors of tokens, got pooled ones")
@@ -153,21 +152,21 @@ class ContextIndex:
     def _gather(cls, rows: Iterable[tuple[int, list[str], np.ndarray, np.ndarray]], dtype: str, width: int,
                 **about) -> "ContextIndex":
         """An index of (number, tokens, positions [n], vectors [n, dim]) of texts."""
-        kept: list[list[str]] = []
+        texts: list[list[str]] = []
         lines, places, vectors = [], [np.zeros((0, 2), np.int64)], [np.zeros((0, width), dtype)]
         for line, tokens, positions, array in rows:
-            places.append(np.stack([np.full(len(positions), len(kept)), positions], axis=1))
+            places.append(np.stack([np.full(len(positions), len(texts)), positions], axis=1))
             vectors.append(_unit(array).astype(dtype))
-            kept.append(tokens)
+            texts.append(tokens)
             lines.append(line)
-        return cls(kept, np.concatenate(places), np.concatenate(vectors), lines=lines, **about)
+        return cls(texts, np.concatenate(places), np.concatenate(vectors), lines=lines, **about)
 
     def check(self, elmo: LoadedElmo) -> "ContextIndex":
-        """The index itself; `ConfigurationError` for vectors of another model."""
-        width, own = self.vectors.shape[1], elmo.bilm.get_output_dim()
-        if len(self) and (width != own or self.model not in (None, elmo.bilm.fingerprint())):
-            raise ConfigurationError(f"index: expected vectors of this model, of {own} values, got those of another "
-                                     f"one, of {width}")
+        """Return the index; `ConfigurationError` for vectors of another model."""
+        width, expected = self.vectors.shape[1], elmo.bilm.get_output_dim()
+        if len(self) and (width != expected or self.model not in (None, elmo.bilm.fingerprint())):
+            raise ConfigurationError(f"index: expected vectors of this model ({expected} values), got vectors of "
+                                     f"another model ({width} values)")
         return self
 
     def save(self, path: str | os.PathLike) -> None:
@@ -190,9 +189,9 @@ class ContextIndex:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "ContextIndex":
-        """The index of a file that `save` wrote; its vectors stay there and are read when they are needed.
+        """The index of a file that `save` wrote; the vectors stay in the file and are read when they are needed.
 
-        `ConfigurationError` for another file, or a damaged one.
+        `ConfigurationError` for any other file and for a damaged file.
         """
         where = f"index {check_path('index', path)}"
         with open_hdf5(path, "index") as file:
@@ -201,11 +200,12 @@ class ContextIndex:
                                          "got another HDF5 file")
             texts = _stored_texts(file, where)
             places = dataset_of(file, "places", where, "i", None, 2)[...]
-            lines = dataset_of(file, "lines", where, "i" if texts else "fi", len(texts))[...]  # once f8 without texts
+            # Older files without texts have float64 here.
+            lines = dataset_of(file, "lines", where, "i" if texts else "fi", len(texts))[...]
             lengths = np.array([len(text) for text in texts], np.int64)
             text, position = places.T
             if (places < 0).any() or (text >= len(texts)).any() or (position >= lengths[text]).any():
-                raise ConfigurationError(f"{where}: places: expected occurrences in the texts, found some outside: "
+                raise ConfigurationError(f"{where}: places: expected occurrences in the texts, found others: "
                                          "the file is damaged")
             return cls(texts, places, _stored(path, dataset_of(file, "vectors", where, "f", len(places), None), where),
                        lines=lines, layers=_stored_layers(file, where),
@@ -217,23 +217,23 @@ class ContextIndex:
         return len(self.places)
 
     def occurrences(self, word: str) -> np.ndarray:
-        """Numbers of the occurrences of a word, whatever its capitals: int64 [n], in the order of the corpus."""
+        """Numbers of the occurrences of a word in upper or lower case: int64 [n], in the order of the corpus."""
         return self._by_word.get(word.casefold(), np.zeros(0, np.int64))
 
     @cached_property
     def _by_word(self) -> dict[str, np.ndarray]:
-        found: dict[str, list[int]] = {}
+        by_word: dict[str, list[int]] = {}
         for number, (text, position) in enumerate(self.places.tolist()):
-            found.setdefault(self.texts[text][position].casefold(), []).append(number)
-        return {word: np.array(numbers, np.int64) for word, numbers in found.items()}
+            by_word.setdefault(self.texts[text][position].casefold(), []).append(number)
+        return {word: np.array(numbers, np.int64) for word, numbers in by_word.items()}
 
     def nearest(self, query: int | np.ndarray, top: int = 10, *, among: np.ndarray | None = None,
                 center: bool = False) -> list[Neighbour]:
-        """The occurrences nearest to one of them, given by its number and left out, or to a vector [dim].
+        """The `top` occurrences nearest to a vector [dim], or to an occurrence given by its number, which is left out.
 
-        `among` are the numbers to search, by default all. `center` subtracts the mean of the searched vectors, of
-        length 1 before, from them and from the query. Equal ones are in the order of the corpus. The search is exact,
-        in fp32, 16,384 vectors at a time.
+        `among` are the numbers to search, by default all. `center` scales the searched vectors to length 1 and
+        subtracts their mean from them and from the query. Occurrences of equal similarity are in the order of the
+        corpus. The search is exact, in fp32, 16,384 vectors at a time.
         """
         check_count("top", top)
         numbers = np.arange(len(self)) if among is None else np.asarray(among, np.int64)
@@ -248,17 +248,18 @@ class ContextIndex:
         for rows, block in self._blocks(numbers):
             block = block if mean is None else _unit(block) - mean
             with np.errstate(invalid="ignore"):
-                found = block @ vector / np.sqrt(np.einsum("nd,nd->n", block, block))
-            found = np.nan_to_num(found, nan=-2)  # a zero vector is last
-            rows, found = (rows[rows != query], found[rows != query]) if is_number else (rows, found)
-            best, scores = np.concatenate([best, rows]), np.concatenate([scores, found])
+                similarities = block @ vector / np.sqrt(np.einsum("nd,nd->n", block, block))
+            similarities = np.nan_to_num(similarities, nan=-2)  # a zero vector is last
+            if is_number:
+                rows, similarities = rows[rows != query], similarities[rows != query]
+            best, scores = np.concatenate([best, rows]), np.concatenate([scores, similarities])
             order = np.lexsort((best, -scores))[:top]
             best, scores = best[order], scores[order]
         return [Neighbour(score if score > -2 else float("nan"), number, *self.places[number].tolist())
                 for number, score in zip(best.tolist(), scores.clip(-2, 1).tolist())]
 
     def _blocks(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Numbers and their vectors, float32; torch converts float16 many times as fast as NumPy."""
+        """Blocks of numbers and their vectors, float32; torch converts float16 many times faster than NumPy."""
         for rows in _slices(len(numbers)):
             yield numbers[rows], torch.from_numpy(self.vectors[numbers[rows]]).float().numpy()
 
@@ -270,8 +271,9 @@ class ContextIndex:
 
 
 def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
-    """Coordinates of vectors [n, dim], scaled to length 1, along their two directions of greatest variance, and the
-    fraction of the variance that these have: float32 [n, 2] and a number from 0 to 1.
+    """Scale vectors [n, dim] to length 1 and project them onto their two directions of greatest variance.
+
+    Returns coordinates float32 [n, 2], and the fraction of the variance in these directions, from 0 to 1.
     """
     vectors = np.nan_to_num(_unit(vectors, np.float64))
     vectors -= vectors.mean(axis=0, keepdims=True)
@@ -289,11 +291,11 @@ def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
 
 
 def _chosen(texts: Iterable[Given], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
-    """(number, tokens, positions int64 of the words) of the texts that have any."""
+    """(number, tokens, positions int64 of the words) of the texts that have at least one of the words."""
     wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
         tokens = list(tokens_of(text, f"texts[{number}]"))
-        positions = [at for at, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
+        positions = [position for position, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
         if positions:
             yield number, tokens, np.array(positions, np.int64)
 
@@ -342,7 +344,7 @@ def _stored_texts(file: h5py.File, where: str) -> list[list[str]]:
 
 
 def _stored_layers(file: h5py.File, where: str) -> Layers:
-    found = file.attrs.get("layers")
-    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind == "f" and np.isfinite(found).all():
-        return tuple(found.tolist())
-    return check_choice(f"{where}: layers", found, LAYERS[1:], ConfigurationError)
+    layers = file.attrs.get("layers")
+    if isinstance(layers, np.ndarray) and layers.ndim == 1 and layers.dtype.kind == "f" and np.isfinite(layers).all():
+        return tuple(layers.tolist())
+    return check_choice(f"{where}: layers", layers, LAYERS[1:], ConfigurationError)

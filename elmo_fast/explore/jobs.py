@@ -1,4 +1,4 @@
-"""What the subcommands `compare` and `nearest` do: rows to print, and a picture."""
+"""The work of the subcommands `compare` and `nearest`: rows to print, and a picture."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ class CompareJob:
 
 
 def compare_sentences(job: CompareJob) -> Iterator[str]:
-    """Rows of cosines, separated by tabs, a table a layer; first of all the picture is written."""
+    """Tab-separated rows of cosines, one table per layer; the picture is written first."""
     if job.output is not None:
         check_picture(job.output, MAPS)
     comparison = compare(job.model.load(), job.first, job.second, job.state)
@@ -43,7 +43,7 @@ def compare_sentences(job: CompareJob) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched for; the arguments of `find_contexts`."""
+    """The arguments of `find_contexts`."""
 
     word: str
     sentence: str | None
@@ -55,7 +55,7 @@ class Search:
 
 @dataclass(frozen=True)
 class NearestJob:
-    """A run of `elmo-fast nearest`. `layer` and `state` are for a text alone, `save` and `output` are files."""
+    """A run of `elmo-fast nearest`. `layer` and `state` need a text as corpus; `save` and `output` are files."""
 
     model: ModelChoice
     search: Search
@@ -67,7 +67,7 @@ class NearestJob:
 
 
 def nearest_contexts(job: NearestJob) -> Iterator[str]:
-    """The rows of a report, separated by tabs; index and picture are written before."""
+    """The tab-separated rows of a report; the index and the picture are written first."""
     corpus, word = local_path(job.corpus), job.search.word
     for name, path in (("-o", job.output), ("--save", job.save)):
         path = path and local_path(path)
@@ -92,7 +92,7 @@ def _index(elmo: LoadedElmo, corpus: str, words: Collection[str] | None, layer: 
            state: str | None) -> ContextIndex:
     if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
         if layer or state:
-            raise ValueError(f"--layer, --weights, --state: expected a text beside them, got the vectors in {corpus}")
+            raise ValueError(f"--layer, --weights, --state: expected a text as CORPUS, got the vectors in {corpus}")
         return index
     layers, dtype = _layers(layer, elmo.bilm.num_layers), "float16" if words is None else "float32"
     with open_texts(corpus, allow_blank=True) as texts:

@@ -32,7 +32,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Group:
-    """A context and those nearest to it, the nearest first."""
+    """A query and the contexts nearest to it, the nearest first."""
 
     query: Context
     neighbours: list[Context]
@@ -40,9 +40,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Plane:
-    """Occurrences of the word in the plane of greatest variance: `points` float32 [n, 2], and `fraction` of it.
+    """Occurrences of the word in their plane of greatest variance: `points` float32 [n, 2].
 
-    The first `queries` of them are those of the groups.
+    `fraction` is the plane's share of the variance. The first `queries` points are the queries of the groups.
     """
 
     points: np.ndarray
@@ -81,7 +81,7 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
     try:
         embeddings = open_embeddings(path)
     except ConfigurationError:
-        if "parquet" in layouts:  # of texts
+        if "parquet" in layouts:  # a Parquet file of texts
             return None
         raise
     with embeddings:
@@ -90,24 +90,25 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
 
 def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence: str | Sequence[str] | None = None,
                   top: int = 10, queries: int = 3, any_word: bool = False, center: bool = False) -> Report:
-    """The nearest contexts of a word in a sentence, or else of `queries` of its occurrences, spread over the corpus.
+    """The nearest contexts of a word in a sentence; without one, of `queries` of its occurrences across the corpus.
 
-    The occurrences of the word are searched, or with `any_word` all that the index has; `center` as in
+    Only occurrences of the word are searched, or with `any_word` all occurrences in the index; `center` as in
     `ContextIndex.nearest`. `ValueError` for a word that is not in the corpus, or not in the sentence.
     """
     numbers = index.check(elmo).occurrences(word)
     least = 1 if sentence or any_word else 2
     if len(numbers) < least:
-        raise ValueError(f"word: expected one that the corpus has{' at least twice' if least == 2 else ''}, in any "
-                         f"capitals, got {word!r}, found {len(numbers)} times")
+        raise ValueError(f"word: expected a word that the corpus has{' at least twice' if least == 2 else ''}, in "
+                         f"upper or lower case, got {word!r}, found {len(numbers)} times")
     among = None if any_word else numbers
     if sentence is None:
-        chosen = [int(numbers[at]) for at in np.linspace(0, len(numbers) - 1, min(queries, len(numbers))).astype(int)]
+        spread = np.linspace(0, len(numbers) - 1, min(queries, len(numbers))).astype(int)
+        chosen = numbers[spread].tolist()
         shown, vectors = [context_of(index, number) for number in chosen], index.vectors[np.array(chosen)]
     else:
-        tokens, at = _place(sentence, word)
-        shown = [_around(tokens, at)]
-        vectors = elmo.embed([tokens], index.layers, index.state)[0][[at]]
+        tokens, position = _position(sentence, word)
+        shown = [_around(tokens, position)]
+        vectors = elmo.embed([tokens], index.layers, index.state)[0][[position]]
         chosen = list(vectors)
     groups = [Group(context, [context_of(index, near.number, near.similarity)
                               for near in index.nearest(query, top, among=among, center=center)])
@@ -116,7 +117,7 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
 
 
 def report_lines(report: Report) -> Iterator[str]:
-    """Tab-separated rows of a report: the cosine, or `query`, the line, the token, and the context."""
+    """Tab-separated rows of a report: the cosine (or `query`), the line, the token, and the context."""
     for group in report.groups:
         for context in (group.query, *group.neighbours):
             similarity = "query" if context.similarity is None else f"{context.similarity:.4f}"
@@ -125,27 +126,28 @@ def report_lines(report: Report) -> Iterator[str]:
             yield "\t".join((similarity, *place, " ".join(words.split())))
 
 
-def _place(sentence: str | Sequence[str], word: str) -> tuple[list[str], int]:
+def _position(sentence: str | Sequence[str], word: str) -> tuple[list[str], int]:
+    """The tokens of a sentence, and the first position of the word."""
     tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
-    for at, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token.casefold() == word.casefold():
-            return tokens, at
+            return tokens, position
     raise ValueError(f"sentence: expected a sentence with the word {word!r} as a token, got {' '.join(tokens)!r:.80}")
 
 
 def context_of(index: ContextIndex, number: int, similarity: float | None = None) -> Context:
     """An occurrence of an index with the words around it."""
-    text, at = index.places[number].tolist()
-    return _around(index.texts[text], at, int(index.lines[text]) + 1, at + 1, similarity)
+    text, position = index.places[number].tolist()
+    return _around(index.texts[text], position, int(index.lines[text]) + 1, position + 1, similarity)
 
 
-def _around(tokens: Sequence[str], at: int, *place) -> Context:
-    before, after = _cut(tokens[:at][::-1]), _cut(tokens[at + 1 :])
-    return Context(" ".join(before[::-1]), tokens[at], " ".join(after), *place)
+def _around(tokens: Sequence[str], position: int, *place) -> Context:
+    before, after = _cut(tokens[:position][::-1]), _cut(tokens[position + 1 :])
+    return Context(" ".join(before[::-1]), tokens[position], " ".join(after), *place)
 
 
 def _cut(tokens: Sequence[str]) -> list[str]:
-    """The first tokens, as many as fit; an ellipsis in place of the others."""
+    """The first tokens that fit beside the word, with an ellipsis in place of further tokens."""
     length = 0
     for count, token in enumerate(tokens):
         length += len(token) + 1

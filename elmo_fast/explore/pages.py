@@ -12,7 +12,7 @@ from elmo_fast.explore.nearest import Context, Group, Plane, Report
 COSINE_STYLE = Path(__file__).with_name("cosines.css").read_text(encoding="utf-8")
 _STYLE = COSINE_STYLE + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 _PAGE = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-STRONG, MID = 0.73, 0.5  # cosines beyond which letters have the other colour, on light and on dark screens
+STRONG, MID = 0.73, 0.5  # cosines above which text changes its colour, on light and on dark screens
 _WIDTH, _HEIGHT, _EDGE = 640, 400, 24
 
 
@@ -89,7 +89,7 @@ def _plane(plane: Plane) -> Iterator[str]:
 
 
 def number_text(value: float, digits: int) -> str:
-    """A number with a minus sign in place of a hyphen, none before zeros; a dash for NaN."""
+    """A number with a minus sign in place of a hyphen, and no sign before zero; a dash for NaN."""
     return "\u2013" if np.isnan(value) else f"{value:z.{digits}f}".replace("-", "\u2212")
 
 

@@ -30,8 +30,10 @@ _LONGEST_LABEL = 18
 
 
 def check_picture(path: str | os.PathLike, suffixes: Sequence[str]) -> None:
-    """Raise where no picture can be written to `path`: `ConfigurationError` for its suffix, `ImportError` without
-    matplotlib where it is needed, `OSError` for the place.
+    """Raise an error if no picture can be written to `path`.
+
+    `ConfigurationError` for another suffix, `ImportError` if matplotlib is needed and missing, and `OSError` for a
+    directory where no file can be written.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in suffixes:
@@ -42,7 +44,7 @@ def check_picture(path: str | os.PathLike, suffixes: Sequence[str]) -> None:
 
 
 def save_comparison(comparison: Comparison, path: str | os.PathLike, weights: Sequence[float] | None = None) -> None:
-    """Write the heat maps of a comparison, one a layer and with `weights` that of the mixture: .png .svg .pdf .html."""
+    """Write heat maps of a comparison, one per layer and with `weights` one of the mixture: .png, .svg, .pdf, .html."""
     check_picture(path, MAPS)
     maps = named_maps(comparison, weights)
     first, second = comparison.first_tokens, comparison.second_tokens
@@ -134,7 +136,8 @@ def _draw_report(report: Report, title: str) -> "Figure":
     axes.axis("off")
     contexts = [context for group in report.groups for context in (group.query, *group.neighbours)]
     title = _printable(title)
-    families = _families([title, *(_printable(f"{each.before}{each.word}{each.after}") for each in contexts)])
+    families = _families([title, *(_printable(f"{context.before}{context.word}{context.after}")
+                                   for context in contexts)])
     axes.text(0.3, 0.35, title, fontsize=12, va="center", color=_INK, fontfamily=families, parse_math=False)
     y = 0.85
     for group in report.groups:
@@ -166,7 +169,7 @@ def _draw_context(axes: "Axes", context: Context, y: float, families: list[str])
 
 
 def _printable(text: str) -> str:
-    """Without what fonts cannot draw: control letters, halves of surrogates."""
+    """The text without the characters that no font can draw: control characters and lone surrogates."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
@@ -176,7 +179,7 @@ def _label(token: str) -> str:
 
 
 def _families(texts: Iterable[str]) -> list[str]:
-    """Font families that have the letters of the texts, matplotlib's own first; a warning for letters without one."""
+    """Font families with the characters of the texts, the default first; warns of characters without a font."""
     from matplotlib import font_manager
 
     def letters(path: str) -> set[int]:
@@ -186,17 +189,17 @@ def _families(texts: Iterable[str]) -> list[str]:
     families = ["DejaVu Sans"]
     missing -= letters(font_manager.findfont("DejaVu Sans"))
     for font in font_manager.fontManager.ttflist if missing else ():
-        # the font of last resort has boxes alone
+        # the font "Last Resort" has only boxes
         is_real = font.style == "normal" and not font.name.startswith("Last Resort")
-        if is_real and (found := missing & letters(font.fname)):
+        if is_real and (covered := missing & letters(font.fname)):
             families.append(font.name)
-            missing -= found
+            missing -= covered
         if not missing:
             break
     if missing:
         shown = " ".join(map(chr, sorted(missing)[:10]))
-        logging.getLogger(__name__).warning("no installed font has the letters %s: they are drawn as boxes; an .html "
-                                            "output is shown in the browser's fonts", shown)
+        logging.getLogger(__name__).warning("no installed font has the characters %s: they are drawn as boxes; an "
+                                            ".html output uses the browser's fonts", shown)
     return families
 
 

@@ -45,7 +45,7 @@ class BiLm(OutsideGraphs):
 
     `state` says where a sentence starts. `carry`: row k of a batch starts where row k of the last batch ended, as
     in bilm-tf and AllenNLP. `zero`: from zeros. `warm`: from the final state of `warm_text` run from zeros, computed
-    once and again when weights change. Zero and warm do not depend on order or batch mates.
+    once, and again after weights change. With `zero` and `warm` results do not depend on order or batch mates.
 
     `precision` is `highest` (IEEE fp32), `high` or `medium`; `backend` is `auto`, `reference`, `torch` or
     `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium` from the rounded weights, which is fp32 on
@@ -55,14 +55,14 @@ class BiLm(OutsideGraphs):
     stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.
     """
 
-    words_come_second = False  # in a call, behind the ids, as in AllenNLP's class
+    words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
                  precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
                  warm_text: Sequence[Sequence[str]] = WARM_TEXT, keep_fp32: bool = True,
                  token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
-        self.options, self.num_layers = options, options.n_layers  # of representations, with the token layer
+        self.options, self.num_layers = options, options.n_layers  # layers of representations, the token layer included
         self.precision = check_precision(precision)
         self.backend = check_backend(backend)
         self.warm_text = tuple(check_batch(warm_text, "warm_text"))
@@ -86,9 +86,9 @@ class BiLm(OutsideGraphs):
     @classmethod
     def from_model(cls, model: str | os.PathLike | ModelFiles, *, allow_nonfinite: bool | None = None,
                    **arguments) -> "BiLm":
-        """Read a model from what `find_model` takes or has found; further `arguments` are those of `BiLm`.
+        """Read a model, an argument or a result of `find_model`; further `arguments` are those of `BiLm`.
 
-        NaN and infinities in the weights are refused unless `allow_nonfinite`, by default as the found files say.
+        NaN and infinities in the weights are refused unless `allow_nonfinite`, by default the value in `ModelFiles`.
         """
         files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
         if allow_nonfinite is not None:
@@ -100,7 +100,7 @@ class BiLm(OutsideGraphs):
         return cls(*read_model(files), **arguments)
 
     def _check(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Raise `ConfigurationError` for weights of other names or shapes than those of the options."""
+        """Raise `ConfigurationError` for weights whose names or shapes do not match the options."""
         check_shapes("weights", expected_shapes(self.options, weights), weights)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
@@ -131,16 +131,16 @@ class BiLm(OutsideGraphs):
 
     @property
     def token_encoder(self) -> TokenEncoder:
-        """Gives tokens their vectors, with the table, device, backend and precision of now."""
-        source = self._modules.get("_token_embedder")  # users of cached words delete it
+        """Computes vectors of tokens with the current table, device, backend and precision."""
+        source = self._modules.get("_token_embedder")  # None if a user of cached words has deleted it
         return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend, self._precision)
 
     @property
     def token_table(self) -> TokenTable | None:
         """The table that token vectors come from, or None; may be set, also to a table's file.
 
-        A table of another model or of a lower precision is refused, and so is one whose char encoder was changed after
-        it was set.
+        A table of another model or of a lower precision is refused. Calls are refused if the char encoder was changed
+        after the table was set.
         """
         return None if self._table is None else self._table.table
 
@@ -150,7 +150,7 @@ class BiLm(OutsideGraphs):
 
     @property
     def computes_in(self) -> str:
-        """The precision of products without gradients: `highest` where the device has none in `precision`."""
+        """The precision of products without gradients: `highest` if the device does not support `precision`."""
         return self.token_encoder.computes_in
 
     def get_output_dim(self) -> int:
@@ -158,7 +158,7 @@ class BiLm(OutsideGraphs):
         return self.options.output_dim
 
     def fingerprint(self) -> str:
-        """32 hexadecimal digits of the network's options and all weights as they are now."""
+        """32 hexadecimal digits that identify the network's options and the current weights."""
         check_in_full(self.parameters())
         return self._last_fingerprint.get(None, self._layers(), lambda: fingerprint(self.weights(), self.options))
 
@@ -167,8 +167,8 @@ class BiLm(OutsideGraphs):
         modules = (self._token_embedder, self._elmo_lstm)
         for module in modules:
             require_data(module._parameters)
-        return {name: getattr(module, own).detach().float().cpu().numpy()
-                for module in modules for own, name in module.datasets.items()}
+        return {dataset: getattr(module, parameter).detach().float().cpu().numpy()
+                for module in modules for parameter, dataset in module.datasets.items()}
 
     def reset_states(self) -> None:
         """Forget the carried states."""
@@ -179,16 +179,16 @@ class BiLm(OutsideGraphs):
         check_sentence(words, "words")
         with torch.no_grad(), numerics(self._precision, self._device):
             ids = self._token_embedder.token_ids([*self._token_embedder.boundaries, *words]).to(self._device)
-            vectors = torch.cat([self._token_embedder.encode_rows(some, self.backend) for some in ids.split(1024)])
+            vectors = torch.cat([self._token_embedder.encode_rows(rows, self.backend) for rows in ids.split(1024)])
         trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
     def warmup(self, batch_size: int = 0) -> None:
-        """On a GPU, load and tune kernels and pack weights now: the first call is then fast, and a capture possible.
+        """On a GPU, load and tune kernels and pack weights: then the first call is fast, and captures are possible.
 
-        A CUDA graph of a forward, of whatever shape, can be captured after this alone, and after it again when weights,
-        device, precision, backend or state have changed. There are as many carried states as the largest batch so far
-        had sentences; `batch_size` adds more of them, which start from zeros.
+        A CUDA graph of a forward, of any shape, can be captured only after a warm-up; a change of weights, device,
+        precision, backend or state requires another. The carried states have as many rows as the largest batch so far
+        had sentences; a larger `batch_size` adds rows of zeros.
         """
         if self._device.type == "cuda":
             self._prepare_capture(batch_size)
@@ -209,18 +209,19 @@ class BiLm(OutsideGraphs):
         """Representations of a batch of sentences given as ids.
 
         `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters, and also with
-        a token table, whose rows + 1 they then are), zero past a sentence's end. With `boundaries="add"`, `<S>` and
-        `</S>` are put around every sentence, also an empty one, and the result has T + 2 positions; with `"present"`
-        the ids carry them and the result has T. `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers
-        of words given to `cache_words`, or else ids of the token table, without boundaries; a number beyond them is
-        read off the characters, and without such numbers `ids` may be None. `state` is that of this call, by default
+        a token table, whose ids are rows + 1), zero past a sentence's end. With `boundaries="add"`, `<S>` and `</S>`
+        are put around every sentence, also an empty one, and the result has T + 2 positions; with `"present"` the ids
+        include them and the result has T. `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers of words
+        given to `cache_words`, or otherwise ids of the token table, without boundaries; for a larger number the
+        characters are read, and without larger numbers `ids` may be None. `state` is the state of this call, by default
         the model's. Raises `ValueError` for ids of another shape, type or range.
 
-        With hooks on the inner modules (`_token_embedder`, `_word_embedding`, `_elmo_lstm`) these are called as
-        modules, with AllenNLP's arguments and results (see `hooked.forward`), but for `"present"` and in a capture.
+        If the inner modules (`_token_embedder`, `_word_embedding`, `_elmo_lstm`) have hooks, they are called as
+        modules, with AllenNLP's arguments and results (see `hooked.forward`), except with `"present"` and in a capture.
 
-        Ids on a GPU are copied back once, and nothing else is waited for. While a CUDA graph is captured nothing is:
-        then shapes are static, every position is computed, and ids are not checked (see `warmup`, `cuda_graph`).
+        Ids on a GPU are copied to the host, the only time that the call waits for the GPU. While a CUDA graph is
+        captured it never waits: shapes are static, every position is computed, and ids are not checked (see `warmup`,
+        `cuda_graph`).
         """
         encoder, state = self.token_encoder, self._state_of_call(state)
         if is_capturing(self._device):
@@ -246,7 +247,7 @@ class BiLm(OutsideGraphs):
 
     @outside_graphs
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """Vectors without context of tokens given as ids, none of them zero: int [N, C], or word ids [N] -> [N, P]."""
+        """Vectors without context of tokens given as ids above zero: int [N, C], or word ids [N] -> [N, P]."""
         tokens, index, _ = self.token_encoder.batch(ids[None], "present")
         return tokens.vectors[index]
 
@@ -264,7 +265,7 @@ class BiLm(OutsideGraphs):
         return self._run_batch(self.token_encoder.strings(unique), torch.from_numpy(index), lengths, state), lengths
 
     def begin(self, slots: int, state: str | None = None) -> RunState:
-        """Where `slots` slots start in a `state`, by default the model's."""
+        """The state in which `slots` slots start; `state` is by default the model's."""
         state, like = self._state_of_call(state), full_precision(self._elmo_lstm.B_0_0)
         return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
 
@@ -273,9 +274,9 @@ class BiLm(OutsideGraphs):
             state: RunState | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
 
-        `tokens` come from `token_encoder`; `rows` int [2, S], best on the host, are those that the two directions read.
-        The slots start from `state` (`begin`), or without it where the model's `state` says. The carried states do not
-        change: `lstm.store_state` changes them.
+        `tokens` come from `token_encoder`; `rows` int [2, S], best on the host, are the rows that the two directions
+        read. The slots start from `state`, by default the result of `begin`. The carried states do not change:
+        `lstm.store_state` changes them.
         """
         stack = self._elmo_lstm
         if state is None:
@@ -290,7 +291,7 @@ class BiLm(OutsideGraphs):
         """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
 
         `index` int [N], best on the host, is the row of `tokens` at each position, `lengths` int [sentences] count the
-        positions. Sentence k runs in slot k; where `state` is `carry`, the carried states move on.
+        positions. Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
         """
         schedule = make_schedule(lengths)
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
@@ -318,7 +319,7 @@ class BiLm(OutsideGraphs):
         return [*self._token_embedder.layers(), *self._elmo_lstm.layers()]
 
     def _state_of_call(self, state: str | None) -> str:
-        """The state that a call names, or else the model's."""
+        """The state that a call names, by default the model's."""
         return self.state if state is None else check_choice("state", state, STATES)
 
     def _capture_key(self, state: str) -> tuple:
@@ -326,14 +327,14 @@ class BiLm(OutsideGraphs):
         return self._device, self._precision, self.backend, text, *map(snapshot_of, self._layers())
 
     def _initial_state(self, state: str | None = None) -> State | None:
-        """(h [L, 2 P], c [L, 2 D]) after the warm text where `state` is `warm`, else None."""
+        """(h [L, 2 P], c [L, 2 D]) after the warm text if `state` is `warm`, otherwise None."""
         if self._state_of_call(state) != "warm":
             return None
         text = tuple(map(tuple, self.warm_text))
         return self._warm_state.get(text, self._layers(), lambda: self._run_warm_text(text))
 
     def _run_warm_text(self, text: Sequence[Sequence[str]]) -> State:
-        """In `highest`, whatever the call around it computes in."""
+        """The state after the warm text, in precision `highest` also inside a call of lower precision."""
         first, last = self._token_embedder.boundaries
         tokens = [token for sentence in text for token in (first, *sentence, last)]
         lengths = np.array([len(sentence) + 2 for sentence in text])

@@ -1,6 +1,6 @@
 """A forward whose shapes do not depend on its data, for a CUDA graph that the user captures.
 
-Nothing is de-duplicated, checked or copied back; `prepare` does before what a capture does not allow (docs/gpu.md).
+Nothing is de-duplicated, checked or copied back; `prepare` does beforehand what a capture does not allow (docs/gpu.md).
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Preparation:
 
 
 def why_no_capture(tokens: TokenEncoder, stack: LstmStack) -> str | None:
-    """None where a CUDA graph can capture a forward, else the reason it cannot."""
+    """The reason why a CUDA graph cannot capture a forward; None if it can."""
     reason, lacking = why_not("projected_lstm", "native", [stack.B_0_0]), unsupported_weights(stack.layer_weights(0))
     if lacking:
         reason = reason or f"the native kernels do not support {lacking}"
@@ -38,7 +38,7 @@ def why_no_capture(tokens: TokenEncoder, stack: LstmStack) -> str | None:
 
 
 def prepare(tokens: TokenEncoder, stack: LstmStack, key: tuple, rows: int) -> Preparation:
-    """Load and tune all kernels of `forward`, pack the weights, and have `rows` carried rows."""
+    """Load and tune all kernels of `forward`, pack the weights, and allocate at least `rows` carried rows."""
     source = tokens.source
     source.warmup(tokens.backend)
     stack.prepare_capture(rows, tokens.precision)
@@ -58,14 +58,14 @@ def check(tokens: TokenEncoder, stack: LstmStack, ids: torch.Tensor, boundaries:
     if prepared is None or prepared.key != key:
         raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, with the device, "
                            "precision, backend, state and weights as they are in the capture; got "
-                           + ("no warm-up" if prepared is None else "one with others"))
+                           + ("no warm-up" if prepared is None else "a warm-up with others"))
 
 
 def forward(tokens: TokenEncoder, stack: LstmStack, ids: torch.Tensor, boundaries: str, carried: bool,
             initial_state: State | None, prepared: Preparation) -> BiLmOutput:
-    """The output of `BiLm.forward` for valid ids [B, T, ...] on the GPU; nothing is recorded for gradients.
+    """The output of `BiLm.forward` for valid ids [B, T, ...] on the GPU, without gradients.
 
-    `initial_state` is where sentences start unless states are `carried`, None for zeros.
+    `initial_state` is the state that sentences start from unless states are `carried`, None for zeros.
     """
     with torch.no_grad(), recording(), numerics(tokens.precision, tokens.device):
         mask = (ids > 0).flatten(2).any(2) if ids.dim() > 2 else ids > 0

@@ -26,8 +26,8 @@ class Elmo(OutsideGraphs):
     The call, results and parameter names are AllenNLP 0.9's. `options_file` and `weight_file` are paths or URLs.
     `requires_grad` lets gradients reach every weight of the biLM; without it they reach the scalar mixes alone.
     `vocab_to_cache` is a list of words whose vectors are stored: `word_inputs` are then their numbers in that list,
-    where number 0 is padding. `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it,
-    and without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before
+    where number 0 is padding. `token_table` is a `TokenTable` or a table's file: it gives the vectors of tokens, and
+    without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before
     the softmax). `module` replaces the biLM: called with (ids, word ids or None), it returns a mapping with
     `activations` and `mask`, and it has `num_layers`. `state`, `precision` and `backend` are those of `BiLm`. NaN and
     infinities in the weights are refused unless `allow_nonfinite`.
@@ -73,8 +73,8 @@ class Elmo(OutsideGraphs):
         """Representations of sentences given as character ids, int [batch, T, C] or [batch, ..., T, C].
 
         A model of words reads word ids, int [batch, ..., T] (`BiLm.token_source.batch_ids`). `word_inputs` int
-        [batch, ..., T] are numbers of cached words, or ids of the token table; a number beyond them is read off the
-        characters, and without such numbers `inputs` may be None. Returns `elmo_representations`, a list of
+        [batch, ..., T] are numbers of cached words, or ids of the token table; for a larger number the characters are
+        read, and without larger numbers `inputs` may be None. Returns `elmo_representations`, a list of
         `num_output_representations` tensors [batch, ..., T, 2 P], and `mask`, int64 [batch, ..., T]; T grows by two
         where the boundaries are kept.
         """

@@ -16,12 +16,12 @@ _KINDS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def is_hooked(*modules: nn.Module | None) -> bool:
-    """Whether a hook is registered on one of the modules, on one below them, or for every module of the process.
+    """Whether a hook is registered on one of the modules, on a submodule, or for every module of the process.
 
     A `forward` that was set on a module counts too.
     """
-    own = ("forward" in vars(part) or any(getattr(part, kind) for kind in _KINDS) for part in _parts(modules))
-    return any(own) or any(getattr(torch_module, f"_global{kind}") for kind in _KINDS)
+    hooked = ("forward" in vars(part) or any(getattr(part, kind) for kind in _KINDS) for part in _parts(modules))
+    return any(hooked) or any(getattr(torch_module, f"_global{kind}") for kind in _KINDS)
 
 
 def _parts(modules: tuple[nn.Module | None, ...]) -> Iterator[nn.Module]:
@@ -33,10 +33,10 @@ def _parts(modules: tuple[nn.Module | None, ...]) -> Iterator[nn.Module]:
 
 def forward(tokens: TokenEncoder, lstm: LstmStack, ids: torch.Tensor | None, words: torch.Tensor | None,
             carried: bool, initial_state: State | None) -> BiLmOutput:
-    """What `BiLm.forward` returns for `boundaries="add"`; arguments as there and in `LstmStack.begin`.
+    """The result of `BiLm.forward` for `boundaries="add"`; arguments as in `BiLm.forward` and `LstmStack.begin`.
 
     The token embedder is called with ids [B, T, C], the embedding of cached words with numbers [B, T], and the LSTM
-    with vectors [B, T + 2, P] and a mask int64 [B, T + 2]; what a hook returns in place of a result is used.
+    with vectors [B, T + 2, P] and a mask int64 [B, T + 2]; a hook may replace a result.
     """
     for module in (tokens.source, lstm):
         if module is not None:
@@ -54,7 +54,8 @@ def _token_layer(tokens: TokenEncoder, ids: torch.Tensor | None,
                  words: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Vectors [B, T + 2, P] and mask int64 [B, T + 2]."""
     if words is not None:
-        ids = None if ids is not None and ids.shape == words.shape else ids  # AllenNLP's documentation: numbers, twice
+        # AllenNLP's documentation passes the numbers twice.
+        ids = None if ids is not None and ids.shape == words.shape else ids
         check_numbers(words, ids)
     reads, cache = isinstance(tokens.source, CharacterEncoder), None if words is None else tokens.cache
     beyond = None if cache is None else words.to(cache.weight.device) > cache.largest
@@ -66,9 +67,9 @@ def _token_layer(tokens: TokenEncoder, ids: torch.Tensor | None,
         vectors, mask = add_boundaries(embedded, words > 0, *cache.boundaries)
         return vectors, mask.long()
     if words is None and tokens.table is None and reads:
-        found = tokens.source(ids)
-        return found["token_embedding"], found["mask"]
-    found, index, mask = tokens.batch(ids, "add") if words is None else tokens.numbered_batch(words, ids)
-    padded = found.vectors.new_zeros(*mask.shape, found.vectors.shape[1])
-    padded[mask.to(padded.device)] = found.vectors[index.to(padded.device)]
+        result = tokens.source(ids)
+        return result["token_embedding"], result["mask"]
+    unique, index, mask = tokens.batch(ids, "add") if words is None else tokens.numbered_batch(words, ids)
+    padded = unique.vectors.new_zeros(*mask.shape, unique.vectors.shape[1])
+    padded[mask.to(padded.device)] = unique.vectors[index.to(padded.device)]
     return padded, mask.long().to(padded.device)

@@ -14,7 +14,7 @@ from elmo_fast.files.json import read_json
 from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
 
 N_CHARACTERS = (261, 262)
-# Far beyond every model, as MOST_CELLS is.
+# Larger than in any known model, like MOST_CELLS.
 MOST_LAYERS, MOST_WORDS = 1000, (1 << 31) - 1
 
 
@@ -36,7 +36,7 @@ class CharCnnOptions:
 
 @dataclass(frozen=True)
 class LstmOptions:
-    """The `lstm` section. A clip of None means none."""
+    """The `lstm` section. A clip of None means no clipping."""
 
     dim: int
     projection_dim: int
@@ -47,15 +47,15 @@ class LstmOptions:
 
     @property
     def is_projected(self) -> bool:
-        """Whether h has fewer values than the cell; else it is the cell's output unless the weights have `W_P_0`."""
+        """Whether h and the cell have different sizes; with equal sizes only weights that have `W_P_0` project h."""
         return self.projection_dim != self.dim
 
 
 @dataclass(frozen=True)
 class Options:
-    """A checked `options.json`. `char_cnn` is None for a model that reads words; `raw` has every key given.
+    """A checked `options.json`. `char_cnn` is None for a model of words; `raw` has all keys of the file.
 
-    `vocabulary` has the words of such a model by id, from the file beside its weights; None where there is none.
+    `vocabulary` lists the words of a model of words by id, from the file beside its weights; None without this file.
     """
 
     lstm: LstmOptions
@@ -111,10 +111,10 @@ class Options:
         if self.n_tokens_vocab is not None:
             content["n_tokens_vocab"] = self.n_tokens_vocab
         if self.char_cnn is not None:
-            own = dataclasses.asdict(self.char_cnn)
-            own |= {"embedding": {"dim": own.pop("embedding_dim")}, "n_characters": N_CHARACTERS[1],
-                    "filters": [list(pair) for pair in self.char_cnn.filters]}
-            content["char_cnn"] = content.get("char_cnn", {}) | own
+            section = dataclasses.asdict(self.char_cnn)
+            section |= {"embedding": {"dim": section.pop("embedding_dim")}, "n_characters": N_CHARACTERS[1],
+                        "filters": [list(pair) for pair in self.char_cnn.filters]}
+            content["char_cnn"] = content.get("char_cnn", {}) | section
         return content
 
 
@@ -130,46 +130,46 @@ class _Section:
         self.content, self.name = content, name
 
     def value(self, key: str, expected: str, fits: Callable[[Any], bool], default: Any = _REQUIRED) -> Any:
-        found = self.content.get(key, default)
-        if found is _REQUIRED:
+        value = self.content.get(key, default)
+        if value is _REQUIRED:
             raise ConfigurationError(f"{self.name}: the key {key} is missing; found {_keys(self.content)}")
-        if not fits(found):
-            raise self.error(key, expected, found)
-        return found
+        if not fits(value):
+            raise self.error(key, expected, value)
+        return value
 
     def section(self, key: str) -> "_Section":
         return _Section(self.value(key, "", lambda _: True), f"{self.name}: {key}")
 
     def count(self, key: str, default: Any = _REQUIRED, least: int = 1, most: int = MOST_CELLS) -> int:
-        found = self.value(key, f"an integer of at least {least}", lambda value: _is_integer(value, least)
+        count = self.value(key, f"an integer of at least {least}", lambda value: _is_integer(value, least)
                            or (value is None and default is not _REQUIRED), default)
-        if found is not None and found > most:
-            raise self.error(key, f"at most {most:,}", found)
-        return default if found is None else int(found)
+        if count is not None and count > most:
+            raise self.error(key, f"at most {most:,}", count)
+        return default if count is None else int(count)
 
     def clip(self, key: str) -> float | None:
-        found = self.value(key, "a number above 0, or null for no clipping", lambda value: value is None or (
+        clip = self.value(key, "a number above 0, or null for no clipping", lambda value: value is None or (
             isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < value <= sys.float_info.max), None)
-        return None if found is None else float(found)
+        return None if clip is None else float(clip)
 
     def one_of(self, key: str, allowed: tuple, default: Any = _REQUIRED) -> Any:
         return self.value(key, f"one of {', '.join(map(str, allowed))}",
                           lambda value: not isinstance(value, bool) and value in allowed, default)
 
     def filters(self, key: str, max_characters: int) -> tuple[tuple[int, int], ...]:
-        found = self.value(key, "a list of [width, count] pairs",
+        pairs = self.value(key, "a list of [width, count] pairs",
                            lambda value: isinstance(value, (list, tuple)) and len(value) > 0)
-        for pair in found:
+        for pair in pairs:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(_is_integer(n, 1) for n in pair):
                 raise self.error(key, "pairs of two integers above 0, [width, count]", pair)
             if pair[1] > MOST_CELLS:
                 raise self.error(key, f"counts of at most {MOST_CELLS:,}", pair)
             if pair[0] > max_characters:
                 raise self.error(key, f"widths of at most max_characters_per_token ({max_characters})", pair)
-        return tuple((int(width), int(count)) for width, count in found)
+        return tuple((int(width), int(count)) for width, count in pairs)
 
-    def error(self, key: str, expected: str, found: Any) -> ConfigurationError:
-        return ConfigurationError(f"{self.name}: {key}: expected {expected}, got {found!r:.80}")
+    def error(self, key: str, expected: str, value: Any) -> ConfigurationError:
+        return ConfigurationError(f"{self.name}: {key}: expected {expected}, got {value!r:.80}")
 
 
 def _keys(content: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ class ScalarMix(nn.Module):
 
 
 def masked_layer_norm(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`tensor` [..., D] less its mean, by its standard deviation, both over every unmasked element of the batch."""
+    """(`tensor` [..., D] - mean) / standard deviation, both taken over all unmasked elements of the batch."""
     full = tensor if tensor.dtype == torch.float64 else tensor.float()
     present = mask.to(full.dtype)[..., None]
     count = present.sum() * full.shape[-1]

@@ -1,7 +1,7 @@
-"""The softmax over words of a language model: log-probabilities of a text's tokens, and likely words in their place.
+"""The softmax over words of a language model: log-probabilities of a text's tokens, and likely substitutes for them.
 
-The forward direction predicts a word from what stands before it, the backward direction from what stands after it
-(Peters et al. 2018, section 3.1); neither has seen the word itself.
+The forward direction predicts a word from the words before it, the backward direction from the words after it
+(Peters et al. 2018, section 3.1); neither reads the word itself.
 """
 
 import os
@@ -52,8 +52,8 @@ def read_softmax(path: str | os.PathLike, projection_dim: int, allow_nonfinite: 
 class SentenceScore:
     """Natural logs of the probabilities of a sentence's n tokens in both directions, float32 [n].
 
-    `end` is that of `</S>` after the last token, `begin` that of `<S>` before the first token, read backward. A word
-    outside the vocabulary counts as `<UNK>`.
+    `end` is the log-probability of `</S>` after the last token, `begin` that of `<S>` before the first token in the
+    backward direction. A word outside the vocabulary counts as `<UNK>`.
     """
 
     forward: np.ndarray
@@ -83,7 +83,7 @@ class Substitute(NamedTuple):
 class SoftmaxHead:
     """Scores of a biLM's words; `w` [V, P] and `b` [V] in the order of `vocabulary`.
 
-    States follow the model's `state`; with `zero` and `warm` a sentence's scores depend on nothing but itself.
+    States follow the model's `state`; with `zero` and `warm` a sentence's scores depend only on the sentence.
     """
 
     def __init__(self, bilm: BiLm, w: np.ndarray, b: np.ndarray, vocabulary: Vocabulary):
@@ -113,9 +113,9 @@ class SoftmaxHead:
         wanted = (np.concatenate([np.append(ids[1:], 0) for ids in bounded]),
                   np.concatenate([np.append(0, ids[:-1]) for ids in bounded]))
         ends = np.cumsum(lengths)[:-1]
-        found = (np.split(self._log_probabilities(*pair), ends) for pair in zip(states, wanted))
+        scores = (np.split(self._log_probabilities(*pair), ends) for pair in zip(states, wanted))
         return [SentenceScore(forward[:-2].copy(), backward[2:].copy(), float(forward[-2]), float(backward[1]))
-                for forward, backward in zip(*found)]
+                for forward, backward in zip(*scores)]
 
     def substitutes(self, sentence: Sequence[str], position: int, k: int = 10,
                     direction: str = "both") -> list[Substitute]:
@@ -127,7 +127,7 @@ class SoftmaxHead:
 
     def substitutes_at(self, sentence: Sequence[str], positions: Sequence[int], k: int = 10,
                        direction: str = "both") -> list[list[Substitute]]:
-        """As `substitutes`, for several tokens of a sentence, which is run once."""
+        """As `substitutes`, for several tokens of a sentence; the model runs once."""
         check_batch([sentence], "sentence")
         if not isinstance(positions, Collection) or not getattr(positions, "ndim", 1):
             raise ValueError(f"positions: expected a list of integers, got {type(positions).__name__}")
@@ -139,20 +139,21 @@ class SoftmaxHead:
         if not len(positions):
             return []
         (forward, backward), _ = self._states([sentence])
-        before = torch.tensor(list(positions), device=self._w.device)  # the token stands at position + 1, behind <S>
+        before = torch.tensor(list(positions), device=self._w.device)  # the token itself is at position + 1, after <S>
         predictions = {"forward": forward[before], "backward": backward[before + 2]}  # [positions, P]
         chosen = list(predictions.values()) if direction == "both" else [predictions[direction]]
-        found = []
-        for some in zip(*(states.split(self._rows_at_once) for states in chosen)):
-            scores = sum(self._scores(states).log_softmax(1) for states in some)  # [some, V]
+        substitutes = []
+        for block in zip(*(states.split(self._rows_at_once) for states in chosen)):
+            scores = sum(self._scores(states).log_softmax(1) for states in block)  # [rows, V]
             scores[:, self._marks] = -torch.inf
             best = scores.log_softmax(1).topk(k, dim=1)
-            found += [[Substitute(self.vocabulary.id_to_word(word), value, word) for value, word in zip(values, ids)]
-                      for values, ids in zip(best.values.tolist(), best.indices.tolist())]
-        return found
+            substitutes += [
+                [Substitute(self.vocabulary.id_to_word(word), value, word) for value, word in zip(values, ids)]
+                for values, ids in zip(best.values.tolist(), best.indices.tolist())]
+        return substitutes
 
     def logits(self, sentence: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of every word in place of each token, before any normalization: forward and backward, both [n, V]."""
+        """Unnormalized scores of every word in place of each token: forward and backward, both [n, V]."""
         check_batch([sentence], "sentence")
         (forward, backward), _ = self._states([sentence])
         return self._scores(forward[:-2]), self._scores(backward[2:])
@@ -175,8 +176,8 @@ class SoftmaxHead:
     def _log_probabilities(self, states: torch.Tensor, wanted: np.ndarray) -> np.ndarray:
         """Log-probability of word `wanted[n]` in state n: float32 [N]."""
         ids = torch.from_numpy(wanted.astype(np.int64)).to(states.device)
-        found = []
-        for some, target in zip(*(value.split(self._rows_at_once) for value in (states, ids))):
-            scores = self._scores(some)
-            found.append(scores.gather(1, target[:, None]).squeeze(1) - scores.logsumexp(1))
-        return torch.cat(found).cpu().numpy()
+        logs = []
+        for block, targets in zip(*(values.split(self._rows_at_once) for values in (states, ids))):
+            scores = self._scores(block)
+            logs.append(scores.gather(1, targets[:, None]).squeeze(1) - scores.logsumexp(1))
+        return torch.cat(logs).cpu().numpy()

@@ -1,4 +1,4 @@
-"""A model's files: two paths, a directory, an archive, a URL, or a name; what URLs give is stored in a cache."""
+"""A model's files: two paths, a directory, an archive, a URL, or a name; downloads are stored in a cache."""
 
 import functools
 import hashlib
@@ -42,7 +42,7 @@ _UNSTATED = "not stated"  # a licence or a size
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Local paths of a model's options, weights and, where it has one, vocabulary, and the family that reads them.
+    """Local paths of a model's options, weights and vocabulary (if any), and the family that reads them.
 
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
@@ -56,14 +56,14 @@ class ModelFiles:
 
 def find_model(model: str | os.PathLike | None = None, *, options_file: str | os.PathLike | None = None,
                weight_file: str | os.PathLike | None = None) -> ModelFiles:
-    """Local files of a model, fetched into the cache where they are remote.
+    """Local files of a model; remote files are downloaded into the cache.
 
     Either `model`: `bundled`, a name of `NAMED_MODELS`, `nlpl:NUMBER` of the NLPL repository (release 20),
     `manylangs:LANGUAGE` (`LANGUAGES`), a directory, a ZIP or tar, the URL of one, or the URL of a directory where the
     file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`, paths or
     URLs. A directory or archive has `*options.json` and one file `*.hdf5` or `*.h5`, or bio_embeddings' `options_file`
-    and `weights_file`; a model of ELMoForManyLangs has its `config.json` and `encoder.pkl` in their places. Raises
-    `FileNotFoundError` or `ConfigurationError` saying what is missing, and what to do with files that are no model.
+    and `weights_file`; a model of ELMoForManyLangs has `config.json` and `encoder.pkl` instead. Raises
+    `FileNotFoundError` or `ConfigurationError`, which say what is missing, or how to use a file that is not a model.
     """
     if model is None:
         return _two_files(options_file=options_file, weight_file=weight_file)
@@ -87,14 +87,14 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
 
 def _what_is(path: Path) -> str:
-    """What a file is that is no model, and how it is given where it is a part of one."""
+    """Describe a file that is not a model, and say how to pass it if it is a part of a model."""
     if _begins_as_hdf5(path):
         return ("an HDF5 file: weights are given as --weight-file beside --options-file (train: --from-weights beside "
                 "--from-options; Python: weight_file, options_file)")
     if path.suffix == ".json":
         return ("a JSON file: options are given as --options-file beside --weight-file (train: --from-options beside "
                 "--from-weights; Python: options_file, weight_file)")
-    return "something else or an archive cut short"
+    return "an unknown file or a truncated archive"
 
 
 def _begins_as_hdf5(path: Path) -> bool:
@@ -106,13 +106,13 @@ def _begins_as_hdf5(path: Path) -> bool:
 
 
 def has_model(directory: Path) -> bool:
-    """Whether a directory has both files of a model, or several that `find_model` refuses."""
+    """Whether a directory has options and weights, also if it has several of them, which `find_model` refuses."""
     names = _names(directory)
     return family_of(names).is_complete(names)
 
 
 def repository_url(name: str) -> str:
-    """The URL that `nlpl:NUMBER` or `manylangs:LANGUAGE` stands for; any other name as it is."""
+    """The URL that `nlpl:NUMBER` or `manylangs:LANGUAGE` stands for; any other name unchanged."""
     kind, _, which = name.partition(":")
     if kind == "manylangs":
         check_choice("manylangs", which, LANGUAGES, ConfigurationError)
@@ -127,17 +127,18 @@ def repository_url(name: str) -> str:
 def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     for name, value in given.items():
         check_path(name, value, ConfigurationError)
-    found = []
+    paths = []
     for name, value in given.items():
         path = fetch(value)
         if not path.is_file():
             raise FileNotFoundError(f"{name}: expected a file, found {'a directory' if path.is_dir() else 'nothing'} "
                                     f"at {path}")
-        found.append(path)
-    if _begins_as_hdf5(found[0]):
-        raise ConfigurationError(f"options_file {found[0]}: expected JSON, got HDF5: options_file is the first of the "
+        paths.append(path)
+    options, weights = paths
+    if _begins_as_hdf5(options):
+        raise ConfigurationError(f"options_file {options}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
-    return ModelFiles(*found, vocabulary_in(found[1].parent), family_of([found[1].name]))
+    return ModelFiles(options, weights, vocabulary_in(weights.parent), family_of([weights.name]))
 
 
 def _named(name: str) -> ModelFiles:
@@ -151,7 +152,7 @@ def _named(name: str) -> ModelFiles:
 
 
 def _fetched(url: str) -> Path:
-    """Local path of what a model's URL names: a file, or a directory's model files, `options.json` the last of them."""
+    """Download the file, or the model files of the directory, at a URL, the options last; returns the local path."""
     folder = cache_path(url.rstrip("/"))
     stored = _names(folder) if folder.is_dir() else []
     if any(map(family_of(stored).is_options, stored)):
@@ -163,7 +164,7 @@ def _fetched(url: str) -> Path:
 
 
 def _remote_model_files(url: str) -> list[str]:
-    """Names of the model files in a remote directory; none where the URL is no directory, or cannot be one."""
+    """Names of the model files in a remote directory; empty if the URL is not a directory, or cannot be a directory."""
     if "::" in url or url.startswith(("http://", "https://")) or url.endswith(".zip"):
         return []
     try:
@@ -172,16 +173,16 @@ def _remote_model_files(url: str) -> list[str]:
         system, path = fsspec.url_to_fs(url)
         entries = system.ls(path, detail=True) if system.isdir(path) else []
     except ImportError as error:
-        raise ImportError(f"reading {url} needs a package that is not there ({error}): install elmo-fast[remote]"
+        raise ImportError(f"reading {url} needs a package that is missing ({error}): install elmo-fast[remote]"
                           f"{', and huggingface_hub for hf://' if url.startswith('hf://') else ''}") from error
     except Exception as error:
         raise OSError(f"model: {url} cannot be listed ({type(error).__name__}: {error})") from error
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]
-    found = list(filter(family_of(names).is_file, names))
-    if entries and not found:
+    model_files = list(filter(family_of(names).is_file, names))
+    if entries and not model_files:
         raise ConfigurationError(f"model {url}: expected {_OPTIONS} and {_WEIGHTS}, found "
                                  f"{', '.join(sorted(names)[:8])[:300]}")
-    return found
+    return model_files
 
 
 def _in_directory(directory: Path) -> ModelFiles:
@@ -193,13 +194,13 @@ def _in_directory(directory: Path) -> ModelFiles:
 
 
 def vocabulary_in(directory: Path, family: Family = BILM_TF) -> Path | None:
-    """The file of a vocabulary in a model's directory, where it has one."""
+    """The vocabulary file in a model's directory, or None."""
     return next((directory / name for name in family.vocabularies if (directory / name).is_file()), None)
 
 
-def _only(directory: Path, family: Family, wanted: str, found: list[str]) -> Path:
-    preferred = [name for name in found if name in family.preferred]
-    candidates = preferred if len(preferred) == 1 else found
+def _only(directory: Path, family: Family, wanted: str, names: list[str]) -> Path:
+    preferred = [name for name in names if name in family.preferred]
+    candidates = preferred if len(preferred) == 1 else names
     if len(candidates) != 1:
         raise ConfigurationError(f"model {directory}: expected one file {wanted}, "
                                  f"found {', '.join(candidates)[:300] or 'none'}"
@@ -208,12 +209,12 @@ def _only(directory: Path, family: Family, wanted: str, found: list[str]) -> Pat
 
 
 def _remedy(directory: Path) -> str:
-    """How to make a model of a directory that has none but may be a training run."""
+    """How to make a model from a directory without a model, if it looks like a training run."""
     names = {path.name for path in directory.iterdir()}
     if any(name.endswith(".index") for name in names):
-        return "; TensorFlow checkpoints become a training run by elmo-fast import-tf, and that a model by export"
+        return "; elmo-fast import-tf makes a training run of TensorFlow checkpoints, elmo-fast export a model of it"
     if names & {"checkpoints", _OPTIONS} or any(name.endswith(".pt") for name in names):
-        return "; of a training run, elmo-fast export makes a model"
+        return "; elmo-fast export makes a model of a training run"
     return ""
 
 
@@ -223,7 +224,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def _unpacked(archive: Path) -> Path:
-    """Directory with the model's members of an archive, unpacked into the cache once for each state of it."""
+    """Directory with the model files of an archive, unpacked into the cache once for each version of the archive."""
     status = archive.stat()
     key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -236,7 +237,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     try:
         _unpack_members(archive, folder)
     except DAMAGE as error:
-        if isinstance(error, ConfigurationError) or getattr(error, "filename", None):  # that of a full disk
+        if isinstance(error, ConfigurationError) or getattr(error, "filename", None):  # a full disk
             raise
         raise ConfigurationError(f"model {archive}: expected a complete ZIP or tar file without a password, "
                                  f"got one that cannot be unpacked ({error})") from error
@@ -256,22 +257,22 @@ def _unpack_members(archive: Path, part: Path) -> None:
                                      f"found {_listed([member.path for member in members])[:300]}")
         check_unpacked(f"model {archive}", sum(member.size for member in wanted.values()), archive.stat().st_size)
         for name, member in wanted.items():
-            # `source` has no more than `size`.
+            # `source` ends after `member.size` bytes.
             with member.open() as source, DeferredErrorFile(part / name, part) as copy:
                 interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
 
 
 def _listed(paths: list[str]) -> str:
-    """The first members of an archive that is no model, and what to do where they are PyTorch's."""
+    """The first members of an archive that is not a model, and what to do with a PyTorch checkpoint."""
     is_torch = any(path.endswith("/data.pkl") for path in paths)
     return (", ".join(sorted(paths)[:8]) or "nothing") + (
-        "; a checkpoint of PyTorch, of which elmo-fast export makes a model" if is_torch else "")
+        "; this is a PyTorch checkpoint: elmo-fast export makes a model of a training run" if is_torch else "")
 
 
 class PublicModel(NamedTuple):
-    """A model as `load` names it. `size` counts parameters, or is that of the download.
+    """A model by the name that `load` takes. `size` is the number of parameters or the size of the download.
 
-    Sizes and licences are those that the models' own pages or archives state. None of them states a hash.
+    Sizes and licences are stated by the models' pages or archives, which state no hashes.
     """
 
     name: str
@@ -282,7 +283,7 @@ class PublicModel(NamedTuple):
 
 
 def public_models() -> list[PublicModel]:
-    """Every model that can be named; a single entry for the NLPL repository, whose catalogue has the numbers."""
+    """All models that have names; a single entry for the NLPL repository, whose catalogue lists the numbers."""
     sizes = {"small": "13.6 M", "medium": "28.0 M", "original": "93.6 M", "original_5.5b": "93.6 M"}
     return [
         PublicModel(DEFAULT_MODEL, "English", "in the package", "Apache-2.0", "elmo_fast/pretrained"),

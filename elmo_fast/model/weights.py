@@ -35,8 +35,8 @@ def lstm_name(direction: int, layer: int, dataset: str) -> str:
 def expected_shapes(options: Options, held: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Shape of every dataset a model with these options needs, in file order.
 
-    The char embedding has 261 rows, without the row of "no token". Where the filters, or the cells, already have the
-    projection's size, `CNN_proj`, or every `W_P_0`, is there if `held`, the names that a file has, say so.
+    The char embedding has 261 rows, without the row of "no token". If the filters (or the cells) have the projection's
+    size, `CNN_proj` (or `W_P_0`) is expected only if `held`, the names of a file's datasets, contains it.
     """
     projection, cnn = options.lstm.projection_dim, options.char_cnn
     if cnn is None:
@@ -68,7 +68,7 @@ def check_is_hdf5(files: ModelFiles) -> None:
 def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
     """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`.
 
-    The options of a model of words have its vocabulary, which has `<S>`, `</S>` and as many words as the embedding.
+    For a model of words the options include its vocabulary, with `<S>`, `</S>` and as many words as the embedding.
     """
     check_is_hdf5(files)
     options = with_vocabulary(Options.from_file(files.options_file), files.vocab_file)
@@ -76,30 +76,30 @@ def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
 
 
 def with_vocabulary(options: Options, vocab_file: str | os.PathLike | None) -> Options:
-    """The options of a model of words with the words of a file, others as they are; `ValueError` for another file."""
+    """Add the words of a file to the options of a model of words; `ValueError` for a file of other words."""
     if options.char_cnn is not None or vocab_file is None:
         return options
     vocabulary = Vocabulary(vocab_file)
     vocabulary.require(*BOUNDARIES)
     if vocabulary.size != options.n_tokens_vocab:
         raise ConfigurationError(f"vocabulary {os.fspath(vocab_file)}: expected the {options.n_tokens_vocab} words of "
-                                 f"the model, got {vocabulary.size}: give the one that it was trained with")
+                                 f"the model, got {vocabulary.size}: give the file that it was trained with")
     return dataclasses.replace(options, vocabulary=tuple(vocabulary.words))
 
 
 def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
     """Weights of a file, float32, by dataset name.
 
-    Accepts 261 rows of characters or 262 (the first is then dropped: it stands for "no token"), and the names of
-    a one-layer bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not
-    HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers beyond those of the options, and
-    for NaN and infinities unless `allow_nonfinite`.
+    Accepts 261 rows of characters or 262 (the first, for "no token", is then dropped), and the names of a one-layer
+    bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not HDF5, is
+    truncated, lacks a dataset, has a dataset of another shape, or has layers that the options lack, and for NaN and
+    infinities unless `allow_nonfinite`.
     """
     with open_hdf5(path, "weight_file") as file:
-        found = _datasets(file, path)
-        weights = _take(found, expected_shapes(options, found), path, allow_nonfinite)
-        # Datasets of the network that the options do not mention mean a file of another model.
-        surplus = sorted(name for name in found if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
+        datasets = _datasets(file, path)
+        weights = _take(datasets, expected_shapes(options, datasets), path, allow_nonfinite)
+        # Further datasets of the network mean that the file belongs to another model.
+        surplus = sorted(name for name in datasets if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
         if surplus:
             raise ConfigurationError(f"weight_file {os.fspath(path)}: expected the weights of the options "
                                      f"({options.lstm.n_layers} LSTM layers), found {surplus[0]:.80} and "
@@ -108,26 +108,26 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
 
 
 def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Some weights of a file, float32, by dataset name, whatever else it holds. Errors are those of `read_weights`."""
+    """The weights `shapes` of a file, float32, by dataset name; others are ignored. Errors as in `read_weights`."""
     with open_hdf5(path, "weight_file") as file:
         return _take(_datasets(file, path), shapes, path)
 
 
 def _datasets(file: h5py.File, path: str | os.PathLike) -> dict[str, h5py.Dataset]:
-    found = datasets_of(file, f"weight_file {os.fspath(path)}")
-    for direction, dataset in itertools.product(DIRECTIONS, LSTM_DATASETS):
-        short = f"RNN_{direction}/RNN/LSTMCell/{dataset}"
-        if short in found:
-            found.setdefault(lstm_name(direction, 0, dataset), found.pop(short))
-    return found
+    datasets = datasets_of(file, f"weight_file {os.fspath(path)}")
+    for direction, name in itertools.product(DIRECTIONS, LSTM_DATASETS):
+        short = f"RNN_{direction}/RNN/LSTMCell/{name}"
+        if short in datasets:
+            datasets.setdefault(lstm_name(direction, 0, name), datasets.pop(short))
+    return datasets
 
 
-def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
+def _take(datasets: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
           source: str | os.PathLike, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
-    """Move the datasets of `shapes` out of `found` and into memory."""
+    """Read the datasets of `shapes` into memory, and remove them from `datasets`."""
     weights = {}
     for name, shape in shapes.items():
-        where, dataset = f"weight_file {os.fspath(source)}: dataset {name}", found.pop(name, None)
+        where, dataset = f"weight_file {os.fspath(source)}: dataset {name}", datasets.pop(name, None)
         extra_row = name == "char_embed" and dataset is not None and dataset.shape == (N_CHARACTERS[1], *shape[1:])
         if dataset is None or not (dataset.shape == shape or extra_row):
             raise ConfigurationError(f"{where}: expected shape {shape}, "
@@ -143,7 +143,7 @@ def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
 
 
 def check_finite(name: str, values: np.ndarray) -> None:
-    """Raise `ConfigurationError` for NaN and infinities. Their sum is not finite either, and quick to compute."""
+    """Raise `ConfigurationError` for NaN and infinities. A finite sum, which is quick to compute, excludes both."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):
             return
@@ -163,8 +163,8 @@ def check_shapes(source: str, shapes: Mapping[str, tuple[int, ...]], weights: We
 def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32) -> None:
     """Write weights in bilm-tf's layout; the file is written atomically.
 
-    The values of `read_weights` come back byte for byte (261 rows of characters), in float16 rounded. Raises
-    `ConfigurationError` for a model whose characters and words only its family's lexicons number.
+    `read_weights` returns the same values (261 rows of characters), rounded if `dtype` is float16. Raises
+    `ConfigurationError` for a model whose characters and words are numbered only by lexicons of its family.
     """
     for family in FAMILIES:
         if any(name.startswith(family.lexicons) for name in weights):
@@ -177,7 +177,7 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
 
 
 def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
-    """float32 weights by dataset name, the same for the same seed, spread as in bilm-tf's `bilm/training.py`.
+    """float32 weights by dataset name, determined by the seed, distributed as in bilm-tf's `bilm/training.py`.
 
     Characters uniform in ±1, words and LSTM uniform by fan-in and fan-out (Glorot); convolutions uniform in ±0.05 for
     relu (Kim et al. 2015), else normal by fan-in; highway and projection normal by fan-in, carry bias -2.
@@ -203,7 +203,7 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def _check_memory(size: int) -> None:
-    """Raise `ConfigurationError` for weights of more bytes than the machine has, before it begins to swap."""
+    """Raise `ConfigurationError` for weights that exceed the machine's memory, before it begins to swap."""
     available = memory_size()
     if available is not None and size > available:
         raise ConfigurationError(f"options: expected a model whose weights fit into the {available >> 30:,} GB of this "
@@ -211,9 +211,9 @@ def _check_memory(size: int) -> None:
 
 
 def fingerprint(weights: Weights, options: Options | None = None) -> str:
-    """32 hexadecimal digits of weights, whatever their order, and of the network's options where they are given.
+    """32 hexadecimal digits that identify weights, in any order, and the network's options if they are given.
 
-    Training settings in `options.json` do not count; the vocabulary of a model of words does, where it has one.
+    Training settings in `options.json` do not count; the vocabulary of a model of words does.
     """
     digest = hashlib.blake2b(digest_size=16)
     if options is not None:

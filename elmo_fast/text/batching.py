@@ -43,7 +43,7 @@ def check_iterable(batch: Iterable, name: str = "batch") -> None:
 
 
 def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[str]:
-    """The sentence itself; `ValueError` unless it is a list of tokens. A plain string is refused with the remedy."""
+    """Return the sentence; `ValueError` unless it is a list of tokens. For a string the error says how to split it."""
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {shown(sentence)}; "
                          "split it first (.split() for words, list() for letters)")
@@ -53,7 +53,7 @@ def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[
 
 
 def groups_of(iterator: Iterable[_Item], group_size: int) -> Iterator[list[_Item]]:
-    """Lists of `group_size` items, the last one of those that remain."""
+    """Lists of `group_size` items; the last list has the remaining items."""
     items = iter(iterator)
     return iter(lambda: list(itertools.islice(items, group_size)), [])
 
@@ -77,7 +77,7 @@ def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray
 
 
 def not_a_string(error: TypeError) -> ValueError:
-    """For a token without a hash, such as a list: the batch has one level of lists too many."""
+    """The error for an unhashable token, such as a list: the batch then has one level of lists too many."""
     unhashable = re.search("unhashable type: '(.*?)'", str(error))
     return ValueError(f"token: expected a string, got {unhashable[1] if unhashable else error}")
 
@@ -116,7 +116,7 @@ class TokenBatcher:
     """Sentences to word ids + 1 with `<S>` and `</S>` around each, as bilm-tf's `TokenBatcher` gives them.
 
     A vocabulary without `<S>` or `</S>` is refused, and so is a word outside a vocabulary that has no `<UNK>`:
-    bilm-tf gives both id 0, which masks the position and silently shortens the sentence.
+    for both, bilm-tf writes id 0, which masks the position and silently shortens the sentence.
     """
 
     def __init__(self, lm_vocab_file: str | os.PathLike):
@@ -132,7 +132,7 @@ class TokenBatcher:
             words = self._lm_vocab.encode(sentence, split=False)
             unknown = [] if self._lm_vocab.unk >= 0 else [word for word in sentence if word not in self._lm_vocab]
             if unknown:
-                raise ValueError(f"sentences: the word {unknown[0]!r} is outside the vocabulary, "
-                                 f"which has no {UNKNOWN_TOKEN} to stand for it")
+                raise ValueError(f"sentences: expected words of the vocabulary, which has no {UNKNOWN_TOKEN} to "
+                                 f"replace other words, got {unknown[0]!r}")
             row[: len(sentence) + 2] = words + 1
         return ids

@@ -22,7 +22,7 @@ def to_model_ids(raw_ids):
 
 
 def mark_ids(mark: int, max_characters_per_token: int = MAX_CHARACTERS_PER_TOKEN) -> np.ndarray:
-    """Raw ids of a token that is one mark, such as `BEGIN_SENTENCE`: int32 [max_characters_per_token]."""
+    """Raw ids of a token that consists of a mark, such as `BEGIN_SENTENCE`: int32 [max_characters_per_token]."""
     ids = np.full(max_characters_per_token, PADDING, dtype=np.int32)
     ids[:3] = BEGIN_WORD, mark, END_WORD
     return ids
@@ -32,8 +32,8 @@ def encode_tokens(tokens: Sequence[str], max_characters_per_token: int = MAX_CHA
                   marks: Mapping[str, int] = SENTENCE_MARKS) -> np.ndarray:
     """Raw character ids of each token: int32 [len(tokens), max_characters_per_token].
 
-    `marks` maps the tokens that stand for one special character to its raw id. Bytes beyond
-    `max_characters_per_token - 2` are cut and lone surrogates dropped, as in both original systems.
+    `marks` maps each token that stands for a special character to the character's raw id. Bytes beyond
+    `max_characters_per_token - 2` and lone surrogates are dropped, as in both original systems.
     Raises `ValueError` when a token is not a string.
     """
     limit = check_max_characters(max_characters_per_token) - 2
@@ -57,9 +57,9 @@ def encode_tokens(tokens: Sequence[str], max_characters_per_token: int = MAX_CHA
 
 
 def decode_tokens(raw_ids: np.ndarray) -> list[str | None]:
-    """The tokens of raw character ids [N, C]; None where no token has exactly these ids.
+    """The tokens of raw character ids [N, C]; None for ids that `encode_tokens` gives for no token.
 
-    That is so for a token that was cut inside a character, and for ids that `encode_tokens` does not give.
+    A token that was truncated inside a character also becomes None.
     """
     ends = (raw_ids == END_WORD).argmax(1)
     tokens = [_decode(row[1:end]) for row, end in zip(raw_ids, ends)]
@@ -69,7 +69,7 @@ def decode_tokens(raw_ids: np.ndarray) -> list[str | None]:
 
 
 def check_max_characters(max_characters_per_token: int) -> int:
-    """The argument itself when a token of that many characters can hold a mark, else `ValueError`."""
+    """Return the argument; `ValueError` unless a token of that many characters can hold a mark."""
     if not isinstance(max_characters_per_token, (int, np.integer)) or max_characters_per_token < 3:
         raise ValueError("max_characters_per_token: expected an integer of at least 3 (begin-word, one character, "
                          f"end-word), got {shown(max_characters_per_token)}")

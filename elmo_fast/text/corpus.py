@@ -1,4 +1,4 @@
-"""Files of a corpus, a tokenized sentence a line: counted in parallel, their vocabulary, sentences in any order."""
+"""Files of a corpus, one tokenized sentence per line: parallel counts, the vocabulary, sentences in any order."""
 
 import concurrent.futures
 import functools
@@ -27,14 +27,14 @@ from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
 _CHUNK = 32 << 20  # bytes that a process counts at a time
 _NEWLINE = ord("\n")
-_GROUP_SENTENCES = 1 << 22  # shuffled together; 16 bytes each in memory
+_GROUP_SENTENCES = 1 << 22  # sentences shuffled together; 16 bytes of memory per sentence
 _GROUP_FILES = 256
 
 Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered in that epoch's order
 
 
 class Shard(NamedTuple):
-    """One file: its size in bytes, lines and whitespace-separated tokens, and a hash of its text."""
+    """A file: its size in bytes, its numbers of lines and whitespace-separated tokens, and a hash of its text."""
 
     path: str
     size: int
@@ -44,13 +44,13 @@ class Shard(NamedTuple):
 
     @property
     def predictions(self) -> int:
-        """Tokens that a model predicts in a direction, with the ends of sentences."""
+        """Number of tokens that a model predicts in one direction, the ends of sentences included."""
         return self.tokens + self.sentences
 
 
 def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
     """Sorted files that paths and globs match, without repetition. `FileNotFoundError` without a match."""
-    found: set[str] = set()
+    files: set[str] = set()
     listed = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(listed, Sequence) or not all(isinstance(pattern, (str, os.PathLike)) for pattern in listed):
         raise ValueError(f"{name}: expected paths of text, got {shown(patterns)}")
@@ -63,8 +63,8 @@ def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
                                     f"{pattern.rstrip('/')}/* are its files")
         if not (matches := set(paths)):
             raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
-        found |= matches
-    return sorted(found)
+        files |= matches
+    return sorted(files)
 
 
 def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
@@ -115,18 +115,18 @@ def _count_words(text: str) -> Counter:
 
 
 def map_chunks(function: Callable, paths: Iterable[str], processes: int | None = None) -> Iterator[tuple[str, object]]:
-    """(path, `function(text)`) for chunks of complete lines that together are the files, in the files' order.
+    """(path, `function(text)`) for chunks of complete lines, which together make up the files, in the files' order.
 
-    More than one chunk is counted by as many processes as there are cores, or by `processes`.
+    `processes` work in parallel, at most one per chunk; by default one per core, or a single one for a small corpus.
     """
     sizes = {path: os.path.getsize(path) for path in paths}
     chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
     count = functools.partial(_on_chunk, function)
-    wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores()), len(chunks))
-    if wanted == 1:
+    workers = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores()), len(chunks))
+    if workers == 1:
         yield from stops.checked(map(count, chunks))
         return
-    with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent) as pool:
+    with concurrent.futures.ProcessPoolExecutor(workers, None, _follow_parent) as pool:
         try:
             yield from stops.checked(pool.map(count, chunks))
         except BaseException:
@@ -135,10 +135,10 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
 
 
 def _follow_parent() -> None:
-    """Leave Ctrl-C to the parent, and end this process when that was killed: it would wait for work for ever.
+    """Leave Ctrl-C to the parent, and exit when the parent was killed: this process would wait for work forever.
 
-    On Windows the number of a parent stays when it has ended; elsewhere other forks may hold the pipe that shows it. So
-    both are looked at.
+    On Windows the parent's process id stays the same after the parent has ended; on other systems other forks may hold
+    the pipe that `is_alive` reads. So both are checked.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent, number = multiprocessing.parent_process(), os.getppid()
@@ -156,7 +156,7 @@ def _on_chunk(function: Callable, chunk: tuple[str, int, int]) -> tuple[str, obj
     with open(path, "rb") as file:
         if first:
             file.seek(first - 1)
-            file.readline()  # the line that began in the chunk before belongs to it
+            file.readline()  # a line that begins in the previous chunk belongs to that chunk
         start = file.tell()
         text = file.read(max(0, first + size - start))
         text += file.readline() if text and not text.endswith(b"\n") else b""
@@ -164,7 +164,7 @@ def _on_chunk(function: Callable, chunk: tuple[str, int, int]) -> tuple[str, obj
 
 
 def _decode(text: bytes, path: str, start: int) -> str:
-    """The text at `start` of a file, whose byte order mark is no part of its first word."""
+    """Decode the bytes at `start` of a file, without its byte order mark; a `ValueError` names the line."""
     try:
         decoded = text.decode("utf-8")
         return decoded if start else decoded.removeprefix("\ufeff")
@@ -176,7 +176,7 @@ def _decode(text: bytes, path: str, start: int) -> str:
 
 
 class Lines:
-    """The lines of a file by number, `expected` of them. Memory holds 8 bytes a line, the text stays on the disk."""
+    """The `expected` lines of a file by number. Memory holds 8 bytes per line, the text stays on the disk."""
 
     def __init__(self, path: str, expected: int):
         self.path = path
@@ -240,7 +240,7 @@ class Order:
 
 
 class Sentences(Iterator):
-    """Sentences in an order, from any location on: lists of tokens with `<S>` and `</S>` around them.
+    """Sentences in an order, starting at any location: lists of tokens with `<S>` and `</S>` around them.
 
     Holds the line indexes of a single group of shards at a time.
     """
@@ -278,7 +278,7 @@ class Sentences(Iterator):
 
 
 class _Group:
-    """Shards shuffled together: their lines, and `numbers`, the order of this stream's among them."""
+    """Shards that are shuffled together: their lines, and `numbers`, this stream's lines in order."""
 
     def __init__(self, shards: Sequence[Shard], order: Order, epoch: int, group: int):
         groups = order.groups(epoch, shards)
@@ -287,7 +287,7 @@ class _Group:
                                      f"{group}")
         self.groups = len(groups)
         self._lines = [Lines(shards[number].path, shards[number].sentences) for number in groups[group]]
-        self._firsts = np.cumsum([0, *map(len, self._lines)])  # every shard's first line, counted over all, and the end
+        self._firsts = np.cumsum([0, *map(len, self._lines)])  # the number of each shard's first line, and of all lines
         self.numbers = order.sentences(epoch, group, int(self._firsts[-1]))
 
     def tokens(self, sentence: int) -> list[str]:

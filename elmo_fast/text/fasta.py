@@ -17,10 +17,10 @@ class FastaRecord(NamedTuple):
 
 
 def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
-    """Records of a FASTA file in its order; the file is UTF-8, compressed when its name ends in .gz, .bz2, .xz or .zst.
+    """Records of a FASTA file in order; the file is UTF-8, compressed if its name ends in .gz, .bz2, .xz or .zst.
 
-    Raises `ValueError` for text before the first header, a record without a sequence, a file without records, one
-    cut short and undecodable bytes, naming the file and, where there is one, the line.
+    Raises `ValueError`, which names the file and if possible the line, for text before the first header, a record
+    without a sequence, a file without records, a truncated file, and undecodable bytes.
     """
     name = check_file("FASTA file", path)
     try:
@@ -32,7 +32,7 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
 
 
 def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
-    """Records of the lines of a file, whose name is for errors, which are those of `read_fasta`."""
+    """Records of the lines of a file; `name` is the file's name in errors, which are those of `read_fasta`."""
     header: str | None = None
     pieces: list[str] = []
     length = 0

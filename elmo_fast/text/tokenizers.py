@@ -1,4 +1,4 @@
-"""What splits a text into tokens: `whitespace`, `simple`, a function, or a function's place in a module."""
+"""Tokenizers, which split a text into tokens: `whitespace`, `simple`, a function, or `package.module:function`."""
 
 import functools
 import os
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from elmo_fast.arguments import TOKENIZERS, shown
 
 Tokenizer = Callable[[str], Sequence[str]]
-_AT_ONCE = 1 << 16  # letters; of a longer text the tokens are found one by one, so that other threads get their turns
+_AT_ONCE = 1 << 16  # characters; a longer text is matched token by token, so that other threads can run in between
 
 
 def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
-    """The function of a name, of `package.module:function` (also in the working directory), or a function, checked.
+    """The function that a name or `package.module:function` (also in the working directory) stands for, or a function.
 
-    What a function gives must be a list or tuple of strings, else `ValueError` names the text.
+    The result of a function must be a list or tuple of strings, otherwise a `ValueError` names the text.
     """
     if callable(tokenizer):
         return _checked(tokenizer)
@@ -48,21 +48,25 @@ def _checked(function: Tokenizer) -> Tokenizer:
     return tokenize
 
 
-_of_ascii = re.compile(r"\w+|[^\w\s]")
+_ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def _simple(text: str) -> list[str]:
     r"""Runs of `\w` (letters, digits, underscores) are words, and any other character but whitespace is a token.
 
-    Marks and joiners, which are none of Python's `\w`, stay with the character before them.
+    Combining marks and joiners, which `\w` does not match, stay with the character before them.
     """
-    pattern = _of_ascii if text.isascii() else _with_marks()
-    return pattern.findall(text) if len(text) <= _AT_ONCE else [found.group() for found in pattern.finditer(text)]
+    pattern = _ASCII_TOKEN if text.isascii() else _with_marks()
+    return pattern.findall(text) if len(text) <= _AT_ONCE else [match.group() for match in pattern.finditer(text)]
 
 
 @functools.cache
 def _with_marks() -> re.Pattern[str]:
-    """`re` has a table for characters up to U+FFFF, and walks a list for those beyond: no others are sought there."""
+    """The pattern of a token with combining marks.
+
+    `re` looks characters up to U+FFFF up in a table, but searches a list for characters above. So the pattern compares
+    only characters above U+FFFF with that list.
+    """
     low, high = ("".join(map(re.escape, map(chr, filter(_is_mark, codes)))) for codes in (
         range(0x10000), (*range(0x10000, 0x20000), *range(0xE0100, 0xE01F0))))
     marks = rf"(?:[{low}]|(?=[\U00010000-\U0010ffff])[{high}])"

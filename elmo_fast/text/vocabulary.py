@@ -18,7 +18,7 @@ SKIPPED_LINE = "!!!MAXTERMID"
 
 
 class Vocabulary:
-    """Words of a vocabulary file, one a line, and their ids in file order.
+    """Words of a vocabulary file, one per line, and their ids in file order.
 
     `filename` is UTF-8 text, gzip-compressed when it ends in `.gz`. `validate_file=True` refuses a file that
     lacks `<S>`, `</S>` or `<UNK>`. Special words that are absent have id -1. From bilm-tf's `Vocabulary`.
@@ -85,8 +85,8 @@ class Vocabulary:
 class UnicodeCharsVocabulary(Vocabulary):
     """A vocabulary that also maps words to raw character ids (no +1): int32 [max_word_length] a word.
 
-    A token spelled `<S>` or `</S>` is the sentence mark. A file without both is refused: there bilm-tf gives
-    its last word the characters of `</S>`. From bilm-tf's `UnicodeCharsVocabulary`.
+    A token spelled `<S>` or `</S>` is the sentence mark. A file that lacks either is refused: bilm-tf would give the
+    last word the characters of `</S>`. From bilm-tf's `UnicodeCharsVocabulary`.
     """
 
     bos_char = characters.BEGIN_SENTENCE
@@ -118,7 +118,7 @@ class UnicodeCharsVocabulary(Vocabulary):
 
 
 def _tokens(sentence: str | Sequence[str], split: bool) -> list[str]:
-    """The tokens of a sentence; `ValueError` for one of another type: a number would count as `<UNK>`."""
+    """The tokens of a sentence; `ValueError` for a token of another type, since a number would count as `<UNK>`."""
     if split:
         if not isinstance(sentence, str):
             raise ValueError(f"sentence: expected a string, or a list of tokens with split=False, got "

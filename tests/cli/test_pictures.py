@@ -128,7 +128,7 @@ def test_a_page_of_contexts_is_escaped_and_whole(capsys, folder, model):
 
 def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
     arguments = ("--word", "cat", "--sentence", "a cat", "--model", model)
-    assert_refused(run(capsys, "nearest", "in.txt", *arguments), "word: expected one that the corpus has, in any")
+    assert_refused(run(capsys, "nearest", "in.txt", *arguments), "word: expected a word that the corpus has, in upper")
     status, out, _ = run(capsys, "nearest", "in.txt", "--word", "play", "--model", model, "--any-word", "--top", 30)
     assert status == 0 and "[opened]" in out
     common = ("--word", "play", "--model", model, "--center")
@@ -143,7 +143,7 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
     numbers = [np.array([float(cell) for cell in column if cell != "query"]) for column in columns]
     np.testing.assert_allclose(*numbers, atol=0.02)
     assert_refused(run(capsys, "nearest", "index.h5", "--word", "play", "--layer", "top", "--model", model),
-                   "--layer, --weights, --state: expected a text beside them")
+                   "--layer, --weights, --state: expected a text as CORPUS, got the vectors in")
 
 
 def test_a_corpus_of_stored_vectors(capsys, folder, model):
@@ -164,8 +164,8 @@ def test_a_corpus_of_stored_vectors(capsys, folder, model):
     (("compare", "a", "b", "-o", "none/a.png"), "output: expected an existing directory"),
     (("compare", "a", "b", "--weights", "1"), "weights: expected 3 numbers"),
     (("compare", "a", "b " * 301, "-o", "a.png"), "text: expected at most 300 tokens to draw, got 301"),
-    (("nearest", "in.txt", "--word", "cat"), "word: expected one that the corpus has at least twice, in any"),
-    (("nearest", "in.txt", "--word", "opened"), "word: expected one that the corpus has at least twice"),
+    (("nearest", "in.txt", "--word", "cat"), "word: expected a word that the corpus has at least twice, in upper"),
+    (("nearest", "in.txt", "--word", "opened"), "word: expected a word that the corpus has at least twice"),
     (("nearest", "in.txt", "--word", "play", "--sentence", "They played ."), "sentence: expected a sentence with the"),
     (("nearest", "in.txt", "--word", "play", "--sentence", " "), "sentence: expected a sentence with the word"),
     (("nearest", "in.txt", "--word", "play", "--layer", "3"), "--layer: expected average, top or a number from 0 to 2"),

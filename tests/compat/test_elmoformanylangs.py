@@ -214,7 +214,8 @@ def test_other_sizes_are_refused(tmp_path, changes, message):
 
 def test_other_kinds_of_encoders_are_refused(common):
     (common / "sizes.json").write_text(json.dumps({**CONFIG, "encoder": {"name": "lstm"}}))
-    with pytest.raises(ConfigurationError, match="encoder: expected one with the name elmo, got {'name': 'lstm'}"):
+    with pytest.raises(ConfigurationError,
+                       match="encoder: expected a section with the name elmo, got {'name': 'lstm'}"):
         Embedder(common)
 
 
@@ -299,8 +300,8 @@ def test_what_the_command_refuses(common, tmp_path, capsys, arguments, message):
 def test_weights_are_not_written_as_hdf5(tmp_path, word_dim):
     """Without words too: 261 rows of characters would load as bilm-tf's, and mean other characters."""
     bilm = elmo_fast.load(write_manylangs(tmp_path / "model", config(word_dim=word_dim))).bilm
-    with pytest.raises(ConfigurationError, match="^weights: expected one that options.json and [*].hdf5 can hold, got "
-                                                 "one of ELMoForManyLangs, whose lexicons they cannot; copy its dir"):
+    with pytest.raises(ConfigurationError, match="^weights: expected a model that options.json and [*].hdf5 can hold, "
+                                                 "got a model of ELMoForManyLangs, whose lexicons they cannot hold"):
         elmo_fast.write_weights(tmp_path / "weights.hdf5", bilm.weights())
     with pytest.raises(ConfigurationError, match="^token table: expected a model whose sentences run from <S> to </S>"):
         elmo_fast.build_token_table(bilm, ["a"])

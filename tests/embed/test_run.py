@@ -111,7 +111,7 @@ def test_memory_errors_in_a_run_go_on_in_smaller_chunks(tmp_path, monkeypatch, c
         embed(tmp_path / "o.h5")
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
     assert [record.message for record in caplog.records] == [
-        "memory is out, and chunks are smaller from here on: CUDA out of memory."]
+        "out of memory, chunks are smaller from here on: CUDA out of memory."]
 
 
 def test_sections_end_in_time_for_what_was_read_ahead(monkeypatch):

@@ -184,7 +184,7 @@ def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, s
     assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
     for one, other in zip(*(each.elmo_bilm.lstm._states or () for each in (plenty, little)), strict=True):
         assert torch.equal(one, other)
-    assert [record.getMessage()[:13] for record in caplog.records] == ["memory is out"]
+    assert [record.getMessage()[:13] for record in caplog.records] == ["out of memory"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("another"), *OUT_OF_MEMORY])

@@ -62,7 +62,7 @@ def test_a_table_has_the_precision_of_its_model(precision, tmp_path):
     model.token_table = table
     for better in [name for name in PRECISIONS if name != precision and lowest(name, precision) == precision]:
         plain.precision = better
-        with pytest.raises(ConfigurationError, match=f"expected one computed in '{better}', .* in '{precision}'"):
+        with pytest.raises(ConfigurationError, match=f"expected a table computed in '{better}', .* in '{precision}'"):
             plain.token_table = table
     model.precision = "highest"  # after the table was set
     with pytest.raises(ConfigurationError, match=f"computed in 'highest', .* computed in '{precision}'"):

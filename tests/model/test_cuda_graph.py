@@ -81,7 +81,7 @@ def test_what_a_capture_cannot_do_is_refused():
     named.backend = "torch"
     for model, inputs, error, message in (
             (fresh, [ids], RuntimeError, r"warmup: expected model.warmup\(\) before .*; got no warm-up"),
-            (edited, [ids], RuntimeError, r"warmup: expected model.warmup\(\) before .*; got one with others"),
+            (edited, [ids], RuntimeError, r"warmup: expected model.warmup\(\) before .*; got a warm-up with others"),
             (small, [ids], RuntimeError, r"_states: expected at least 6 .*warmup\(batch_size=6\).* got 2"),
             (named, [ids], RuntimeError, "backend: expected one that a CUDA graph can capture"),
             (run, [ids.to("meta")], ValueError, "ids: expected ids on cpu while"),

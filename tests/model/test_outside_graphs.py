@@ -136,7 +136,7 @@ def test_exporters_refuse_in_a_line(folder, tmp_path, make, export, inside):
 @pytest.mark.parametrize("full", [lambda model, ids: torch.export.export(model, (ids,), strict=True),
                                   lambda model, ids: torch.compile(model, fullgraph=True, backend="eager")(ids)])
 def test_a_single_graph_is_refused(folder, full):
-    words = r"dynamo\.disable\(\)" if IN_WORDS_OF_TORCH else "Elmo: expected a call|an ELMo runs outside"
+    words = r"dynamo\.disable\(\)" if IN_WORDS_OF_TORCH else "Elmo: expected a call|an ELMo model runs outside"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
         full(Tagger(of_elmo, folder, True), batch_to_ids(BATCHES[0]))
 

@@ -54,10 +54,10 @@ def test_a_directory(tmp_path, options, weights, vocabulary):
 @pytest.mark.parametrize("present, message", [
     ([], "expected one file options.json, found none"),
     (["options.json"],
-     r"expected one file \*.hdf5 or \*.h5, found none; of a training run, elmo-fast export makes a model"),
+     r"expected one file \*.hdf5 or \*.h5, found none; elmo-fast export makes a model of a training run"),
     (["model.ckpt-5.index", "options.json"],
-     (r"expected one file \*.hdf5 or \*.h5, found none; TensorFlow checkpoints become a training run by elmo-fast "
-      "import-tf, and that a model by export")),
+     (r"expected one file \*.hdf5 or \*.h5, found none; elmo-fast import-tf makes a training run of TensorFlow "
+      "checkpoints, elmo-fast export a model of it")),
     (["options.json", "a.hdf5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.hdf5, b.hdf5"),
     (["options.json", "a.h5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.h5, b.hdf5"),
     (["options.json", "options_file", "x.h5"], "expected one file options.json, found options.json, options_file"),
@@ -172,7 +172,7 @@ def test_a_remote_directory_of_which_a_part_is_cached_is_fetched_whole(memory, m
 
 @pytest.mark.parametrize("path, message", [
     ("owner/other/README.md", "found README.md"),
-    ("page", "expected a directory, ZIP or tar.*something else or an archive cut short")])
+    ("page", "expected a directory, ZIP or tar.*an unknown file or a truncated archive")])
 def test_a_url_of_something_else_is_refused(memory, path, message):
     memory.pipe(f"/{path}", b"<html>")
     with pytest.raises(ConfigurationError, match=message):

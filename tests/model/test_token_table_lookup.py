@@ -172,7 +172,7 @@ def test_changed_weights_are_noticed_in_copies_too():
             model.token_source.b_proj[0] += 1
         for call in (lambda model: model(THE), lambda model: model.embed_tokens([["The"]]),
                      lambda model: model(torch.tensor([[4]]))):
-            with pytest.raises(ConfigurationError, match="expected one of this char encoder, whose weights were"):
+            with pytest.raises(ConfigurationError, match="expected a table of this char encoder, whose weights were"):
                 call(model)
     tabled.token_table = None
     tabled(THE)

@@ -243,7 +243,7 @@ def test_a_model_with_a_token_table():
     tabled.lstm.W_0_1_1.data[5, 7] += 1
     assert tabled.fingerprint() != fingerprint
     tabled.token_source.W_proj.data[3] += 1
-    with pytest.raises(ConfigurationError, match="expected one of this char encoder, whose weights were"):
+    with pytest.raises(ConfigurationError, match="expected a table of this char encoder, whose weights were"):
         layers(tabled)
 
 

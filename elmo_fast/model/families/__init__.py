@@ -1,9 +1,9 @@
-"""Families of models: how the files of each are told apart, and which module reads them. Imports no torch.
+"""Families of models: the file names that identify a family, and the module that reads its files. Imports no torch.
 
 The module of a family has
-- `read(files)`: its options and its float32 weights by dataset name;
-- `make(files, **arguments)`: its `BiLm`; `arguments` are those of `BiLm`;
-- `describe(options)`: what it reads of a token, in words.
+- `read(files)`: returns a model's options, and its float32 weights by dataset name;
+- `make(files, **arguments)`: returns its `BiLm`; `arguments` are those of `BiLm`;
+- `describe(options)`: says in words what the model reads of a token.
 A new family is a module in this folder and a row in `FAMILIES`.
 """
 
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import ModuleType
 
-SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
+SOFTMAX_FILE = "softmax.hdf5"  # beside the weights of a model that has a softmax
 _HDF5 = (".hdf5", ".h5")
 
 
 @dataclass(frozen=True)
 class Family:
-    """A row: `module` has the functions, `name` and `files` stand in messages.
+    """A family of models: `name` is for messages, `module` has the functions.
 
     `options`, `weights`, `vocabularies` and `others` are patterns of the names of its files in a directory or an
-    archive; `preferred` are the usual names where a directory has several of a kind. `lexicons` are beginnings of
-    dataset names whose rows a file `*.hdf5` cannot number. `readers` are the calls that read it, for a message of
-    those that do not.
+    archive; `preferred` are the usual names if a directory has several files of a kind. `lexicons` are prefixes of
+    datasets whose rows are numbered by a lexicon, which a file `*.hdf5` lacks. `readers` are the calls that read the
+    family, for the messages of other calls.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Family:
         return any(map(self.is_options, names)) and any(map(self.is_weights, names))
 
     def no_hdf5(self) -> str:
-        """What a message says where `options.json` and `*.hdf5` are to hold one of its models."""
-        return (f"expected one that options.json and *.hdf5 can hold, got one of {self.name}, whose lexicons they "
-                "cannot; copy its directory instead")
+        """The message for a model of this family that should be written as `options.json` and `*.hdf5`."""
+        return (f"expected a model that options.json and *.hdf5 can hold, got a model of {self.name}, whose lexicons "
+                "they cannot hold; copy its directory instead")
 
     @property
     def implementation(self) -> ModuleType:
-        """Its module, imported at the first use."""
+        """The family's module, imported at the first use."""
         return importlib.import_module(f"{__name__}.{self.module}")
 
 
@@ -75,11 +75,11 @@ BILM_TF = Family(
     others=(SOFTMAX_FILE,),
     preferred=("options.json", "options_file", "weights_file",
                *(f"{name}{suffix}" for name in ("model", "weights", "lm_weights") for suffix in _HDF5)))
-FAMILIES = (MANYLANGS, BILM_TF)  # the first whose weights are there
+FAMILIES = (MANYLANGS, BILM_TF)  # the first family whose weights are present applies
 
 
 def family_of(names: Iterable[str]) -> Family:
-    """The family of a model with files of these names; bilm-tf's where it is of no other."""
+    """The family of a model with files of these names, by default bilm-tf's."""
     names = list(names)
     return next((family for family in FAMILIES if any(map(family.is_weights, names))), BILM_TF)
 

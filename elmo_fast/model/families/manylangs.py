@@ -34,7 +34,7 @@ BOUNDARIES = ("<bos>", "<eos>")
 _CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(MANYLANGS.lexicons, ("char_embed", "word_embed")))
 _OOV, _PAD = "<oov>", "<pad>"
 _BEGIN_WORD, _END_WORD = "<eow>", "<bow>"  # in this order around a word, as the original's code takes them
-# What the original's package has for models whose directory lacks the JSON file that config.json names.
+# The original's package has these configurations, for models whose directory lacks the file that config.json names.
 _DEFAULT_CONFIGS = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
 _MOST_NAME = 255  # characters, of a file
 _DEFAULT: dict[str, Any] = {
@@ -59,9 +59,10 @@ class ManyLangsOptions(Options):
 
 
 class ManyLangsEncoder(CharacterEncoder):
-    """Ids [N, C], with words [N, C + 1], to token vectors [N, P]: the projection reads words' vectors and the char-CNN.
+    """Ids [N, C], or with a word lexicon [N, C + 1], to token vectors [N, P].
 
-    A character beyond the lexicon has the id of `<oov>`, and so has a word; the last column is a word's row + 1.
+    The projection reads the word's vector beside the output of the char-CNN. A character or word outside its lexicon
+    has the id of `<oov>`; the last of the C + 1 columns is the word's row + 1.
     """
 
     boundaries = BOUNDARIES
@@ -81,7 +82,7 @@ class ManyLangsEncoder(CharacterEncoder):
             if not isinstance(token, str):
                 raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
             token = token[: length - 2]
-            inner = [known[token]] if token in BOUNDARIES else [known.get(each, known[_OOV]) for each in token]
+            inner = [known[token]] if token in BOUNDARIES else [known.get(letter, known[_OOV]) for letter in token]
             row[: len(inner) + 2] = known[_BEGIN_WORD], *inner, known[_END_WORD]
             if self.words is not None:
                 row[-1] = self.words.get(token, self.words[_OOV]) + 1
@@ -91,16 +92,16 @@ class ManyLangsEncoder(CharacterEncoder):
         return padded_ids(self, batch)
 
     def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
-        own, options = dict(self.named_parameters()), self.options
-        filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(options.filters))]
+        weights, options = dict(self.named_parameters()), self.options
+        filters = [(weights[f"W_cnn_{i}"], weights[f"b_cnn_{i}"]) for i in range(len(options.filters))]
         characters = ids[:, : options.max_characters_per_token]
-        x = char_cnn(characters, own["char_embed"], filters, options.activation, backend=backend)  # [N, filters]
+        x = char_cnn(characters, weights["char_embed"], filters, options.activation, backend=backend)  # [N, filters]
         for k in range(options.n_highway):
-            x = highway(x, *(own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")),
+            x = highway(x, *(weights[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")),
                         backend=backend)
         if self.words is not None:
-            x = torch.cat([full_precision(own["word_embed"])[ids[:, -1] - 1], full_precision(x)], dim=1)
-        return linear(x, own["W_proj"], own["b_proj"], backend=backend)
+            x = torch.cat([full_precision(weights["word_embed"])[ids[:, -1] - 1], full_precision(x)], dim=1)
+        return linear(x, weights["W_proj"], weights["b_proj"], backend=backend)
 
     def layers(self) -> list[Tensors]:
         return [*super().layers(), *([] if self.words is None else [[self.word_embed]])]
@@ -119,7 +120,7 @@ class ManyLangsBiLm(BiLm):
         return cls(*read(files), **arguments)
 
     def _check(self, weights: Mapping[str, np.ndarray]) -> None:
-        """`read` has checked them: their shapes follow from the lexicons too."""
+        """Does nothing: `read` has checked the weights, whose shapes also depend on the lexicons."""
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
         return ManyLangsEncoder(self.options, weights, requires_grad)
@@ -139,13 +140,14 @@ def describe(options: ManyLangsOptions) -> str:
 
 
 def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
-    """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for what the files lack or do not fit."""
+    """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for missing or inconsistent files."""
     directory = files.weight_file.parent
     config, source = read_config(directory)
     embedder, encoder = (config.get(name) for name in ("token_embedder", "encoder"))
     for name, section, expected in (("token_embedder", embedder, "cnn"), ("encoder", encoder, "elmo")):
         if not isinstance(section, Mapping) or str(section.get("name")).lower() != expected:
-            raise ConfigurationError(f"{source}: {name}: expected one with the name {expected}, got {section!r:.80}")
+            raise ConfigurationError(f"{source}: {name}: expected a section with the name {expected}, got "
+                                     f"{section!r:.80}")
     options = Options.from_dict({
         "lstm": {**encoder, "use_skip_connections": True, "cell_clip": encoder.get("cell_clip") or None,
                  "proj_clip": encoder.get("proj_clip") or None},
@@ -166,7 +168,7 @@ def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
 
 
 def read_config(directory: Path) -> tuple[dict[str, Any], str]:
-    """The JSON object with the sizes, found as the original finds it, and where it was."""
+    """The JSON object with the sizes, searched in the same places as in the original, and its path or name."""
     config = read_json(directory / "config.json", "model")
     named = config.get("config_path")
     if not isinstance(named, str) or len(named) > _MOST_NAME or "\0" in named:
@@ -182,7 +184,7 @@ def read_config(directory: Path) -> tuple[dict[str, Any], str]:
 
 
 def _lexicon(path: Path, needed: Sequence[str]) -> dict[str, int]:
-    """Numbers of tokens, a line each; a line with a number alone is that of the ideographic space."""
+    """The number of each token, one per line; a line with only a number belongs to the ideographic space."""
     if not path.is_file():
         raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, found no file")
     numbers: dict[str, int] = {}
@@ -206,7 +208,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _model_id(number: int, padding: int) -> int:
-    """A character's row + 1, its row after `padding` has become row 260, as the char-CNN takes it."""
+    """A character's id, its row + 1, after the row `padding` was moved to row 260, where the char-CNN expects it."""
     if number == padding:
         return PADDING_ID
     rank = number - (number > padding) + 1
@@ -223,19 +225,19 @@ class _Tensors:
         self._content = load_tensors(path, "model", "tensors written by torch.save")
 
     def take(self, name: str, *shape: int | None) -> torch.Tensor:
-        """A float32 tensor of that shape, in which None is any size."""
-        found = self._content.get(name) if isinstance(self._content, Mapping) else None
-        if isinstance(found, torch.Tensor) and not is_plain(found):
+        """The tensor `name` as float32; a size of None in `shape` accepts any size."""
+        tensor = self._content.get(name) if isinstance(self._content, Mapping) else None
+        if isinstance(tensor, torch.Tensor) and not is_plain(tensor):
             raise ConfigurationError(f"{self._path}: {name}: expected floating-point numbers in memory, found "
-                                     f"{described(found)}")
-        if not isinstance(found, torch.Tensor) or found.dim() != len(shape) or any(
-                size not in (None, own) for size, own in zip(shape, found.shape)):
-            given = tuple(found.shape) if isinstance(found, torch.Tensor) else "none"
+                                     f"{described(tensor)}")
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape) or any(
+                expected not in (None, size) for expected, size in zip(shape, tensor.shape)):
+            given = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else "none"
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {given}")
-        found = found.detach().float()
+        tensor = tensor.detach().float()
         if not self._model.allow_nonfinite:
-            check_finite(f"{self._path}: {name}", found.numpy())
-        return found
+            check_finite(f"{self._path}: {name}", tensor.numpy())
+        return tensor
 
 
 def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],
@@ -244,27 +246,27 @@ def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, ch
     _check_rows("char.dic", characters, len(chars))
     table = chars.new_zeros(max(len(chars), PADDING_ID), cnn.embedding_dim)
     table[[_model_id(row, characters[_PAD]) - 1 for row in range(len(chars))]] = chars
-    found = {_CHARACTERS: table}
+    weights = {_CHARACTERS: table}
     for i, (width, count) in enumerate(cnn.filters):
         kernel = tensors.take(f"convolutions.{i}.weight", count, cnn.embedding_dim, width)
-        found[f"CNN/W_cnn_{i}"] = kernel.permute(2, 1, 0)[None]  # [1, width, E, n]
-        found[f"CNN/b_cnn_{i}"] = tensors.take(f"convolutions.{i}.bias", count)
+        weights[f"CNN/W_cnn_{i}"] = kernel.permute(2, 1, 0)[None]  # [1, width, E, n]
+        weights[f"CNN/b_cnn_{i}"] = tensors.take(f"convolutions.{i}.bias", count)
     total = cnn.n_filters
     for k in range(cnn.n_highway):
         for short, long, shape in (("W", "weight", (2 * total, total)), ("b", "bias", (2 * total,))):
             gates = state_dict.highway_from_allennlp(tensors.take(f"highways._layers.{k}.{long}", *shape))
-            found |= {f"CNN_high_{k}/{short}_{name}": gate for name, gate in zip(("transform", "carry"), gates)}
+            weights |= {f"CNN_high_{k}/{short}_{name}": gate for name, gate in zip(("transform", "carry"), gates)}
     if words is not None:
-        found[_WORDS] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
-        _check_rows("word.dic", words, len(found[_WORDS]))
+        weights[_WORDS] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
+        _check_rows("word.dic", words, len(weights[_WORDS]))
         total += word_dim
-    found["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).t()
-    found["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)
-    return {name: np.ascontiguousarray(value.numpy()) for name, value in found.items()}
+    weights["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).t()
+    weights["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)
+    return {name: np.ascontiguousarray(value.numpy()) for name, value in weights.items()}
 
 
 def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]:
-    found, dim, size = {}, lstm.dim, lstm.projection_dim
+    weights, dim, size = {}, lstm.dim, lstm.projection_dim
     for layer in range(lstm.n_layers):
         for direction, name in zip(DIRECTIONS, ("forward", "backward")):
             cell = f"{name}_layer_{layer}"
@@ -272,8 +274,8 @@ def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]
             values = (*state_dict.gates_from_allennlp(*parts),
                       *state_dict.bias_from_allennlp(tensors.take(f"{cell}.state_linearity.bias", 4 * dim)),
                       *state_dict.transposed(tensors.take(f"{cell}.state_projection.weight", size, dim)))
-            found |= {lstm_name(direction, layer, part): value.numpy() for part, value in zip(LSTM_DATASETS, values)}
-    return found
+            weights |= {lstm_name(direction, layer, part): value.numpy() for part, value in zip(LSTM_DATASETS, values)}
+    return weights
 
 
 def _check_rows(name: str, lexicon: Mapping[str, int], rows: int) -> None:

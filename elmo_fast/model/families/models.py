@@ -1,4 +1,4 @@
-"""A model of any family, from its files: its biLM, or what `elmo-fast info` prints of it."""
+"""A model of any family, from its files: its biLM, or the description that `elmo-fast info` prints."""
 
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.sources import ModelFiles

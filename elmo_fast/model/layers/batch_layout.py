@@ -23,9 +23,9 @@ class BiLmOutput(NamedTuple):
 
 
 def on_host(*ids: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """Ids on the CPU: those on a GPU are copied, all of them behind one wait, others stay as they are.
+    """Ids on the CPU: ids on a GPU are copied, with a single wait for all copies.
 
-    Character ids are copied as int16 and word ids as int32; a value beyond 16 or 32 bits becomes one that is no id.
+    Character ids are copied as int16 and word ids as int32; a value beyond 16 or 32 bits becomes an invalid id.
     """
     on_gpu = [tensor for tensor in ids if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda"]
     if not on_gpu:
@@ -38,9 +38,9 @@ def on_host(*ids: torch.Tensor | None) -> list[torch.Tensor | None]:
 
 
 def checked_mask(ids: torch.Tensor, source, name: str = "ids") -> torch.Tensor:
-    """Where ids [B, T, ...] hold tokens, bool [B, T]; `ValueError` for ids with gaps, on the CPU also out of range.
+    """Where ids [B, T, ...] hold tokens, bool [B, T]; `ValueError` for gaps, and on the CPU for ids out of range.
 
-    `source` reads them: it has the shape of a token's ids, `row_shape`, and the `largest` id.
+    `source` reads the ids: it has the shape of a token's ids, `row_shape`, and the `largest` id.
     """
     if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > source.largest):
         raise ValueError(f"ids: expected {'character' if source.row_shape else 'word'} ids from 0 to {source.largest}, "
@@ -75,7 +75,7 @@ def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.T
 
 
 def in_text_order(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Outputs at packed rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
+    """Sort outputs by token: [S, 2 P] at packed rows, with the token of each row in both directions int64 [2, S]."""
     return torch.cat([restore(half, tokens) for half, tokens in zip(packed.chunk(2, dim=1), order)], dim=1)
 
 

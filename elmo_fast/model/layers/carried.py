@@ -7,10 +7,10 @@ from elmo_fast.ops.projected_lstm.reference import State
 
 
 class CarriedStates:
-    """`value` is (h [L, rows, 2 P], c [L, rows, 2 D]), forward half first, or None; `changes` counts what was stored.
+    """`value` is (h [L, rows, 2 P], c [L, rows, 2 D]), forward half first, or None; `changes` counts calls of `store`.
 
-    A batch holds `lock` from reading the value to storing its own, so that batches of several threads run one after the
-    other. A function may be stored, which gives the value when it is first read. Copies and pickles have the value.
+    A batch holds `lock` from reading the value to storing a new value, so that batches of several threads run one after
+    another. A stored function is called when the value is first read. Copies and pickles contain the value.
     """
 
     def __init__(self, value: State | None = None):
@@ -26,7 +26,7 @@ class CarriedStates:
             return self._value
 
     def store(self, value: State | Callable[[], State] | None) -> None:
-        """Store a value, or what gives it."""
+        """Store a value, or a function that returns the value."""
         with self.lock:
             self._value = value
             self.changes += 1

@@ -33,14 +33,14 @@ _WARMUP_TOKENS = 4096
 class CharacterEncoder(AllenNlpStateDict):
     """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
 
-    Parameters have the names and shapes of bilm-tf's datasets. Where the filters already have the projection's
-    size and the weights hold no `CNN_proj`, there is none. `row_shape` is the shape of a token's ids, (C,),
-    `largest` the largest id, `dim` is P.
+    Parameters have the names and shapes of bilm-tf's datasets. Without `CNN_proj` in the weights, which the filters'
+    number must then allow, there is no projection. `row_shape` is the shape of a token's ids, (C,), `largest` the
+    largest id, `dim` is P.
     """
 
     largest = int(characters.to_model_ids(characters.PADDING))
     boundaries = BOUNDARIES
-    precision, backend = "highest", "auto"  # of sentences; a biLM's own replace them
+    precision, backend = "highest", "auto"  # for sentences; a biLM sets its values
     reads_text = True
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
@@ -67,8 +67,8 @@ class CharacterEncoder(AllenNlpStateDict):
     def forward(self, ids: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
         """Vectors of single tokens, [N, *row_shape] -> [N, P], or of sentences given as ids int [B, T, *row_shape].
 
-        Of sentences `mask` int64 [B, T + 2], with `<S>` and `</S>`, and `token_embedding` [B, T + 2, P], zero past the
-        end: AllenNLP's result.
+        For sentences the result is AllenNLP's: `mask` int64 [B, T + 2], with `<S>` and `</S>`, and `token_embedding`
+        [B, T + 2, P], zero past a sentence's end.
         """
         if not isinstance(ids, torch.Tensor):
             raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
@@ -87,40 +87,40 @@ class CharacterEncoder(AllenNlpStateDict):
 
     def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         """Vectors of single tokens, [N, *row_shape] -> [N, P]; no hook is called."""
-        own = {name: getattr(self, name) for name in self.datasets}
-        filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
-        highways = [[own[name] for name in _highway_names(k)] for k in range(self.options.n_highway)]
-        projection = (own["W_proj"], own["b_proj"]) if self.has_projection else None
+        weights = {name: getattr(self, name) for name in self.datasets}
+        filters = [(weights[f"W_cnn_{i}"], weights[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
+        highways = [[weights[name] for name in _highway_names(k)] for k in range(self.options.n_highway)]
+        projection = (weights["W_proj"], weights["b_proj"]) if self.has_projection else None
         bounded = (operands_of(active_precision(), True) == "fp16" and ids.device.type == "cuda"
-                   and fits_fp16(own["char_embed"], filters, self.options.activation, highways, projection))
-        how = {"backend": backend, "bounded": bounded}
-        x = char_cnn(ids, own["char_embed"], filters, self.options.activation, **how)  # [N, filters]
-        for weights in highways:
-            x = highway(x, *weights, **how)
-        return full_precision(x) if projection is None else linear(x, *projection, **how)
+                   and fits_fp16(weights["char_embed"], filters, self.options.activation, highways, projection))
+        choice = {"backend": backend, "bounded": bounded}
+        x = char_cnn(ids, weights["char_embed"], filters, self.options.activation, **choice)  # [N, filters]
+        for layer in highways:
+            x = highway(x, *layer, **choice)
+        return full_precision(x) if projection is None else linear(x, *projection, **choice)
 
     def layers(self) -> list[Tensors]:
-        """Its weights, by the layer that reads them: the char-CNN, highway layers and the projection."""
+        """The weights, by the layer that reads them: the char-CNN, highway layers and the projection."""
         numbers = range(len(self.options.filters))
         names = [["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers)],
                  *map(_highway_names, range(self.options.n_highway)), *[["W_proj", "b_proj"]] * self.has_projection]
-        return [[getattr(self, name) for name in of_layer] for of_layer in names]
+        return [[getattr(self, name) for name in layer] for layer in names]
 
     def digest(self) -> str:
-        """A fingerprint of the weights as they are now, or as they were when they were dropped."""
+        """A fingerprint of the current weights, or of the weights that `drop_fp32` dropped."""
         if any(value.is_meta for value in self.parameters()):
             return self._dropped_digest
         return fingerprint({name: getattr(self, name).detach().float().cpu().numpy() for name in self.datasets})
 
     def warmup(self, backend: str = "auto") -> None:
-        """Run 1 and 4096 tokens of English lengths, so that kernels are compiled and tuned for both."""
+        """Run 1 and 4096 tokens of English lengths, so that kernels are compiled and tuned for both counts."""
         ids = self.token_ids(["x" * (1 + k % 12) for k in range(_WARMUP_TOKENS)]).to(self.char_embed.device)
         with torch.no_grad():
             for count in (1, _WARMUP_TOKENS):
                 self(ids[:count], backend)
 
     def drop_fp32(self, precision: str) -> None:
-        """Leave the large matrices in memory only as the native engine packs them for `precision`."""
+        """Keep the large matrices in memory only in the packed form of the native engine for `precision`."""
         self._dropped_digest = self.digest()
         for k in range(self.options.n_highway):
             names = _highway_names(k)
@@ -195,11 +195,11 @@ class WordEmbedder(OutsideGraphs):
         return padded_ids(self, batch)
 
     def digest(self) -> str:
-        """A fingerprint of the weights as they are now."""
+        """A fingerprint of the current weights."""
         return fingerprint({"embedding": self.embedding.detach().float().cpu().numpy()})
 
     def drop_fp32(self, precision: str) -> None:
-        """The table stays: its rows are looked up."""
+        """Does nothing: the rows of the table are looked up in fp32."""
 
     def train(self, mode: bool = True) -> "WordEmbedder":
         if self.training and not mode:
@@ -207,11 +207,11 @@ class WordEmbedder(OutsideGraphs):
         return super().train(mode)
 
     def layers(self) -> list[Tensors]:
-        """Its weights, in a list of one layer."""
+        """The weights, in a list of a single layer."""
         return [[self.embedding]]
 
     def warmup(self, backend: str = "auto") -> None:
-        """A table has nothing to compile."""
+        """Does nothing: a table has nothing to compile."""
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]
@@ -224,7 +224,7 @@ TokenSource = CharacterEncoder | WordEmbedder
 
 
 def padded_ids(source: TokenSource, batch: Sequence[Sequence[str]]) -> torch.Tensor:
-    """Ids of tokenized sentences as a source numbers unique tokens: int64 [sentences, T, *row_shape], 0 past an end."""
+    """Ids of tokenized sentences by `source.token_ids`: int64 [sentences, T, *row_shape], 0 past a sentence's end."""
     unique, running, lengths = number_tokens(check_batch(batch))
     ids = torch.zeros(len(lengths), int(lengths.max(initial=0)), *source.row_shape, dtype=torch.int64)
     ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = source.token_ids(unique)[running]

@@ -26,7 +26,7 @@ from elmo_fast.outside_graphs import outside_graphs
 
 
 class RunState(NamedTuple):
-    """Where slots are: `last` (h [L, slots, 2 P], c [L, slots, 2 D]) after their last step.
+    """The state of the slots: `last` (h [L, slots, 2 P], c [L, slots, 2 D]) is the state after their last step.
 
     `initial` (h [L, 2 P], c [L, 2 D]) is the state that every sentence starts from, None where states are carried.
     """
@@ -36,19 +36,20 @@ class RunState(NamedTuple):
 
 
 class LstmStack(AllenNlpStateDict):
-    """LSTM layers with projection, clipping and skip connections, each direction on its own all the way up.
+    """LSTM layers with projection, clipping and skip connections; the two directions are independent in all layers.
 
     Parameters have bilm-tf's layout: `W_0_{d}_{l}` [2 P, 4 D] with gates i, j, f, o, `B_{d}_{l}` [4 D] without
     the forget gate's +1, `W_P_0_{d}_{l}` [D, P]. `stateful`, `reset_states()` and `_states` are AllenNLP's.
     """
 
-    precision, backend = "highest", "auto"  # of a call; a biLM's own replace them
+    precision, backend = "highest", "auto"  # for `forward`; a biLM sets its values
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
                  state: str = "carry"):
         names = {f"{dataset}_{direction}_{layer}": lstm_name(direction, layer, dataset) for direction in DIRECTIONS
                  for layer in range(options.lstm.n_layers) for dataset in LSTM_DATASETS}
-        super().__init__({own: name for own, name in names.items() if name in weights}, weights, requires_grad)
+        super().__init__({name: dataset for name, dataset in names.items() if dataset in weights}, weights,
+                         requires_grad)
         self.options = options.lstm
         self.state = state
         self.carried = CarriedStates()
@@ -65,7 +66,7 @@ class LstmStack(AllenNlpStateDict):
 
     @property
     def stateful(self) -> bool:
-        """Whether states are carried from batch to batch. Setting it chooses `carry`, or `zero` in its place."""
+        """Whether states are carried from batch to batch. Setting it to True chooses `carry`, to False `zero`."""
         return self.state == "carry"
 
     @stateful.setter
@@ -103,19 +104,20 @@ class LstmStack(AllenNlpStateDict):
     def reset_states(self, mask: torch.Tensor | None = None) -> None:
         """Forget the carried states of all rows, or of the rows where `mask` [rows] is not zero."""
         with self.carried.lock:
-            carried, left = self._states, None
+            carried, replacement = self._states, None
             if mask is not None and carried is not None:
                 if mask.shape != carried[0].shape[1:2]:
                     raise ValueError(f"mask: expected shape ({carried[0].shape[1]},), one for each carried row, "
                                      f"got {tuple(mask.shape)}")
                 unchanged = (mask == 0).view(1, -1, 1)
-                left = tuple(torch.where(unchanged.to(old.device), old, torch.zeros_like(old)) for old in carried)
+                replacement = tuple(torch.where(unchanged.to(old.device), old, torch.zeros_like(old))
+                                    for old in carried)
             elif self._is_in_graph():
-                left = tuple(map(torch.zeros_like, carried))
-            self.replace_carried(left)
+                replacement = tuple(map(torch.zeros_like, carried))
+            self.replace_carried(replacement)
 
     def exclusive(self, carried: bool) -> contextlib.AbstractContextManager:
-        """Where states are `carried`, no other thread reads or stores them in the body."""
+        """A context in which no other thread reads or stores the carried states, if states are `carried`."""
         return self.carried.lock if carried else contextlib.nullcontext()
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, initial: State,
@@ -127,8 +129,9 @@ class LstmStack(AllenNlpStateDict):
         `vectors` [R, P] are token vectors, `rows` int [2, S] the row that each direction reads at each packed row.
         Without `rows`, `vectors` are the inputs of every packed row, [S, 2 P]. `initial` and the result are
         (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D]) is the state that every
-        sentence starts from, None where a slot's sentences carry their state. `precomputed`: `vectors` are the first
-        layer's input projections, [R, 8 D]. `drop` is applied to each layer's input; a skip connection adds its result.
+        sentence starts from, None if a slot carries its state from sentence to sentence. With `precomputed`, `vectors`
+        are the first layer's input projections, [R, 8 D]. `drop` is a dropout applied to each layer's input; a skip
+        connection adds the input after dropout.
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
@@ -147,7 +150,7 @@ class LstmStack(AllenNlpStateDict):
 
     def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, initial: State,
                    precision: str = "highest") -> tuple[list[torch.Tensor], State]:
-        """As `run`, of padded vectors [B, T, P] of lengths int [B], in a CUDA graph's capture: outputs [B, T, 2 P]."""
+        """As `run`, for padded vectors [B, T, P] of lengths int [B] in the capture of a CUDA graph -> [B, T, 2 P]."""
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
         x = vectors
@@ -172,8 +175,8 @@ class LstmStack(AllenNlpStateDict):
                 carried: bool | None = None) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, P], mask [B, T] -> [layers, B, T, 2 P], zero where the mask is zero.
 
-        States as `begin` has them, by default carried where the stack is `stateful` and no `initial_state` is given;
-        the carried state of a row whose mask is all zero does not change. AllenNLP's call.
+        The initial states are those of `begin`; `carried` is by default True if the stack is `stateful` and no
+        `initial_state` is given. The carried state of a row whose mask is all zero does not change. AllenNLP's call.
         """
         present, carried = self._present(inputs, mask), self._is_carried(initial_state, carried)
         with numerics(self.precision, inputs.device):
@@ -193,7 +196,7 @@ class LstmStack(AllenNlpStateDict):
         return self.stateful and initial_state is None if carried is None else carried
 
     def _present(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Where the mask is not zero, bool [B, T]; `ValueError` for inputs and masks of another form."""
+        """Where the mask is not zero, bool [B, T]; `ValueError` for inputs or a mask of wrong type or shape."""
         size = len(self.W_0_0_0) - self.options.projection_dim
         if inputs.dim() != 3 or inputs.shape[2] != size or not inputs.is_floating_point():
             raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {size}], "
@@ -207,9 +210,9 @@ class LstmStack(AllenNlpStateDict):
 
     def run_captured(self, vectors: torch.Tensor, lengths: torch.Tensor, carried: bool, initial_state: State | None,
                      precision: str) -> list[torch.Tensor]:
-        """Outputs of every layer [B, T, 2 P] inside a capture: `vectors` [B, T, P], `lengths` int [B] on their GPU.
+        """Outputs of every layer [B, T, 2 P] inside a capture: `vectors` [B, T, P] and `lengths` int [B] on the GPU.
 
-        Where states are `carried` they are updated in place: a replay starts from where the last one ended.
+        If states are `carried`, they are updated in place: a replay starts in the final state of the last replay.
         """
         count = self._carried_rows()
         if carried and count < len(lengths):
@@ -225,9 +228,9 @@ class LstmStack(AllenNlpStateDict):
         return outputs
 
     def prepare_capture(self, rows: int, precision: str) -> None:
-        """Run what `run_captured` runs on one position of zeros, so that kernels are loaded and weights packed.
+        """Run the operations of `run_captured` on a single position, to load kernels and pack weights.
 
-        Where states are carried there are then at least `rows` carried rows on this device; new ones are zeros.
+        If states are carried, allocate at least `rows` carried rows on this device; new rows are zeros.
         """
         like, count = full_precision(self.B_0_0), self._carried_rows()
         lengths = torch.ones(1, dtype=torch.int64, device=like.device)
@@ -236,7 +239,7 @@ class LstmStack(AllenNlpStateDict):
             self.carried.store(self._first_carried(max(rows, count), like))
 
     def begin(self, slots: int, like: torch.Tensor, carried: bool, initial_state: State | None = None) -> RunState:
-        """Where `slots` slots start: the carried states, or else `initial_state` (h [L, 2 P], c [L, 2 D]) or zeros."""
+        """The state that `slots` slots start in: carried, or `initial_state` (h [L, 2 P], c [L, 2 D]), or zeros."""
         if carried:
             return RunState(self._first_carried(slots, like), None)
         zeros = self.zero_state(slots, like)
@@ -246,12 +249,12 @@ class LstmStack(AllenNlpStateDict):
                         initial_state)
 
     def store_state(self, final: State) -> None:
-        """Carry the state that a batch ended in to the next call. Rows beyond the batch are unchanged. Detached."""
+        """Carry the final state of a batch, detached, to the next call. Rows beyond the batch are unchanged."""
         with self.carried.lock:
             self.replace_carried(above(tuple(value.detach() for value in final), self._states))
 
     def replace_carried(self, state: State | Callable[[], State] | None) -> None:
-        """Carry a state, or what gives it, in the memory that captured graphs use where it has the same shape."""
+        """Carry a state, or a function that returns it; in the memory of captured graphs if the shapes are equal."""
         with self.carried.lock:
             state = state() if callable(state) and self._in_graph else state
             if self._is_in_graph() and self._states[0].shape == state[0].shape:
@@ -261,7 +264,7 @@ class LstmStack(AllenNlpStateDict):
             self.carried.store(state)
 
     def _first_carried(self, rows: int, like: torch.Tensor) -> State:
-        """The state of the first `rows` rows, with the type and device of `like`: zeros for rows that are new."""
+        """The carried state of the first `rows` rows, with the type and device of `like`; new rows are zeros."""
         zeros, carried = self.zero_state(rows, like), self._states
         if carried is None:
             return zeros
@@ -275,7 +278,7 @@ class LstmStack(AllenNlpStateDict):
         return any(state is self._states for state in self._in_graph)
 
     def _replicate_for_data_parallel(self) -> "LstmStack":
-        """A replica, which begins from the states carried now; what it stores is its own."""
+        """A replica, which starts from the current carried states and stores states separately."""
         replica = super()._replicate_for_data_parallel()
         replica.carried = CarriedStates(self._states)
         return replica
@@ -286,12 +289,12 @@ class LstmStack(AllenNlpStateDict):
                      for direction in DIRECTIONS)
 
     def layers(self) -> list[Tensors]:
-        """The weights of every layer, those of the forward direction first."""
+        """The weights of every layer, the forward direction first."""
         pairs = map(self.layer_weights, range(self.options.n_layers))
         return [[*forward, *backward] for forward, backward in pairs]
 
     def drop_fp32(self, precision: str) -> None:
-        """Leave the matrices in memory only as the native engine packs them for `precision`."""
+        """Keep the matrices in memory only in the packed form of the native engine for `precision`."""
         for layer in range(self.options.n_layers):
             names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in LSTM_DATASETS)
             for name, value in zip(names, drop_lstm(self.layer_weights(layer), precision)):
@@ -310,26 +313,30 @@ def _of_layer(state: State, layer: int) -> State:
 
 
 def _stacked(states: Sequence[State]) -> State:
-    """The states of all layers in one."""
+    """Stack the states of all layers."""
     return tuple(stacked(values) for values in zip(*states))
 
 
 def above(new: State, old: State | None) -> State:
-    """The rows of `new`, and below them the further rows of `old`."""
+    """The rows of `new`, followed by the rows of `old` beyond them."""
     if old is None:
         return new
     return tuple(torch.cat([first, further[:, first.shape[1] :].to(first)], dim=1)
                  for first, further in zip(new, old))
 
 
-def cell_conversions(own: Container[str], projection_dim: int, suffix: str = "",
+def cell_conversions(names: Container[str], projection_dim: int, suffix: str = "",
                      prefix: str = "") -> Iterator[Conversion]:
-    """Of a direction of a layer, whose parameters have `suffix` among the names `own`, and AllenNLP's the `prefix`."""
+    """Conversions of one direction of a layer.
+
+    `names` are the names of all parameters; those of the direction end in `suffix`, AllenNLP's names begin with
+    `prefix`.
+    """
     yield Conversion([f"W_0{suffix}"], [f"{prefix}input_linearity.weight", f"{prefix}state_linearity.weight"],
                      lambda weight: state_dict.gates_to_allennlp(weight, projection_dim),
                      state_dict.gates_from_allennlp)
     yield Conversion([f"B{suffix}"], [f"{prefix}state_linearity.bias"], state_dict.bias_to_allennlp,
                      state_dict.bias_from_allennlp)
-    if f"W_P_0{suffix}" in own:
+    if f"W_P_0{suffix}" in names:
         yield Conversion([f"W_P_0{suffix}"], [f"{prefix}state_projection.weight"], state_dict.transposed,
                          state_dict.transposed)

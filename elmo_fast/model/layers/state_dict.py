@@ -1,4 +1,4 @@
-"""AllenNLP 0.9's names, order, sign and +1 in `state_dict`, bilm-tf's layout in the parameters.
+"""AllenNLP 0.9's names, gate order, signs and forget bias in `state_dict`, bilm-tf's layout in the parameters.
 
 A checkpoint of AllenNLP's `Elmo` loads into ours, and ours into AllenNLP's, with `load_state_dict` alone.
 """
@@ -17,7 +17,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Conversion(NamedTuple):
-    """Names of own parameters and of AllenNLP's tensors, and the functions that convert their values."""
+    """Names of our parameters (`own`) and of AllenNLP's tensors, and the functions that convert their values."""
 
     own: list[str]
     theirs: list[str]
@@ -28,12 +28,12 @@ class Conversion(NamedTuple):
 class AllenNlpStateDict(OutsideGraphs):
     """Weights as parameters (`datasets`: parameter name -> dataset), under AllenNLP's names in its `state_dict`."""
 
-    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode: packed weights would go stale
+    @torch.inference_mode(False)  # torch counts no edits of inference tensors: packed weights would go stale
     def __init__(self, datasets: dict[str, str], weights: Mapping[str, np.ndarray], requires_grad: bool):
         super().__init__()
         self.datasets = datasets
-        for own, name in datasets.items():
-            self.register_parameter(own, nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad))
+        for name, dataset in datasets.items():
+            self.register_parameter(name, nn.Parameter(torch.tensor(weights[dataset]), requires_grad=requires_grad))
 
     def train(self, mode: bool = True) -> "AllenNlpStateDict":
         if self.training and not mode:
@@ -41,22 +41,22 @@ class AllenNlpStateDict(OutsideGraphs):
         return super().train(mode)
 
     def conversions(self) -> Iterator[Conversion]:
-        """How own parameters become AllenNLP's, in the order of its `state_dict`."""
+        """The conversions of all parameters, in the order of AllenNLP's `state_dict`."""
         raise NotImplementedError
 
-    def _to_allennlp(self, own: Tensors) -> Tensors:
+    def _to_allennlp(self, parameters: Tensors) -> Tensors:
         return {name: value for part in self.conversions()
-                for name, value in zip(part.theirs, part.to_allennlp(*(own[name] for name in part.own)))}
+                for name, value in zip(part.theirs, part.to_allennlp(*(parameters[name] for name in part.own)))}
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         require_data(self._parameters)
-        own = {name: value if keep_vars else value.detach() for name, value in self._parameters.items()}
-        destination.update({prefix + name: value for name, value in self._to_allennlp(own).items()})
+        parameters = {name: value if keep_vars else value.detach() for name, value in self._parameters.items()}
+        destination.update({prefix + name: value for name, value in self._to_allennlp(parameters).items()})
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
                               error_msgs):
-        own = {name: torch.empty_like(value, device="meta") for name, value in self._parameters.items()}
-        shapes = {prefix + name: value.shape for name, value in self._to_allennlp(own).items()}
+        empty = {name: torch.empty_like(value, device="meta") for name, value in self._parameters.items()}
+        shapes = {prefix + name: value.shape for name, value in self._to_allennlp(empty).items()}
         theirs = {name: state_dict.pop(name) for name in shapes if name in state_dict}
         missing = [name for name in shapes if name not in theirs]
         wrong = [f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, "
@@ -74,10 +74,10 @@ class AllenNlpStateDict(OutsideGraphs):
 
 
 def require_data(parameters: Tensors) -> None:
-    """Raise `RuntimeError` when the fp32 weights were dropped: what was packed from them cannot be written."""
-    gone = [name for name, value in parameters.items() if value.is_meta]
-    if gone:
-        raise RuntimeError(f"weights: expected fp32 weights in memory, but {', '.join(gone[:3])} and others were "
+    """Raise `RuntimeError` if fp32 weights were dropped: the packed weights cannot be written to a file."""
+    dropped = [name for name, value in parameters.items() if value.is_meta]
+    if dropped:
+        raise RuntimeError(f"weights: expected fp32 weights in memory, but {', '.join(dropped[:3])} and others were "
                            "dropped (keep_fp32=False); read the model again to save, move or train it")
 
 
@@ -98,7 +98,7 @@ def highway_from_allennlp(both: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 
 def gates_to_allennlp(weight: torch.Tensor, projection: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """W [I + P, 4 D] in i, j, f, o -> those of the input, [4 D, I], and of the state, [4 D, P], in i, f, j, o."""
+    """W [I + P, 4 D] with gates i, j, f, o -> weights of the input [4 D, I] and of the state [4 D, P], i, f, j, o."""
     swapped = _swap_gates(weight.t())
     return swapped[:, :-projection].contiguous(), swapped[:, -projection:].contiguous()
 
@@ -109,7 +109,7 @@ def gates_from_allennlp(*parts: torch.Tensor) -> tuple[torch.Tensor]:
 
 
 def bias_to_allennlp(bias: torch.Tensor) -> tuple[torch.Tensor]:
-    """B [4 D] in i, j, f, o, without the forget gate's +1 -> i, f, j, o, with it."""
+    """B [4 D] with gates i, j, f, o, without the forget gate's +1 -> gates i, f, j, o, with the +1."""
     i, j, f, o = bias.chunk(4)
     return (torch.cat([i, f + 1, j, o]),)
 
@@ -121,6 +121,6 @@ def bias_from_allennlp(bias: torch.Tensor) -> tuple[torch.Tensor]:
 
 
 def _swap_gates(rows: torch.Tensor) -> torch.Tensor:
-    """Gates i, j, f, o to i, f, j, o along the first dimension, or back."""
+    """Reorder gates along the first dimension from i, j, f, o to i, f, j, o, or back."""
     i, second, third, o = rows.chunk(4)
     return torch.cat([i, third, second, o])

@@ -1,4 +1,4 @@
-"""Files of token tables: bilm-tf's HDF5 with the dataset `embedding`, and what identifies its words and its model.
+"""Files of token tables: bilm-tf's HDF5 with the dataset `embedding`, and our data that identify words and model.
 
 docs/token_tables.md has the layout.
 """
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class TableFile(NamedTuple):
     """Content of a file: `vectors` [V, P], and `words` and `fingerprint` unless bilm-tf wrote it.
 
-    `precision` is what the vectors were computed in; bilm-tf's files do not record it and are fp32. Vectors that are
-    memory-mapped and have checksums must be compared with `blocks` before use.
+    `precision` is that of the computation; bilm-tf's files do not record it and are fp32. Memory-mapped vectors with
+    checksums must be compared with `blocks` before use.
     """
 
     vectors: torch.Tensor
@@ -49,11 +49,10 @@ class TableFile(NamedTuple):
 
 
 def read_table(path: str | os.PathLike, device: torch.device | None = None) -> TableFile:
-    """Read a table: onto `device`, or memory-mapped without one.
+    """Read a table onto `device`, or map its vectors from the file if `device` is None.
 
-    Raises `ConfigurationError` for a file that is not HDF5, is cut short, holds no `embedding` [V, P] of float32 or
-    float16, has another number of words than of vectors, or a later format version; and for one that is incomplete or
-    damaged.
+    Raises `ConfigurationError` for a file that is not HDF5, is incomplete or damaged, lacks an `embedding` [V, P] of
+    float32 or float16, has different numbers of words and vectors, or has a later format version.
     """
     name = check_path("token table", path)
     sealed, where = read_seal(name), f"token table {name}"
@@ -81,7 +80,7 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
 
 def _check_version(file: h5py.File, where: str, dataset: h5py.Dataset, is_ours: bool,
                    sealed: tuple[Seal, np.ndarray] | None) -> None:
-    """Raise `ConfigurationError` for a file of a later version, without its seal, or without all of its vectors."""
+    """Raise `ConfigurationError` for a file of a later version, without its seal, or with missing vectors."""
     require = functools.partial(_require, where)
     version = attribute_of(file, "format_version", where, int, 0)
     require(not is_ours or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
@@ -102,7 +101,7 @@ def _require(where: str, fits: bool, message: str) -> None:
 
 
 def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:
-    """The vectors in memory, or memory-mapped where that is possible."""
+    """The vectors in memory, or memory-mapped if `mapped` and the dataset allow it."""
     offset = dataset.id.get_offset()
     if mapped and offset is not None and dataset.dtype.isnative:
         # Copy on write: torch requires writable memory, and the file must not change.
@@ -124,10 +123,10 @@ def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[
 def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tuple[int, int], storage: str,
                  fingerprint: str | None, precision: str, resume: bool = False,
                  lock: Path | None = None) -> Iterator["TableWriter"]:
-    """A writer of a file that appears at `path` only when the body succeeds and has written every vector.
+    """A writer of a table; the file appears at `path` only after the body has succeeded and written every vector.
 
-    With `resume` it writes `PATH.part`, which stays when the body fails or is killed: the next run goes on from there.
-    `lock` is the path for a partial file of a lock that the caller has.
+    With `resume` it writes `PATH.part`, which remains after a failure or a kill: the next run continues it. `lock` is
+    what `locked(path)` gave a caller that has locked `path`, else None.
     """
     check_target(path, "token table")
     target = Path(os.path.realpath(local_path(path)))
@@ -147,12 +146,12 @@ def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tu
 def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
     """Words of a vocabulary file, which must have `<S>` and `</S>`, or of an iterable.
 
-    Where an iterable lacks the two they are put at its end: the numbers of its words stay.
+    If an iterable lacks `<S>` or `</S>`, they are appended, so that the numbers of its words do not change.
     """
     if isinstance(vocabulary, (str, os.PathLike)):
-        read = Vocabulary(vocabulary)
-        read.require(*BOUNDARIES)
-        return list(read.words)
+        vocabulary_file = Vocabulary(vocabulary)
+        vocabulary_file.require(*BOUNDARIES)
+        return list(vocabulary_file.words)
     if not isinstance(vocabulary, Iterable) or not getattr(vocabulary, "ndim", 1):
         raise ValueError(f"vocabulary: expected a file or words, got {type(vocabulary).__name__}")
     words = list(map(_checked, vocabulary))
@@ -161,9 +160,9 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
 
 
 class TableWriter:
-    """Writes a table block by block into a file that is complete but for its vectors and for what its seal counts.
+    """Writes vectors block by block into a file that `create` has written complete except for vectors and checksums.
 
-    Where it is to be `durable`, vectors are on the disk before they are counted.
+    If `durable`, vectors are synchronized to the disk before they are counted.
     """
 
     def __init__(self, words: Sequence[str] | None, shape: tuple[int, int], storage: str, fingerprint: str | None,
@@ -178,11 +177,11 @@ class TableWriter:
             self._file.close()
 
     def open(self, path: Path) -> None:
-        """Open the file that `create` wrote, which may have another name by now."""
+        """Open the file that `create` wrote, which may have been renamed since."""
         self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
 
     def create(self, path: Path, target: str | os.PathLike) -> None:
-        """Write a file without vectors; contiguous, as bilm-tf's files. Errors name `target`."""
+        """Write a file without vectors, with a contiguous dataset as in bilm-tf's files. Errors name `target`."""
         words, fingerprint, precision = self._description
         with new_hdf5(path, target) as (file, _):
             properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -209,7 +208,7 @@ class TableWriter:
         values = np.ascontiguousarray(vectors, dtype=self._dtype)
         self._put(self._seal.first + self.done * self._row, values)
         self._sync()
-        for piece in np.split(values, range(ROWS - self.done % ROWS, len(values), ROWS)):  # of a block each
+        for piece in np.split(values, range(ROWS - self.done % ROWS, len(values), ROWS)):  # each piece within a block
             block = 1 + self.done // ROWS
             self._progress[block] = zlib.crc32(piece, int(self._progress[block]))
             self.done += len(piece)
@@ -217,7 +216,7 @@ class TableWriter:
         self._put(self._seal.size, self._progress)
 
     def finish(self) -> None:
-        """Every vector must have been written."""
+        """Synchronize the file; `ValueError` unless every vector was written."""
         if self.done != self._shape[0]:
             raise ValueError(f"vectors: expected {self._shape[0]}, got {self.done}")
         self._sync()
@@ -233,9 +232,9 @@ class TableWriter:
             rest = rest[self._file.write(rest) :]
 
     def resume(self, part: Path) -> bool:
-        """Open a partial file, `done` its good vectors: those with their checksums.
+        """Open a partial file; `done` then counts its undamaged vectors, which match their checksums.
 
-        False when it is damaged or not one of this table.
+        False if the file is damaged or belongs to another table.
         """
         self.open(part)
         try:
@@ -245,13 +244,13 @@ class TableWriter:
                 embedding = dataset_of(file, "embedding", where, "f", None, None)
                 words = strings_of(file, "vocabulary", "vocabulary_ends", where)
                 described = words, str(attributes["fingerprint"]), str(attributes["precision"])
-                is_own = ((embedding.shape, embedding.dtype) == (self._shape, self._dtype)
-                          and (self._seal.first, self._seal.rows) == (embedding.id.get_offset(), self._shape[0])
-                          and described == self._description)
+                matches = ((embedding.shape, embedding.dtype) == (self._shape, self._dtype)
+                           and (self._seal.first, self._seal.rows) == (embedding.id.get_offset(), self._shape[0])
+                           and described == self._description)
         except HDF5_ERRORS:
-            is_own = False
-        if not is_own or not 0 <= self._progress[0] <= self._shape[0]:
-            logger.info("%s: starts over, since %s is of another vocabulary, model, precision or storage, or damaged",
+            matches = False
+        if not matches or not 0 <= self._progress[0] <= self._shape[0]:
+            logger.info("%s: starts over, since %s has another vocabulary, model, precision or storage, or is damaged",
                         part.stem, part.name)
             self._file.close()
             return False

@@ -1,4 +1,4 @@
-"""Token vectors of a model: from its token table or its cached words where they have the token, else encoded."""
+"""Token vectors of a model: from its token table or its cached words if these have the token, otherwise encoded."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ SAMPLE = 64
 
 
 class TokenEmbeddings(NamedTuple):
-    """`vectors` [N, P] of tokens, and `rows` int64 [N] of the token table they came from.
+    """`vectors` [N, P] of tokens, and `rows` int64 [N], their rows in the token table.
 
     A token that was encoded has row -1; without a table `rows` is None.
     """
@@ -62,7 +62,7 @@ class WordCache(nn.Module):
         return self.weight[numbers]
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Numbers beside those of words: -2 and -1."""
+        """The numbers of `<S>` and `</S>`, which no word has: -2 and -1."""
         return torch.tensor(-2), torch.tensor(-1)
 
     def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
@@ -73,9 +73,9 @@ class WordCache(nn.Module):
 
 
 class TableLookup:
-    """A model's token table in bilm-tf's numbering: word ids are rows + 1, 0 is no token.
+    """A model's token table in bilm-tf's numbering: word ids are rows + 1, 0 is padding.
 
-    It is valid for `encoder` with the weights of now; a change of them is an error of later calls.
+    Valid for `encoder` with its weights at construction: after a change of the weights, calls raise an error.
     """
 
     row_shape: tuple[int, ...] = ()
@@ -107,9 +107,9 @@ class TableLookup:
 
     def input_projections(self, rows: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], backend: str,
                           precision: str) -> torch.Tensor | None:
-        """x W + B of every row of the table, [V, 8 D]; None for a large table or where `rows` cannot use them.
+        """Input projections x W + B of every row of the table, [V, 8 D]; None for a large table or unsuitable `rows`.
 
-        `weights` are those of the first LSTM layer. Computed when first needed, and again for other weights.
+        `weights` are those of the first LSTM layer. Computed when first needed, and again after weights change.
         """
         (_, bias, _), _ = weights
         small = self._size * 2 * len(bias) * 4 <= PROJECTION_BYTES
@@ -123,18 +123,18 @@ class TableLookup:
     def check_precision(self, precision: str) -> None:
         """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
         if lowest(self.table.precision, precision) != precision:
-            raise ConfigurationError(f"token_table: expected one computed in {precision!r}, as the model computes, got "
-                                     f"one computed in {self.table.precision!r}; build it again with this model")
+            raise ConfigurationError(f"token_table: expected a table computed in {precision!r}, the model's precision, "
+                                     f"got one computed in {self.table.precision!r}; build it again with this model")
 
     def check(self, precision: str) -> None:
-        """Raise `ConfigurationError` where a call in `precision` may not use the table."""
+        """Raise `ConfigurationError` if a call in `precision` must not use the table."""
         self.check_precision(precision)
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
         if (digest := self._encoder_digest()) != self._digest:
-            raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
-                                     f"after it was set (fingerprint of the weights now {digest}, then "
+            raise ConfigurationError(f"token_table: expected a table of this char encoder, whose weights were changed "
+                                     f"after the table was set (fingerprint of the weights now {digest}, then "
                                      f"{self._digest}); build the table again")
 
     def _encoder_digest(self) -> str:
@@ -143,7 +143,7 @@ class TableLookup:
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """Gives a model's tokens their vectors; `source` is its char encoder or embedding."""
+    """Computes the vectors of a model's tokens; `source` is the char encoder or embedding of the model."""
 
     source: TokenSource | None
     table: TableLookup | None
@@ -158,8 +158,8 @@ class TokenEncoder:
             if self.table is None:
                 return TokenEmbeddings(self._encode(self.source.token_ids(tokens)), None)
             self.table.check(self.precision)
-            return self._complete(self.table.table.rows(tokens), lambda some: [tokens[k] for k in some],
-                                  lambda some: self.source.token_ids([tokens[k] for k in some]))
+            return self._complete(self.table.table.rows(tokens), lambda positions: [tokens[k] for k in positions],
+                                  lambda positions: self.source.token_ids([tokens[k] for k in positions]))
 
     def batch(self, ids: torch.Tensor, boundaries: str) -> BatchTokens:
         """Tokens of a batch given as ids, as `BiLm.forward` takes them."""
@@ -178,9 +178,9 @@ class TokenEncoder:
         return self._vectors(unique), index, mask
 
     def numbered_batch(self, words: torch.Tensor, ids: torch.Tensor | None) -> BatchTokens:
-        """Tokens of a batch given as numbers of cached words, or else as token ids; `<S>` and `</S>` around each.
+        """Tokens of a batch given as numbers of cached words, or otherwise as ids of the table, with boundaries added.
 
-        `ids` are the characters of the words beyond those numbers; the numbers themselves in their place are ignored.
+        `ids` are the characters of words with larger numbers; `ids` that repeat the numbers are ignored.
         """
         known = self.table if self.cache is None else self.cache
         if known is None:
@@ -200,40 +200,40 @@ class TokenEncoder:
         numbers = bounded[mask]  # [N]
         beyond = numbers > known.largest
         unique, index = numbers[~beyond].unique(return_inverse=True)
-        found = known.numbers(unique)
+        embeddings = known.numbers(unique)
         if not beyond.any():
-            return found, index, mask
+            return embeddings, index, mask
         if ids is None:
             raise ValueError(f"ids: expected character ids, and a char encoder, beside word_inputs that hold numbers "
                              f"above {known.largest}, got no such ids and the number {int(words.max())}")
         rare, rare_index = unique_rows(ids[words > known.largest])
         rows = torch.empty_like(numbers)
         rows[~beyond], rows[beyond] = index, rare_index + len(unique)
-        return TokenEmbeddings(torch.cat([found.vectors, self._vectors(rare).vectors]), None), rows, mask
+        return TokenEmbeddings(torch.cat([embeddings.vectors, self._vectors(rare).vectors]), None), rows, mask
 
     def inputs(self, tokens: TokenEmbeddings, rows: torch.Tensor,
                weights: tuple[LstmWeights, LstmWeights]) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """What the first LSTM layer with `weights` reads for `rows` int [2, S] of tokens.
+        """The inputs of the first LSTM layer with `weights`, for `rows` int [2, S] of tokens.
 
-        Vectors, their rows, and False; or input projections, where a small token table has them, their rows, and True.
+        Returns vectors, their rows, and False; or, for a small token table, input projections, their rows, and True.
         """
         if self.table is not None and tokens.rows is not None:
-            of_table = torch.as_tensor(tokens.rows)
-            projections = self.table.input_projections(of_table, weights, self.backend, self.precision)
+            table_rows = torch.as_tensor(tokens.rows)
+            projections = self.table.input_projections(table_rows, weights, self.backend, self.precision)
             if projections is not None:
-                return projections, of_table[rows.long()], True
+                return projections, table_rows[rows.long()], True
         return tokens.vectors, rows, False
 
     @property
     def computes_in(self) -> str:
-        """The precision of products without gradients: `highest` where the device has none in `precision`."""
+        """The precision of products without gradients: `highest` if the device does not support `precision`."""
         return computes_in(next(self.source.parameters()), self.backend, self.precision)
 
     def look_up_in(self, table: TokenTable | str | os.PathLike, fingerprint: Callable[[], str]) -> TableLookup:
-        """A table, or the file of a table, for this model with `fingerprint`; `ConfigurationError` if it does not fit.
+        """A lookup in a table, or in a table's file; `ConfigurationError` if it is not a table of this model.
 
-        A table without a fingerprint, as bilm-tf writes it, is compared word by word for a sample of its words; without
-        a vocabulary only its shape can be checked.
+        `fingerprint` returns the model's fingerprint. For a table without one, as bilm-tf writes it, the vectors of a
+        sample of words are compared; without a vocabulary only the shape can be checked.
         """
         if self.source.boundaries != BOUNDARIES:
             raise ConfigurationError("token_table: expected None for a model whose sentences do not run from <S> to "
@@ -242,9 +242,9 @@ class TokenEncoder:
         if table.dim != self.source.dim:
             raise ConfigurationError(f"token_table: expected vectors of {self.source.dim} values, got {table.dim}")
         if table.fingerprint is not None:
-            if table.fingerprint != (own := fingerprint()):
-                raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one "
-                                         f"of another model (fingerprint {table.fingerprint})")
+            if table.fingerprint != (expected := fingerprint()):
+                raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {expected}), "
+                                         f"got one of another model (fingerprint {table.fingerprint})")
         elif table.words is not None:
             self._compare_sample(table)
         lookup = TableLookup(table, self.source)
@@ -261,14 +261,14 @@ class TokenEncoder:
             if ids.dim() == 1:
                 return self.table.numbers(ids)
             return self._complete(self.table.table.rows_of_characters(ids),
-                                  lambda some: characters.decode_tokens(ids.numpy()[some] - 1),
-                                  lambda some: ids[torch.from_numpy(some)])
+                                  lambda positions: characters.decode_tokens(ids.numpy()[positions] - 1),
+                                  lambda positions: ids[torch.from_numpy(positions)])
 
     def _complete(self, rows: np.ndarray, words: Callable[[np.ndarray], Sequence[str | None]],
                   ids: Callable[[np.ndarray], torch.Tensor]) -> TokenEmbeddings:
         """Vectors of tokens by their `rows`; the table's `unknown` decides for tokens outside it, whose row is -1.
 
-        `words` and `ids` give those of some tokens by position; a word is None where the ids have no spelling.
+        `words` and `ids` return the words and ids at some positions; a word is None if its ids have no spelling.
         """
         table, missing = self.table.table, np.flatnonzero(rows < 0)
         if not missing.size:

@@ -24,15 +24,15 @@ _INDEXED_AT_ONCE = 1 << 15
 class TokenTable:
     """Vectors of words: row k of `vectors` [V, P] (float32 or float16) belongs to `words[k]`.
 
-    Token ids are rows + 1, and 0 is padding, as in bilm-tf: the first word keeps its vector. `words` is None where
-    only ids are known. `fingerprint` is that of the model that computed the vectors (`BiLm.fingerprint()`), None where
-    it is not recorded, as in bilm-tf's own files. `precision` is the lowest that any vector was computed in: a model of
-    higher precision refuses the table. `dim` is P, `storage` the vectors' type by name, `device` where they are
-    (memory-mapped ones are on the CPU). None of these attributes is to be changed.
+    Token ids are rows + 1, and 0 is padding, as in bilm-tf. `words` is None if only ids are known. `fingerprint` is the
+    fingerprint of the model that computed the vectors (`BiLm.fingerprint()`), None if it is not recorded, as in
+    bilm-tf's files. `precision` is the lowest precision of any vector: a model of higher precision refuses the table.
+    `dim` is P, `storage` the name of the vectors' type, `device` their device (the CPU for memory-mapped vectors).
+    These attributes must not be changed.
 
-    `unknown` says what a word outside the table gets: `encode`, its own vector from the char encoder; `error`, a
-    `ValueError` that names it; `unk`, the vector of `<UNK>`, as in bilm-tf. With `grow` the words that were encoded
-    join the table: at most 65,536 of them, or as many as `grow` says; they are not written to the table's file.
+    `unknown` chooses the vector of a word outside the table: with `encode` the char encoder computes it; `error` raises
+    a `ValueError` that names the word; `unk` takes the vector of `<UNK>`, as in bilm-tf. With `grow` encoded words join
+    the table: at most 65,536 words, or as many as `grow` says; they are not written to the table's file.
 
     A table may serve several models and copies of a model; copying a model does not copy its table.
     """
@@ -51,10 +51,10 @@ class TokenTable:
         if self.words is not None and len(self.words) != len(self._base):
             raise ValueError(f"words: expected one for each of {len(self._base)} vectors, got {len(self.words)}")
         if not isinstance(grow, (bool, int)) or grow < 0:
-            raise ValueError(f"grow: expected True, False or how many words may join, got {shown(grow)}")
+            raise ValueError(f"grow: expected True, False or a number of words, got {shown(grow)}")
         self._rows = {word: row for row, word in enumerate(self.words or [])}
         self._growth = GROWTH * grow if isinstance(grow, bool) else grow
-        self._joined, self._grown = self._base.new_empty(0, self.dim), 0  # vectors of joined words, how many are used
+        self._joined, self._grown = self._base.new_empty(0, self.dim), 0  # vectors and number of joined words
         self._path: str | None = None
         self._blocks: Blocks | None = None  # of memory-mapped vectors with checksums
         self.unknown = unknown
@@ -66,16 +66,16 @@ class TokenTable:
              grow: bool | int = False) -> "TokenTable":
         """Read a table from a file of ours or of bilm-tf, memory-mapped, or onto `device` (`"cpu"`, `"cuda"`).
 
-        `vocabulary` is the vocabulary file of a table that bilm-tf wrote, or its words in order; ours hold their
-        own, and another one is refused.
+        `vocabulary` is the vocabulary file of a table that bilm-tf wrote, or its words in order. Our files contain
+        their vocabulary; a different `vocabulary` is refused.
         """
         vectors, words, fingerprint, precision, blocks = read_table(
             path, None if device is None else available_device(device))
         if vocabulary is not None:
             given = words_of(vocabulary)
             if words is not None and given != words:
-                raise ConfigurationError(f"vocabulary: expected the one the token table {os.fspath(path)} was made "
-                                         f"from ({len(words)} words), got another ({len(given)} words)")
+                raise ConfigurationError(f"vocabulary: expected the vocabulary of the token table {os.fspath(path)} "
+                                         f"({len(words)} words), got another ({len(given)} words)")
             if len(given) != len(vectors):
                 raise ConfigurationError(f"vocabulary: expected a word for each of the {len(vectors)} vectors "
                                          f"of {os.fspath(path)}, got {len(given)} words")
@@ -100,12 +100,12 @@ class TokenTable:
 
     @property
     def grows(self) -> bool:
-        """Whether there is capacity for words that are encoded."""
+        """Whether encoded words can still join the table."""
         return self.words is not None and self._grown < self._growth
 
     @property
     def unknown(self) -> str:
-        """`encode`, `error` or `unk`: what a word outside the table gets; may be set."""
+        """`encode`, `error` or `unk`: the treatment of words outside the table; may be set."""
         return self._unknown
 
     @unknown.setter
@@ -128,17 +128,17 @@ class TokenTable:
             if self._indexed[0] != size:
                 self._index, self._indexed = {}, (size, 0)
             for first in range(self._indexed[1], len(self.words), _INDEXED_AT_ONCE):
-                some = self.words[first : first + _INDEXED_AT_ONCE]
-                encoded = characters.to_model_ids(characters.encode_tokens(some, size))
+                words = self.words[first : first + _INDEXED_AT_ONCE]
+                encoded = characters.to_model_ids(characters.encode_tokens(words, size))
                 self._index.update(zip(_keys(encoded), itertools.count(first)))
-                self._indexed = size, first + len(some)
+                self._indexed = size, first + len(words)
             rows = (self._index.get(key, -1) for key in _keys(ids.numpy()))
             return np.fromiter(rows, dtype=np.int64, count=len(ids))
 
     def ids(self, words: Sequence[str]) -> np.ndarray:
         """Token ids of words, int64 [N]: rows + 1.
 
-        A word outside the table has the id of `<UNK>` with `unknown="unk"`, and is a `ValueError` without.
+        A word outside the table has the id of `<UNK>` with `unknown="unk"`, and otherwise raises a `ValueError`.
         """
         rows = self.rows(words)
         missing = np.flatnonzero(rows < 0)
@@ -150,7 +150,7 @@ class TokenTable:
         return rows + 1
 
     def vectors(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device; refused where the file is damaged."""
+        """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device; an error if the file is damaged."""
         rows = torch.as_tensor(rows, device=self.device)
         joined = rows >= len(self._base)
         if self._blocks and self._blocks.left:
@@ -162,28 +162,28 @@ class TokenTable:
         return vectors
 
     def add(self, words: Sequence[str], vectors: torch.Tensor, precision: str = "highest") -> None:
-        """Let words outside join the table, with vectors [N, P] computed in `precision`, up to its capacity."""
+        """Add words outside the table, up to its capacity, with vectors [N, P] computed in `precision`."""
         with self._lock:
             new = {word: k for k, word in enumerate(words) if word not in self._rows}
-            taken = list(new.items())[: self._growth - self._grown]
-            if not taken or self.words is None:
+            joining = list(new.items())[: self._growth - self._grown]
+            if not joining or self.words is None:
                 return
-            count = self._grown + len(taken)
+            count = self._grown + len(joining)
             if count > len(self._joined):
                 larger = self._base.new_empty(min(2 * count, self._growth), self.dim)
                 larger[: self._grown] = self._joined[: self._grown]
                 self._joined = larger
-            positions = torch.tensor([k for _, k in taken], device=vectors.device)
+            positions = torch.tensor([k for _, k in joining], device=vectors.device)
             self._joined[self._grown : count] = vectors[positions].detach().to(self._base)
             self.precision = lowest(self.precision, precision)
-            self.words.extend(word for word, _ in taken)
+            self.words.extend(word for word, _ in joining)
             first, self._grown = len(self), count
-            self._rows.update((word, first + k) for k, (word, _) in enumerate(taken))
+            self._rows.update((word, first + k) for k, (word, _) in enumerate(joining))
 
     def _require_words(self) -> None:
         if self.words is None:
-            raise ConfigurationError("token table: expected one with a vocabulary to look up words, got one without "
-                                     "(TokenTable.open(path, vocabulary) gives it one)")
+            raise ConfigurationError("token table: expected a table with a vocabulary, to look up words, got one "
+                                     "without (TokenTable.open(path, vocabulary) adds a vocabulary)")
 
     def __deepcopy__(self, memo) -> "TokenTable":
         return self
@@ -196,14 +196,14 @@ class TokenTable:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state, _lock=threading.RLock(), _index={}, _indexed=(0, 0))
         if self._base is None:
-            found = read_table(self._path)
-            self._base, self._blocks = found.vectors, found.blocks
+            file = read_table(self._path)
+            self._base, self._blocks = file.vectors, file.blocks
 
 
 def _keys(ids: np.ndarray) -> Iterator[bytes]:
     """Ids of tokens [N, C] without their padding, as keys of a dict.
 
-    Words that are cut to the same ids have one key: they have the same vector.
+    Words that are truncated to the same ids have the same key and the same vector.
     """
     short = ids.astype(np.int16)
     padding = (short[:, ::-1] != characters.to_model_ids(characters.PADDING)).argmax(1)
