@@ -6,6 +6,7 @@ Imports no torch: the command's help reads it.
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,8 @@ def cache_directory() -> Path:
 
 def cores() -> int:
     """Number of processors that this process may use: its affinity, limited by its CPU quota (rounded down)."""
-    return max(1, min(affinity(), int(_quota_at_start() or affinity())))
+    processors, quota = affinity(), _quota_at_start()
+    return processors if quota is None else max(1, min(processors, int(quota)))
 
 
 def affinity() -> int:
@@ -56,6 +58,8 @@ def cpu_quota(root: str | os.PathLike = "/") -> float | None:
 
 
 _quota_at_start = functools.cache(cpu_quota)
+# A line of `mountinfo`: the mounted directory, the mount point, the file system's type and its options.
+_MOUNT = re.compile(r"\S+ \S+ \S+ (?P<top>/\S*) (?P<place>/\S*) .* - (?P<kind>\S+) \S+ (?P<options>\S+)")
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
@@ -65,19 +69,13 @@ def _control_groups(root: Path) -> Iterator[Path]:
     except OSError:
         return
     for mount in mounts:
-        (*_, top, mount_point), (kind, _, options) = (half.split(" ") for half in _halves(mount))
-        for _, controllers, group in (line.split(":", 2) for line in groups):
-            has_cpu = "cpu" in controllers.split(",") and "cpu" in options.split(",")
-            if (kind == "cgroup" and has_cpu) or (kind == "cgroup2" and not controllers):
-                mounted = root / mount_point.strip("/")
+        match = _MOUNT.match(mount)
+        for _, controllers, group in (line.split(":", 2) for line in groups if match and line.count(":") >= 2):
+            has_cpu = "cpu" in controllers.split(",") and "cpu" in match["options"].split(",")
+            if (match["kind"] == "cgroup" and has_cpu) or (match["kind"] == "cgroup2" and not controllers):
+                mounted, top = root / match["place"].strip("/"), match["top"]
                 folder = mounted / os.path.relpath(group, top) if Path(group).is_relative_to(top) else mounted
                 yield from (parent for parent in (folder, *folder.parents) if parent.is_relative_to(mounted))
-
-
-def _halves(mount: str) -> tuple[str, str]:
-    """Split a line of `mountinfo`: the fields up to the mount point; the file system's type, source and options."""
-    before, _, after = mount.partition(" - ")
-    return " ".join(before.split(" ")[:5]), " ".join(after.split(" ")[:3])
 
 
 def _quota(folder: Path) -> float | None:

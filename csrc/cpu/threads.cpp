@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -96,15 +97,19 @@ class Pool {
 
   void open(const std::shared_ptr<Job>& job, int helpers, bool together) {
     std::unique_lock<std::mutex> lock(mutex_);
+    most_ = std::max(most_, helpers);
+    try {
+      const int wanted = std::max(most_, together_ + (together ? helpers : 0));
+      for (; helpers_ < wanted; ++helpers_) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+      if (together) throw;  // claimed tasks run on the threads that there are
+    }
+    if (together) together_ += helpers;
     jobs_.push_back(job);
     pending_.store(true, std::memory_order_relaxed);
-    most_ = std::max(most_, helpers);
-    if (together) together_ += helpers;
-    const int wanted = std::max(most_, together_), asleep = std::min(helpers, sleeping_);
-    const int first = std::exchange(helpers_, std::max(helpers_, wanted));
+    const int asleep = std::min(helpers, sleeping_);
     lock.unlock();
     for (int k = 0; k < asleep; ++k) wake_.notify_one();
-    for (int k = first; k < wanted; ++k) std::thread([this] { serve(); }).detach();
   }
 
   void close(const std::shared_ptr<Job>& job, int together) {

@@ -28,7 +28,8 @@ using Task = std::function<void(int number)>;
 // that the system does not schedule is not waited for. The tasks must neither wait for each other nor throw.
 void run_claimed(int count, const Task& task);
 
-// The same with all tasks at the same time, on as many threads: they may wait for each other.
+// The same with all tasks at the same time, on as many threads: they may wait for each other. std::system_error where
+// the system has no more threads.
 void run_together(int count, const Task& task);
 
 // Calls of both from several threads do not wait for each other. After fork the child starts helpers of its own.

@@ -16,7 +16,8 @@ from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
-from elmo_fast.ops.device import HostCopy, rows_of, to_device
+from elmo_fast.ops.calling_thread import rows_of
+from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string

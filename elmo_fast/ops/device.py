@@ -5,7 +5,6 @@ queued behind that work. PyTorch keeps page-locked blocks for reuse, and hands n
 """
 
 import contextlib
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -62,38 +61,6 @@ def synchronize_stream(device: torch.device) -> None:
     """Wait for the current stream of `device`: its results may then be read on any stream."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-# On a CPU, what PyTorch divides among its threads leaves them spinning for milliseconds on the cores that the engine's
-# helpers need next. The functions below do their work on the calling thread there.
-
-
-def sum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a + b, of one shape and type; `a` may be overwritten where neither needs a gradient."""
-    if not _is_plain(a) or not _is_plain(b):
-        return a + b
-    np.add(a.numpy(), b.numpy(), out=a.numpy())
-    return a
-
-
-def rows_of(matrix: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """matrix[rows]: rows int [N] of a matrix [R, C] -> [N, C]."""
-    if not _is_plain(matrix):
-        return matrix[to_device(rows, matrix.device)]
-    return torch.from_numpy(matrix.numpy().take(rows, 0))
-
-
-def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """torch.stack(tensors)."""
-    if not all(map(_is_plain, tensors)):
-        return torch.stack(tuple(tensors))
-    return torch.from_numpy(np.stack([tensor.numpy() for tensor in tensors]))
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether NumPy can compute with it."""
-    return tensor.device.type == "cpu" and not tensor.requires_grad and type(tensor) is torch.Tensor and (
-        tensor.dtype in (torch.float16, torch.float32, torch.float64))
 
 
 class HostCopy:

@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from elmo_fast.ops.calling_thread import UNDIVIDED
 from elmo_fast.ops.device import is_capturing
 
 Tensors = Sequence[torch.Tensor | None]
@@ -25,7 +26,6 @@ _SMALL = 1 << 13  # numbers in a matrix: those of at most as many are compared i
 _PIECE = 32  # bytes of a sample
 _SPARSEST = 256  # pieces from one sample to the next in a row of up to twice as many; in a longer row there are two
 _MOST = 1 << 13  # samples of a matrix
-_SERIAL = 1 << 14  # words of a copy that torch does not divide among threads, which may have to wait for a busy core
 _BLOCK = 512  # words in a checksum
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -175,7 +175,7 @@ def _samples(held: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Views of the samples on a CPU, words [n, words of a piece]; those of one type and width together."""
     alike: dict[tuple, list[torch.Tensor]] = {}
     for view in (_samples_of(tensor) for tensor in held if tensor.device.type == "cpu"):
-        alike.setdefault((view.dtype, view.shape[1]), []).extend(view.split(_SERIAL // view.shape[1]))
+        alike.setdefault((view.dtype, view.shape[1]), []).extend(view.split(UNDIVIDED // view.shape[1]))
     return list(alike.values())
 
 

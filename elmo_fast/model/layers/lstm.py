@@ -14,7 +14,7 @@ from elmo_fast.model.layers.carried import CarriedStates
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
-from elmo_fast.ops.device import stacked, sum_of
+from elmo_fast.ops.calling_thread import stacked, sum_of
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.projected_lstm.cpu import drop_lstm

@@ -7,14 +7,13 @@ gradient to them in equal parts, as the reference's does.
 import torch
 
 from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.calling_thread import UNDIVIDED
 from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
 from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
 from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.cpu import pointer, threads
 from elmo_fast.ops.library import library, no_gradient
-
-_SERIAL = 1 << 14  # values that PyTorch does not divide among threads (see `ops.device.sum_of`)
 
 
 def forward(*arguments):
@@ -25,7 +24,7 @@ def forward(*arguments):
     native_module()[0].char_cnn_forward(**_call(ids, table, weights), values=sums.data_ptr(),
                                         picks=picks.data_ptr() if call.save else 0)
     biases, activate_ = torch.cat(call.biases), ACTIVATIONS[call.activation].apply_
-    for rows in sums.split(max(1, _SERIAL // sums.shape[1])):
+    for rows in sums.split(max(1, UNDIVIDED // sums.shape[1])):
         activate_(rows.add_(biases))
     return sums, picks
 

@@ -96,7 +96,7 @@ class _Operands:
 
 
 def _in_slot_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
-    """A contiguous copy of state or its gradient, which the engine updates in place; made as `ops.device.sum_of`."""
+    """A contiguous copy of state or its gradient, which the engine updates in place (see `ops.calling_thread`)."""
     values = x.detach().numpy()
     return torch.from_numpy(np.array(values, order="C") if slots is None else values.take(slots.numpy(), 0))
 

@@ -1,0 +1,42 @@
+"""Operations on CPU tensors that stay on the calling thread, between two calls of the C++ engine.
+
+PyTorch's threads spin for milliseconds after each operation that PyTorch divides among them, on the cores that the
+engine's helpers need next. On a busy machine such an operation also waits for a thread that has not been scheduled.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from elmo_fast.ops.device import to_device
+
+UNDIVIDED = 1 << 14  # values of an operation that PyTorch does not divide
+
+
+def sum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a + b, of one shape and type; `a` may be overwritten where neither needs a gradient."""
+    if not _is_plain(a) or not _is_plain(b):
+        return a + b
+    np.add(a.numpy(), b.numpy(), out=a.numpy())
+    return a
+
+
+def rows_of(matrix: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """matrix[rows]: rows int [N] of a matrix [R, C] -> [N, C]."""
+    if not _is_plain(matrix):
+        return matrix[to_device(rows, matrix.device)]
+    return torch.from_numpy(matrix.numpy().take(rows, 0))
+
+
+def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """torch.stack(tensors)."""
+    if not all(map(_is_plain, tensors)):
+        return torch.stack(tuple(tensors))
+    return torch.from_numpy(np.stack([tensor.numpy() for tensor in tensors]))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether NumPy can compute with it."""
+    return tensor.device.type == "cpu" and not tensor.requires_grad and type(tensor) is torch.Tensor and (
+        tensor.dtype in (torch.float16, torch.float32, torch.float64))
