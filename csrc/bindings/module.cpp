@@ -1,6 +1,7 @@
 // The native module: what the CPU and the build are, then Python's view of the contracts, a file each.
 #include "arguments.h"
 #include "cpu/engine.h"
+#include "cpu/openmp.h"
 
 namespace elmo_fast {
 
@@ -37,6 +38,9 @@ void bind_cpu(py::module_& m) {
   m.def(
       "cpu_isa", [] { return isa_name(cpu::cpu_isa()); },
       "Best usable of generic, neon, avx2, avx512, amx, at most the one in ELMO_FAST_CPU_ISA.");
+  m.def("use_openmp_threads", cpu::use_openmp_threads,
+        "Run long calls on the threads of the OpenMP runtime that this process has loaded; whether there is one.");
+  m.def("threads_are_openmp", cpu::threads_are_openmp, "Whether long calls run on threads of an OpenMP runtime.");
   m.def("set_least_share", cpu::set_least_share,
         "Nanoseconds of work that are worth a thread's wake-up, by default 100,000; tests set 0.");
 }

@@ -14,6 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include "openmp.h"
+
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #endif
@@ -162,9 +164,9 @@ Pool& pool() {
   return *found;
 }
 
-void run(int count, const Task& task, bool together) {
-  if (count == 1) return run_task(task, 0);
-  pool().run(std::make_shared<Job>(count, task), count - 1, together);
+void run(const std::shared_ptr<Job>& job, int count, bool together, bool on_openmp) {
+  if (on_openmp && run_on_openmp(count, [&](int) { job->run(); })) return;
+  pool().run(job, count - 1, together);
 }
 
 }  // namespace
@@ -180,9 +182,15 @@ void Barrier::wait() {
   for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) back_off(turn);
 }
 
-void run_claimed(int count, const Task& task) { run(count, task, false); }
+void run_claimed(int count, double nanoseconds, const Task& task) {
+  if (count == 1) return run_task(task, 0);
+  run(std::make_shared<Job>(count, task), count, false, nanoseconds / count >= 40 * least_share());
+}
 
-void run_together(int count, const Task& task) { run(count, task, true); }
+void run_together(int count, const Task& task) {
+  if (count == 1) return run_task(task, 0);
+  run(std::make_shared<Job>(count, task), count, true, true);
+}
 
 int threads_for(double nanoseconds, int threads) {
   const double least = least_share();

@@ -23,13 +23,18 @@ class Barrier {
 
 using Task = std::function<void(int number)>;
 
-// Runs task(0) .. task(count - 1) in IEEE arithmetic, once each, and returns when all are done. The calling thread and
-// up to count - 1 helpers claim them in order: the calling thread runs those that no helper has begun, so that a helper
-// that the system does not schedule is not waited for. The tasks must neither wait for each other nor throw.
-void run_claimed(int count, const Task& task);
+// Runs task(0) .. task(count - 1) in IEEE arithmetic, once each, and returns when all are done; all of them together
+// take a thread about `nanoseconds`. The calling thread and up to count - 1 helpers claim them in order: the calling
+// thread runs those that no helper has begun, so that a helper that the system does not schedule is not waited for. The
+// tasks must neither wait for each other nor throw.
+//
+// Where a task takes longer than a time slice, the helpers are OpenMP's threads if they are in use, and the end waits
+// for all of them: after a parallel region of PyTorch's they spin for milliseconds, and would hold up other helpers for
+// as long.
+void run_claimed(int count, double nanoseconds, const Task& task);
 
-// The same with all tasks at the same time, on as many threads: they may wait for each other. std::system_error where
-// the system has no more threads.
+// The same with all tasks at the same time, on as many threads, OpenMP's if they are in use: tasks may wait for each
+// other. std::system_error where the system has no more threads.
 void run_together(int count, const Task& task);
 
 // Calls of both from several threads do not wait for each other. After fork the child starts helpers of its own.

@@ -95,4 +95,5 @@ def native_module():
         except (ImportError, AttributeError):
             skipped = None
         return None, skipped or f"the native module cannot be loaded ({error})"
+    module.use_openmp_threads()
     return module, None

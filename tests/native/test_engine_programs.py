@@ -17,7 +17,7 @@ SANITIZERS = {  # flags, library, options, tests
     "address": ("-fsanitize=address,undefined -fno-sanitize-recover=all", "libasan.so", "detect_leaks=0", [
         "tests/ops/test_projected_lstm.py::test_agrees_with_float64",
         "tests/ops/test_projected_lstm.py::test_precomputed_inputs_give_the_direct_numbers",
-        "tests/ops/test_gradients.py::test_any_number_of_threads_gives_the_same_bits",
+        "tests/ops/test_gradients.py::test_every_choice_of_threads_gives_the_same_bits[own]",
         "tests/ops/test_char_cnn.py", "tests/ops/test_linear.py", "tests/ops/test_native_cpu.py"]),
     "thread": ("-fsanitize=thread", "libtsan.so", "halt_on_error=1 ignore_noninstrumented_modules=1", [
         "tests/ops/test_projected_lstm.py::test_same_bits_in_any_batch_for_threads_and_chunks",
@@ -31,6 +31,7 @@ import sys
 spec = importlib.util.spec_from_file_location("elmo_fast._native", {!r})
 sys.modules["elmo_fast._native"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
+module.use_openmp_threads = lambda: False  # their synchronization is out of a sanitizer's sight
 """
 
 

@@ -1,17 +1,22 @@
-"""The threads of the C++ engine: on any number of them, and with callers side by side, the bits are the same."""
+"""The threads of the C++ engine, its own helpers or OpenMP's: the bits are the same on any number of them."""
 
-from tests.support.engines import needs_native
+import pytest
+
+from tests.support.engines import native, needs_native
 from tests.support.files import python
 
 PROGRAM = """
+import sys
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from tests.support.models import SENTENCES, bilm
 from elmo_fast import _native, batch_to_ids
 from elmo_fast.ops import cpu
 
+if sys.argv[1] == "own":
+    _native.use_openmp_threads = lambda: False
 cpu.cores = lambda: 64
-_native.set_least_share(0)  # small models would run on one thread
+_native.set_least_share(0)  # small models run on all threads, as long calls do
 models, ids = [bilm(seed=seed, backend="native", state="zero") for seed in range(4)], batch_to_ids(SENTENCES)
 
 def run(model):
@@ -26,10 +31,17 @@ for threads in (2, 3, 7, 2):
         assert torch.equal(run(models[0]), expected[0]), threads
 with ThreadPoolExecutor(4) as pool:  # models side by side, and callers of one model
     assert all(map(torch.equal, pool.map(run, [*models, *models[:1] * 4] * 5), [*expected, *expected[:1] * 4] * 5))
-print("agrees")
+print("agrees", _native.threads_are_openmp())
 """
 
 
 @needs_native
-def test_any_number_of_threads_gives_the_same_bits():
-    assert python("-c", PROGRAM, OMP_NUM_THREADS="2").stdout.split() == ["agrees"]
+@pytest.mark.parametrize("threads, variables", [
+    ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}),
+    pytest.param("openmp", {"OMP_DYNAMIC": "true"}, marks=pytest.mark.long),
+], ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])
+def test_every_choice_of_threads_gives_the_same_bits(threads, variables):
+    if threads == "openmp" and not native.use_openmp_threads():
+        pytest.skip("this PyTorch has no GNU OpenMP")
+    done = python("-c", PROGRAM, threads, OMP_NUM_THREADS="2", **variables)
+    assert done.stdout.split() == ["agrees", str(threads == "openmp")]

@@ -61,12 +61,13 @@ double nanoseconds_of(const CharCnnCall& call, const Tokens& tokens) {
 
 void run(CharCnnPlan plan, const CharCnnPass& pass) {
   const Tokens tokens(plan);
-  plan.threads = threads_for(nanoseconds_of(plan, tokens), plan.threads);
+  const double work = nanoseconds_of(plan, tokens);
+  plan.threads = threads_for(work, plan.threads);
   plan.lengths = tokens.lengths.data();
   plan.character_begin = tokens.character_begin.data();
   plan.scratch = reinterpret_cast<float*>(thread_scratch(size_t(pass.scratch_floats(plan)) * sizeof(float)));
   for (int stage = 0; stage < pass.stages; ++stage)
-    run_claimed(plan.threads, [&](int part) { pass.run(plan, stage, part); });
+    run_claimed(plan.threads, work, [&](int part) { pass.run(plan, stage, part); });
 }
 
 }  // namespace

@@ -62,10 +62,11 @@ void linear_forward(const LinearCall& call) {
   check_call(call);
   if (call.rows == 0) return;
   LinearCall split = call;
-  split.threads = threads_for(nanoseconds_of(call), call.threads);
+  const double work = nanoseconds_of(call);
+  split.threads = threads_for(work, call.threads);
   const size_t scratch_size = engine.scratch_size(split);
   char* const scratch = thread_scratch(scratch_size * size_t(split.threads));
-  run_claimed(split.threads, [&](int rank) { engine.run(split, scratch + scratch_size * size_t(rank), rank); });
+  run_claimed(split.threads, work, [&](int rank) { engine.run(split, scratch + scratch_size * size_t(rank), rank); });
 }
 
 }  // namespace elmo_fast

@@ -220,8 +220,8 @@ void give_memory(LstmDirection* directions, void* scratch, size_t size, const vo
 
 // Runs run(direction, team) on every thread; directions of one team after each other.
 template <class Run>
-void run_directions(int threads, const Run& run) {
-  const int teams = teams_of(threads), team_size = threads / teams;
+void run_directions(const LstmCall& call, const Run& run) {
+  const int threads = call.threads, teams = teams_of(threads), team_size = threads / teams;
   Barrier barriers[] = {Barrier(team_size), Barrier(team_size)};
   const auto task = [&](int number) {
     const int team = number / team_size;
@@ -230,7 +230,7 @@ void run_directions(int threads, const Run& run) {
       barriers[team].wait();
     }
   };
-  if (team_size == 1) run_claimed(threads, task);
+  if (team_size == 1) run_claimed(threads, nanoseconds_of(call), task);
   else run_together(threads, task);
 }
 
@@ -244,7 +244,7 @@ void run_forward(const LstmCall& given, const LstmEngine& engine, decltype(LstmE
   const int teams = teams_of(call.threads);
   const size_t scratch_size = engine.scratch_size(directions[0], call.threads / teams);
   give_memory(directions, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
-  run_directions(call.threads, [&](int d, Team team) { run(directions[d], team); });
+  run_directions(call, [&](int d, Team team) { run(directions[d], team); });
 }
 
 LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirection& forward) {
@@ -359,7 +359,7 @@ void lstm_backward(const LstmBackwardCall& call) {
           "scratch: expected lstm_backward_scratch_size bytes");
   give_memory(directions, call.scratch, scratch_size, call.saved);
   const LstmBackward backward[] = {make_backward(call, 0, directions[0]), make_backward(call, 1, directions[1])};
-  run_directions(forward.threads, [&](int d, Team team) { engine.run(backward[d], team); });
+  run_directions(forward, [&](int d, Team team) { engine.run(backward[d], team); });
 }
 
 }  // namespace elmo_fast
