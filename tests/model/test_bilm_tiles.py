@@ -87,6 +87,6 @@ def test_the_commands_keep_to_a_precision(precision, capsys, tmp_path, monkeypat
     assert TokenTable.open("t.hdf5").precision == precision
     embed = "embed text.txt out.hdf5 --all --model model --token-table t.hdf5".split()
     status, _, error = run(capsys, *embed)
-    assert status == 2 and f"computed in 'highest', as the model computes, got one computed in '{precision}'" in error
+    assert status == 2 and f"in 'highest', the model's precision, got one computed in '{precision}'" in error
     assert names(tmp_path) == ["model", "t.hdf5", "text.txt", "vocab.txt"]
     assert run(capsys, *embed, "--precision", precision)[0] == 0
