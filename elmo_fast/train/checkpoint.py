@@ -1,4 +1,4 @@
-"""The directory of a run: its options, vocabulary, checkpoints and the trained model in them."""
+"""Reads and writes the directory of a run: options, vocabulary, and checkpoints, which hold the trained model."""
 
 import codecs
 import hashlib
@@ -31,46 +31,46 @@ from elmo_fast.train.model import LanguageModel, parameter_shapes
 
 OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
 RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
-FORMAT = 2  # 1, without a manifest, is read too
+FORMAT = 2  # format 1, which has no manifest, can be read too
 _NAME = re.compile(r"step-(\d+)\.pt")
-_MOST = torch.finfo(torch.float32).max
-# Of an optimizer's values, by name.
-_LEAST = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_sq": 0.0}
-_MANIFEST = b'\n{"sha256": "%s"}\n'  # at the end of a file, of all bytes before it
+_MAX_FLOAT32 = torch.finfo(torch.float32).max
+# The smallest valid values of an optimizer's state, by name.
+_STATE_MINIMA = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_sq": 0.0}
+_MANIFEST = b'\n{"sha256": "%s"}\n'  # the last bytes of a file; hashes all bytes before them
 
 
 def folder(run: str | os.PathLike) -> Path:
-    """The checkpoints' directory."""
+    """Return the directory that holds the checkpoints of a run."""
     return Path(local_path(run)) / "checkpoints"
 
 
 def in_order(run: str | os.PathLike) -> list[Path]:
-    """Checkpoints of a run, oldest first."""
-    found = [file for file in folder(run).glob("*") if _NAME.fullmatch(file.name)]
-    return sorted(found, key=lambda file: int(_NAME.fullmatch(file.name)[1]))
+    """Return the checkpoints of a run, oldest first."""
+    checkpoints = [file for file in folder(run).glob("*") if _NAME.fullmatch(file.name)]
+    return sorted(checkpoints, key=lambda file: int(_NAME.fullmatch(file.name)[1]))
 
 
 def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Path:
-    """`checkpoint` if given, else the run's best, else its last."""
-    found = checkpoint or next(filter(Path.is_file, [Path(local_path(run)) / BEST, *in_order(run)[::-1]]), None)
-    if found is None:
+    """Return `checkpoint` if it is given, else the run's best checkpoint, else its last."""
+    chosen = checkpoint or next(filter(Path.is_file, [Path(local_path(run)) / BEST, *in_order(run)[::-1]]), None)
+    if chosen is None:
         raise FileNotFoundError(f"run {run}: expected a checkpoint, found none in {folder(run)}")
-    return Path(local_path(found))
+    return Path(local_path(chosen))
 
 
 def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
-    """Write the checkpoint of a step, then remove later ones, which were left for an earlier one, and old ones."""
+    """Write a checkpoint; then remove those of later steps, left before a resume, and all but the last `keep`."""
     path = folder(run) / f"step-{content['step']:08d}.pt"
     write(path, content)
-    found = in_order(run)
-    last = found.index(path) + 1
-    for other in [*found[: max(0, last - keep)], *found[last:]]:
+    checkpoints = in_order(run)
+    end = checkpoints.index(path) + 1
+    for other in [*checkpoints[: max(0, end - keep)], *checkpoints[end:]]:
         other.unlink(missing_ok=True)
 
 
-class _HashedDisk(DeferredErrorFile):
-    def __init__(self, part: Path, target: str | os.PathLike):
-        super().__init__(part, target)
+class _HashingFile(DeferredErrorFile):
+    def __init__(self, partial: Path, target: str | os.PathLike):
+        super().__init__(partial, target)
         self.digest = hashlib.sha256()
 
     def write(self, values) -> int:
@@ -79,33 +79,33 @@ class _HashedDisk(DeferredErrorFile):
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: it gets its name when it is on the disk. `OSError` names the file."""
+    """Write a checkpoint atomically: it gets its name once its bytes are on disk. `OSError` names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with atomic_path(path) as partial, _HashedDisk(partial, path) as disk:
-            torch.save({"format": FORMAT, **content}, disk)
-            disk.write(_MANIFEST % disk.digest.hexdigest().encode())
-            disk.check()
-            os.fsync(disk.fileno())
+        with atomic_path(path) as partial, _HashingFile(partial, path) as file:
+            torch.save({"format": FORMAT, **content}, file)
+            file.write(_MANIFEST % file.digest.hexdigest().encode())
+            file.check()
+            os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} (earlier checkpoints are unchanged)", str(path)) from error
 
 
 def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
-    """The content of a checkpoint with its step, its weights and the entries `required`.
+    """Read the content of a checkpoint: its step, its weights and the entries `required`.
 
-    `ConfigurationError` for another file, for one in which any byte has changed, and for entries of another kind.
+    `ConfigurationError` if the file is not a checkpoint, if any of its bytes has changed, or if an entry is invalid.
     """
     path = local_path(path)
     has_manifest = _has_manifest(path)
     content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train", _remedy(path))
-    found = content.get("format") if isinstance(content, dict) else None
-    if type(found) is not int or found not in (1, FORMAT):
+    version = content.get("format") if isinstance(content, dict) else None
+    if type(version) is not int or version not in (1, FORMAT):
         raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
-    if found == FORMAT and not has_manifest:
+    if version == FORMAT and not has_manifest:
         raise ConfigurationError(f"checkpoint {path}: expected its checksum at the end, found none: the file is damaged"
                                  f"{_remedy(path)}")
-    optional = {"losses", "files"} & content.keys()  # earlier versions wrote none
+    optional = {"losses", "files"} & content.keys()  # earlier versions did not write them
     for name in ("step", "weights", *required, *optional):
         if not _FITS[name](content.get(name, ...)):
             raise ConfigurationError(f"checkpoint {path}: {name}: expected what elmo-fast train writes, got something "
@@ -114,7 +114,7 @@ def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
 
 
 def _has_manifest(path: str | os.PathLike) -> bool:
-    """Whether a file ends in a manifest. `ConfigurationError` if that is of other bytes than those before it."""
+    """Return whether a file ends in a manifest. `ConfigurationError` if the bytes before it have another hash."""
     if not os.path.isfile(path):
         return False
     size = max(0, os.path.getsize(path) - len(_MANIFEST % (b"0" * 64)))
@@ -129,17 +129,20 @@ def _has_manifest(path: str | os.PathLike) -> bool:
     return True
 
 
-def _is_tensor(value: Any, least: float = -math.inf) -> bool:
-    """float32 numbers, all above or equal to `least`."""
-    return is_plain(value, torch.float32) and bool((value >= least).all())
+def _is_tensor(value: Any, minimum: float = -math.inf) -> bool:
+    """Return whether `value` is a float32 tensor with all values at least `minimum`."""
+    return is_plain(value, torch.float32) and bool((value >= minimum).all())
 
 
 def _is_optimizer(value: Any) -> bool:
-    """Steps and accumulators by parameter and name. Adagrad divides by the roots of its sums, which begin at 1."""
+    """Return whether `value` holds steps and accumulators by parameter and name.
+
+    Adagrad divides by the roots of its sums, which begin at 1 and so must be above 0.
+    """
     state = value.get("state") if isinstance(value, dict) else None
-    return isinstance(state, dict) and all(isinstance(own, dict) and all(
-        _is_tensor(part, _LEAST.get(name, -_MOST)) and bool((part <= _MOST).all()) for name, part in own.items())
-        for own in state.values())
+    return isinstance(state, dict) and all(isinstance(entries, dict) and all(
+        _is_tensor(tensor, _STATE_MINIMA.get(name, -_MAX_FLOAT32)) and bool((tensor <= _MAX_FLOAT32).all())
+        for name, tensor in entries.items()) for entries in state.values())
 
 
 def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -152,48 +155,48 @@ def _is_stream(value: Any) -> bool:
             and (value["position"] is None or is_plain(value["position"], torch.int64)))
 
 
-# A path, size, lines and tokens; earlier versions wrote no hash of the text.
+# Path, size, lines and tokens, then the hash of the text, which earlier versions did not write.
 _SHARDS = [str, int, int, int], [str, int, int, int, str]
 # Streams and shards are None in a run that has read no text yet.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int and value >= 0,
     "weights": lambda value: isinstance(value, dict) and all(
-        isinstance(name, str) and is_plain(part, torch.float32) for name, part in value.items()),
+        isinstance(name, str) and is_plain(tensor, torch.float32) for name, tensor in value.items()),
     "optimizer": _is_optimizer,
     "streams": lambda value: value is None or _is_list(value, _is_stream),
-    "losses": lambda value: (_is_list(value, lambda own: is_plain(own, torch.float32) and own.dim() == 1)
+    "losses": lambda value: (_is_list(value, lambda loss: is_plain(loss, torch.float32) and loss.dim() == 1)
                              and len(set(map(len, value))) == 1),
     "shards": lambda value: value is None or _is_list(
-        value, lambda shard: isinstance(shard, list) and [type(part) for part in shard] in _SHARDS),
+        value, lambda shard: isinstance(shard, list) and [type(field) for field in shard] in _SHARDS),
     "evaluations": lambda value: _is_list(
-        value, lambda found: isinstance(found, dict) and isinstance(found.get("perplexity"), float)),
+        value, lambda entry: isinstance(entry, dict) and isinstance(entry.get("perplexity"), float)),
     "files": lambda value: isinstance(value, dict) and value.keys() == set(RUN_FILES),
 }
 
 
 def file_digests(run: str | os.PathLike) -> dict[str, str]:
-    """SHA-256 of a run's options and vocabulary: the entry `files` of its checkpoints."""
+    """Return SHA-256 digests of a run's options and vocabulary: the entry `files` of its checkpoints."""
     return {name: sha256_of(Path(run) / name) for name in RUN_FILES}
 
 
 def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[str, Any],
                 names: Sequence[str] = RUN_FILES) -> None:
-    """Raise `ConfigurationError` unless the files of a run are those that a checkpoint's `content` was written with.
+    """Raise `ConfigurationError` if a run's files changed after the checkpoint `path` with `content` was written.
 
-    `path` is the checkpoint. Options that `write_options` replaced since are accepted.
+    Options that `write_options` has replaced since are accepted.
     """
     for name in names if "files" in content else ():
         file, expected = Path(run) / name, content["files"][name]
-        found = sha256_of(file) if file.is_file() else "none"
+        digest = sha256_of(file) if file.is_file() else "none"
         replaced = _options_digests(run) if name == OPTIONS_FILE else []
-        if found != expected and not (expected in replaced and found == replaced[-1]):
+        if digest != expected and not (expected in replaced and digest == replaced[-1]):
             raise ConfigurationError(f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 "
-                                     f"{expected}, found {found}: it was damaged or changed; put a copy of the "
+                                     f"{expected}, found {digest}: it was damaged or changed; put a copy of the "
                                      f"original at {file}")
 
 
 def write_options(run: Path, options: dict[str, Any]) -> None:
-    """Replace the options of a run. Its checkpoints are accepted with both, whenever the process is killed."""
+    """Replace the options of a run. Its checkpoints fit the old and the new ones, even if the process is killed."""
     new, path = _json(options), run / OPTIONS_FILE
     old, new = (hashlib.sha256(values).hexdigest() for values in (path.read_bytes() if path.is_file() else new, new))
     if old != new:
@@ -203,20 +206,20 @@ def write_options(run: Path, options: dict[str, Any]) -> None:
 
 
 def write_settings(run: Path, settings: dict[str, Any]) -> None:
-    """Replace the content of `run.json` but for what `write_options` put there."""
+    """Replace the content of `run.json`, except the digests that `write_options` wrote."""
     replaced = _options_digests(run)
     write_json(run / RUN_FILE, {**settings, **({"options": replaced} if replaced else {})})
 
 
 def _options_digests(run: str | os.PathLike) -> list[str]:
-    """SHA-256 of the options that a run has had, today's at the end; empty while they are the first."""
+    """Return SHA-256 digests of all options of a run, the present ones last; empty if they were never replaced."""
     file = Path(run) / RUN_FILE
-    found = read_json(file, "run").get("options") if file.is_file() else None
-    return found if isinstance(found, list) else []
+    digests = read_json(file, "run").get("options") if file.is_file() else None
+    return digests if isinstance(digests, list) else []
 
 
 def _remedy(path: str | os.PathLike) -> str:
-    """What to do instead of reading a damaged checkpoint."""
+    """Return the end of an error message, which proposes another checkpoint; empty if there is none."""
     parent = Path(path).absolute().parent
     others = [file for file in in_order(parent.parent if parent.name == "checkpoints" else parent)
               if file.name != Path(path).name]
@@ -233,7 +236,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def copy_vocabulary(source: str, run: Path) -> None:
-    """Copy a vocabulary, unpacked and without a byte order mark, into a run, which then needs no original."""
+    """Copy a vocabulary, unpacked and without a byte order mark, into a run, which then works without the original."""
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
         with open_bounded(source, "vocabulary") as words:
@@ -241,7 +244,7 @@ def copy_vocabulary(source: str, run: Path) -> None:
 
 
 def read_vocabulary(vocab_file: str | os.PathLike, size: int) -> Vocabulary:
-    """The vocabulary of a model whose softmax has `size` words; `ConfigurationError` for another one."""
+    """Read the vocabulary of a model whose softmax has `size` words; `ConfigurationError` if the sizes differ."""
     vocabulary = Vocabulary(vocab_file, validate_file=True)
     if vocabulary.size != size:
         raise ConfigurationError(f"vocabulary {os.fspath(vocab_file)}: expected the {size} words of the softmax, got "
@@ -252,9 +255,9 @@ def read_vocabulary(vocab_file: str | os.PathLike, size: int) -> Vocabulary:
 def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
                    files: Sequence[str] = RUN_FILES,
                    allow_nonfinite: bool = False) -> tuple[TrainConfig, dict[str, np.ndarray]]:
-    """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns.
+    """Read configuration and weights by dataset name, softmax included, from the checkpoint that `choose` returns.
 
-    `files` of the run are compared with the checkpoint's digests. NaN and infinities are refused unless
+    The `files` of the run are compared with the checkpoint's digests. NaN and infinities are refused unless
     `allow_nonfinite`.
     """
     run = local_path(run)
@@ -275,12 +278,12 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
                         softmax_file: str | os.PathLike | None = None,
                         vocab_file: str | os.PathLike | None = None,
                         allow_nonfinite: bool = False) -> tuple[LanguageModel, Vocabulary]:
-    """The model of a run's directory, or of exported files with their softmax, and its vocabulary."""
+    """Load the model of a run's directory, or of exported files with their softmax, and its vocabulary."""
     model = check_path("model", model)
     if folder(model).is_dir():
         files = (OPTIONS_FILE,) if vocab_file else RUN_FILES
         config, weights = weights_of_run(model, checkpoint, files, allow_nonfinite)
-        beside = Path(model) / VOCABULARY_FILE
+        model_vocabulary = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
         options, weights = read_model(replace(files, vocab_file=None, allow_nonfinite=allow_nonfinite))
@@ -290,8 +293,8 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
                                     f"nothing at {softmax_file}")
         weights |= read_softmax(softmax_file, options.lstm.projection_dim, allow_nonfinite)
         config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(weights[SOFTMAX[0]])})
-        beside = files.vocab_file
-    vocab_file = vocab_file or beside
+        model_vocabulary = files.vocab_file
+    vocab_file = vocab_file or model_vocabulary
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
     vocabulary = read_vocabulary(vocab_file, len(weights[SOFTMAX[0]]))

@@ -1,4 +1,4 @@
-"""Configuration of a training run: bilm-tf's keys of `options.json`, keys this trainer adds, settings of the run."""
+"""Configures a training run: bilm-tf's keys of `options.json`, keys that this trainer adds, settings of the run."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from elmo_fast.model.options import Options
 
 DECAYS = ("constant", "linear", "cosine")
 OPTIMIZERS = ("adagrad", "adamw")
-_ADAMW = {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}  # its defaults other than the fields'
-_MOST = (1 << 63) - 1  # of an integer
+_ADAMW = {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}  # AdamW's defaults, unlike the fields'
+_MAX_INTEGER = (1 << 63) - 1
 FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 
@@ -28,7 +28,7 @@ def _integer(default: int | None, least: int) -> Any:
 
 
 def _checked_values(cls: type, content: Mapping[str, Any], defaults: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The values of the fields of `cls` in `content`; absent keys and nulls get the default."""
+    """Return checked values for the fields of `cls` from `content`; absent keys and nulls get the default."""
     values = {}
     for field in dataclasses.fields(cls):
         value = content.get(field.name)
@@ -36,8 +36,8 @@ def _checked_values(cls: type, content: Mapping[str, Any], defaults: Mapping[str
         if value is not field.default and not field.metadata["accepts"](value):
             expected = field.metadata["expected"]
             raise ConfigurationError(f"{source}: {field.name}: expected {expected}, got {shown(value)}")
-        if type(value) is int and value > _MOST:
-            raise ConfigurationError(f"{source}: {field.name}: expected at most {_MOST:,}, got {value:,}")
+        if type(value) is int and value > _MAX_INTEGER:
+            raise ConfigurationError(f"{source}: {field.name}: expected at most {_MAX_INTEGER:,}, got {value:,}")
         values[field.name] = float(value) if field.type is float else value
     return values
 
@@ -56,9 +56,9 @@ def _positive(default: float) -> Any:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Batches, loss and updates. The first group are bilm-tf's keys with its defaults.
+    """Batches, loss and updates. The first group of fields are bilm-tf's keys with bilm-tf's defaults.
 
-    `n_epochs` may be a fraction; `max_steps`, where given, wins. `all_clip_norm_val` bounds the norm of the gradient
+    `n_epochs` may be a fraction; `max_steps` overrides it. `all_clip_norm_val` bounds the norm of the gradient
     of loss * `unroll_steps`, all trainables together. `accumulate` batches, from separate streams, make a step.
     `reset_states` is the fraction of rows whose state is zeroed before a batch, drawn again for every batch; without it
     the model sees zero states only in its first step, and may never recover from them on another text.
@@ -89,7 +89,7 @@ class OptimizerConfig:
         return cls(**_checked_values(cls, content, _ADAMW if content.get("optimizer") == "adamw" else {}, source))
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, counted from 0, in a run of `steps`: linear warm-up, then the decay."""
+        """Return the learning rate of a step, counted from 0, in a run of `steps`: linear warm-up, then the decay."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
@@ -128,14 +128,14 @@ class TrainConfig:
         return cls.from_dict({**read_json(path), **changes}, f"options_file {path}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of an `options.json` that gives this configuration."""
+        """Return the content of an `options.json` that gives this configuration."""
         return {**self.raw, **self.model.to_dict(), **dataclasses.asdict(self.training),
                 "bidirectional": self.bidirectional}
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run does beside training. Nothing here changes a weight, except that `patience` may end the run early."""
+    """Evaluation, checkpoints and log of a run. No field changes a weight, but `patience` may end the run early."""
 
     evaluate_every: int | None = _integer(None, 1)
     evaluate_batch_size: int = _integer(256, 1)
@@ -175,7 +175,7 @@ class TrainArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "TrainArguments":
-        """Of keywords: what is neither a field nor one of `RunConfig` is an option."""
+        """Make arguments from keywords; those that are fields of neither this class nor `RunConfig` are options."""
         names, names_of_run = ({field.name for field in dataclasses.fields(kind)} - {"run", "options"}
                                for kind in (cls, RunConfig))
         return cls(run={name: given[name] for name in given.keys() & names_of_run},
@@ -183,13 +183,13 @@ class TrainArguments:
                    **{name: given[name] for name in given.keys() & names})
 
     def names(self) -> set[str]:
-        """The names of what is given, but for what `run` has."""
+        """Return the names of the given arguments, except those in `run`."""
         fields = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None}
         return (fields - {"run", "options"}) | self.options.keys()
 
 
 def published_size(name: str) -> dict[str, Any]:
-    """The `lstm` and `char_cnn` sections of a published model's size."""
+    """Return the sections `lstm` and `char_cnn` of the options of a published model's size."""
     dim, projection, highways = SIZES[name]
     return {
         "lstm": {"dim": dim, "projection_dim": projection, "n_layers": 2, "use_skip_connections": True,

@@ -27,23 +27,24 @@ class Rows:
     def __init__(self, shards: Sequence[Shard], order: Order, rows: int, steps: int,
                  position: torch.Tensor | None = None):
         """`position` int64 [1 + rows, 4], a value of `position()`, continues from there."""
-        first, *places = [(0, 0, 0, 0)] + [(0, 0, 0, -1)] * rows if position is None else map(tuple, position.tolist())
+        start = [(0, 0, 0, 0)] + [(0, 0, 0, -1)] * rows
+        first, *locations = start if position is None else map(tuple, position.tolist())
         self._steps, self._sentences = steps, Sentences(shards, order, first[:3])
-        self._places = places  # of a row's sentence, and the inputs already read of it; -1: the row has none
+        self._locations = locations  # of the rows' sentences, and their inputs already read (-1: no sentence)
         self._rows: list[list[str]] = [[]] * rows
-        for row in sorted(range(rows), key=places.__getitem__):  # in order: a group is opened once
-            if places[row][3] >= 0:
-                self._rows[row] = self._sentences.at(places[row][:3])
+        for row in sorted(range(rows), key=locations.__getitem__):  # sorted: a group is opened once
+            if locations[row][3] >= 0:
+                self._rows[row] = self._sentences.at(locations[row][:3])
 
     def position(self) -> torch.Tensor:
-        """Locations of the next sentence and of the rows' sentences with their inputs read: int64 [1 + rows, 4]."""
-        return torch.tensor([(*self._sentences.location, 0), *self._places])
+        """Return the locations of the next sentence and of every row's, with its inputs read: int64 [1 + rows, 4]."""
+        return torch.tensor([(*self._sentences.location, 0), *self._locations])
 
     def next(self) -> tuple[list[str], list[str]]:
         """Inputs and targets, both rows * steps tokens, row after row; `StopIteration` when a row cannot be filled."""
         inputs, targets = [], []
         for row, sentence in enumerate(self._rows):
-            *location, done = self._places[row]
+            *location, done = self._locations[row]
             left = self._steps
             while left:
                 if done >= len(sentence) - 1:
@@ -53,7 +54,7 @@ class Rows:
                 inputs += sentence[done:end]
                 targets += sentence[done + 1 : end + 1]
                 left, done = left - (end - done), end
-            self._places[row], self._rows[row] = (*location, done), sentence
+            self._locations[row], self._rows[row] = (*location, done), sentence
         return inputs, targets
 
 
@@ -74,7 +75,7 @@ class Samples(NamedTuple):
 
 
 def draw_samples(targets: np.ndarray, count: int, size: int, seed: Sequence[int]) -> Samples:
-    """Draw `count` different words of `size` for every direction of `targets` int64 [D, S]."""
+    """Draw `count` different words out of `size` for every direction of `targets` int64 [D, S]."""
     generator = np.random.default_rng(seed)
     draws = [draw_unique(generator, count, size) for _ in targets]
     drawn = np.stack([words for words, _ in draws])
@@ -98,7 +99,7 @@ def _hits(targets: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 def draw_unique(generator: np.random.Generator, count: int, size: int) -> tuple[np.ndarray, int]:
     """`count` different words below `size`, in the order they were drawn, and the draws it took: int64 [count], int.
 
-    Words are drawn with replacement until `count` different words have come. `ValueError` when there are fewer.
+    Words are drawn with replacement until `count` different words have come. `ValueError` if `size` is smaller.
     """
     if count > size:
         raise ValueError(f"n_negative_samples_batch: expected at most the {size} words of the vocabulary, got {count}")
@@ -170,17 +171,17 @@ class Numbering:
 
 
 def _by_step(row_after_row: list[list[int]], rows: int) -> np.ndarray:
-    """int64 [D, S], step after step."""
+    """Reorder lists that go row after row: int64 [D, S], step after step."""
     numbers = np.array(row_after_row, dtype=np.int64)
     return numbers.reshape(len(numbers), rows, -1).swapaxes(1, 2).reshape(len(numbers), -1)
 
 
 class BatchStream(torch.utils.data.IterableDataset):
-    """The endless batches of a stream. Worker k of n prepares every n-th batch; batches are returned in order."""
+    """Yields the endless batches of a stream, in order. Worker k of n prepares every n-th batch from batch k on."""
 
     def __init__(self, shards: Sequence[Shard], numbering: Numbering, orders: Sequence[Order], rows: int, steps: int,
                  first_step: int = 0, position: torch.Tensor | None = None):
-        """`orders`: an order per direction; `position` and `first_step` continue after an earlier batch."""
+        """`orders` has an order per direction; `position` and `first_step` continue after an earlier batch."""
         self._shards, self._numbering, self._orders = shards, numbering, orders
         self._rows, self._steps, self._first_step, self._position = rows, steps, first_step, position
 

@@ -1,4 +1,4 @@
-"""Perplexity of a language model on a text, by bilm-tf's protocol, computed many steps at a time."""
+"""Computes the perplexity of a language model on a text by bilm-tf's protocol, many steps at a time."""
 
 import math
 import os
@@ -19,11 +19,11 @@ from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.data import Batch
 from elmo_fast.train.model import LanguageModel, chunked_full_cross_entropy
 
-STEPS = 16
+STEPS = 16  # per call of the model
 
 
 class Perplexity(NamedTuple):
-    """`total` is bilm-tf's figure, `by_direction` those of the directions, over `batches` of `rows` tokens."""
+    """Perplexities over `batches` of `rows` tokens: `total` is bilm-tf's figure, `by_direction` one per direction."""
 
     total: float
     by_direction: tuple[float, ...]
@@ -38,11 +38,11 @@ class Perplexity(NamedTuple):
 
 def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, batch_size: int = 256,
                progress: bool = False, defer_stops: bool = False) -> Perplexity:
-    """Exp of the mean of both directions' mean losses over batches of a single step.
+    """Return exp of the mean of both directions' mean losses over batches of a single step.
 
-    Full softmax, no dropout, `batch_size` rows, states carried from batch to batch, from zeros; the last batch is
-    dropped if rows are left without a token. As bilm-tf's `test`; files are read in the order given. `ValueError` if
-    there are fewer sentences than rows. With `defer_stops` a stop waits for the end.
+    As bilm-tf's `test`: full softmax, no dropout, `batch_size` rows, states that begin as zeros and are carried from
+    batch to batch; the last batch is dropped if a row has no token left. Files are read in the order given.
+    `ValueError` if there are fewer sentences than rows. With `defer_stops` a stop takes effect after the end.
     """
     sentences = sum(shard.sentences for shard in shards)
     if sentences < batch_size:
@@ -66,15 +66,15 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
 
 
 def _steps(sentences: Sentences, rows: int) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Step by step the input and the target of every row; a row at the end of its sentence takes the next one."""
+    """Yield the (input, target) pairs of every row, step by step; a row whose sentence has ended takes the next one."""
     return zip(*(chain.from_iterable(pairwise(sentence) for _, sentence in sentences) for _ in range(rows)))
 
 
 @torch.no_grad()
 def perplexity_of_batches(model: LanguageModel, batches: Iterable[Batch], batch_size: int) -> Perplexity:
-    """As `perplexity`, of at least one batch of `batch_size` rows and any number of steps."""
+    """As `perplexity`, for at least one batch; batches have `batch_size` rows and any number of steps."""
     device, state = model.softmax_b.device, model.zero_state(batch_size)
-    losses = []  # of batches of a single step: float64 [D, steps], some steps at a time
+    losses = []  # mean losses of steps: float64 [D, steps] per batch
     for batch in batches:
         steps = batch.targets.shape[1] // batch_size
         with numerics(model.precision, device):
@@ -89,17 +89,17 @@ def perplexity_of_batches(model: LanguageModel, batches: Iterable[Batch], batch_
 
 
 def _exp(value: float) -> float:
-    return math.inf if value > 700 else math.exp(value)  # where it would be too large for a float
+    return math.inf if value > 700 else math.exp(value)  # exp would overflow
 
 
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,
                   softmax_file: str | os.PathLike | None = None, vocab_file: str | os.PathLike | None = None,
                   batch_size: int = 256, device: str = "cpu", progress: bool = False,
                   allow_nonfinite: bool = False) -> Perplexity:
-    """Perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with its softmax.
+    """Return the perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with softmax.
 
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
-    place = available_device(device)
+    target_device = available_device(device)
     language_model, vocabulary = load_language_model(model, checkpoint, softmax_file, vocab_file, allow_nonfinite)
-    return perplexity(language_model.to(place), read_shards(text, "text"), vocabulary, batch_size, progress)
+    return perplexity(language_model.to(target_device), read_shards(text, "text"), vocabulary, batch_size, progress)

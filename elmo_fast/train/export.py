@@ -1,4 +1,4 @@
-"""A trained or fine-tuned model as the files that this engine, AllenNLP and bilm-tf load."""
+"""Writes a trained or fine-tuned model as the files that this engine, AllenNLP and bilm-tf load."""
 
 import os
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from elmo_fast.train import checkpoint as runs
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
-# AllenNLP's tensors of projections to as many values, which a model may lack, and their datasets.
+# AllenNLP's tensors of the projections that keep the size, which a model may lack, and their datasets.
 _OPTIONAL = {"_token_embedder._projection.weight": "CNN_proj/W_proj",
              "_elmo_lstm.forward_layer_0.state_projection.weight": lstm_name(0, 0, "W_P_0")}
 _MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
@@ -33,8 +33,8 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
                softmax: bool = False, float16: bool = False, allow_nonfinite: bool = False) -> None:
     """Write a run's model into the directory `output`, atomically: options with 262 characters, weights, vocabulary.
 
-    With `softmax`, its W and b go into a file of their own. A model of one direction is refused, and one with NaN or
-    infinities unless `allow_nonfinite`.
+    With `softmax`, the softmax's W and b go into a separate file. A model of one direction is refused, and so are NaN
+    and infinities unless `allow_nonfinite`.
     """
     run = check_path("run", run)
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
@@ -51,7 +51,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
 
 def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
     """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`."""
-    bilms = [part for part in module.modules() if isinstance(part, BiLm)]
+    bilms = [submodule for submodule in module.modules() if isinstance(submodule, BiLm)]
     if len(bilms) != 1:
         raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(bilms)} of "
                                  f"them in {type(module).__name__}")
@@ -65,10 +65,10 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
                       float16: bool = False, allow_nonfinite: bool = False) -> None:
-    """As `export_module`, from a file of a `state_dict` that holds an `Elmo` or a `BiLm` under any prefix.
+    """As `export_module`, from a file with the `state_dict` of an `Elmo` or a `BiLm` under any prefix.
 
-    `options_file` is that of the model that was fine-tuned, beside its vocabulary where it is one of words. AllenNLP's
-    checkpoints are accepted too. NaN and infinities are refused unless `allow_nonfinite`.
+    `options_file` belongs to the model that was fine-tuned; a model that reads words has its vocabulary beside it.
+    AllenNLP's checkpoints are accepted too. NaN and infinities are refused unless `allow_nonfinite`.
     """
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
@@ -81,17 +81,17 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     if len(prefixes) != 1:
         raise ConfigurationError(f"--from-module {path}: expected the state_dict of a module with one biLM in it, "
                                  f"found {len(prefixes)} among {len(tensors)} tensors")
-    parts = tuple(prefixes[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
-    of_bilm = {name.removeprefix(prefixes[0]): value for name, value in tensors.items() if name.startswith(parts)}
-    for name, value in of_bilm.items():
+    bilm_prefixes = tuple(prefixes[0] + name for name in ("_token_embedder.", "_elmo_lstm."))
+    state = {name.removeprefix(prefixes[0]): value for name, value in tensors.items() if name.startswith(bilm_prefixes)}
+    for name, value in state.items():
         if not is_plain(value):
             raise ConfigurationError(f"--from-module {path}: {name:.80}: expected floating-point numbers in memory, "
                                      f"found {described(value)}")
-    held = [dataset for name, dataset in _OPTIONAL.items() if name in of_bilm]
-    shapes = expected_shapes(options, held)
+    optional = [dataset for name, dataset in _OPTIONAL.items() if name in state]
+    shapes = expected_shapes(options, optional)
     bilm = BiLm(options, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     try:
-        bilm.load_state_dict(of_bilm)
+        bilm.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigurationError(f"--from-module {path}: expected the weights of {options_file}, got others: "
                                  f"{error}") from error

@@ -36,12 +36,12 @@ STATE_FILE = "checkpoint"  # in bilm-tf's directory, names the last checkpoint
 _EXTENSION = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 _SCOPE, _ACCUMULATOR = "lm", "Adagrad"
 _TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}
-# Beside weights and accumulators: bilm-tf's counters, and those of TensorFlow's Adam.
+# Variables besides weights and accumulators: counters of bilm-tf and of TensorFlow's Adam.
 _COUNTERS = frozenset({"global_step", "train_perplexity", "beta1_power", "beta2_power"})
 
 _NO_TENSORFLOW, _UNREADABLE = 103, 104  # exit statuses of the reader
 # Run by a Python that has TensorFlow, in its own process: TensorFlow and Triton both bring a copy of LLVM, and a
-# process that loads both aborts. Writes every variable as FOLDER/NAME.npy, with % for what no file name has.
+# process that loads both aborts. Writes every variable as FOLDER/NAME.npy, with NAME percent-encoded.
 _READER = f"""
 import os, sys, urllib.parse
 
@@ -76,7 +76,7 @@ class Variables(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
     def read(self, name: str) -> np.ndarray:
-        """Values of a variable, float32. `ConfigurationError` for other than floating-point numbers."""
+        """Return a variable's values as float32. `ConfigurationError` if they are not floating-point numbers."""
         values = self.arrays[name]
         if values.dtype.kind != "f":
             raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}: expected floating-point numbers, "
@@ -84,7 +84,7 @@ class Variables(NamedTuple):
         return np.array(values, dtype=np.float32)
 
     def read_accumulator(self, name: str) -> torch.Tensor:
-        """Sums of squared gradients of a variable. Adagrad divides by their roots, so they must be above 0."""
+        """Return a variable's sums of squared gradients. Adagrad divides by their roots, so they must be above 0."""
         values = self.read(f"{name}/{_ACCUMULATOR}")
         if not ((values > 0) & (values < np.inf)).all():
             raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}/{_ACCUMULATOR}: expected numbers "
@@ -92,7 +92,7 @@ class Variables(NamedTuple):
         return torch.from_numpy(values)
 
     def step(self) -> int:
-        """Steps of training: the variable `global_step`, else the number in the checkpoint's name, else 0."""
+        """Return the steps of training: variable `global_step`, else the number in the checkpoint's name, else 0."""
         if "global_step" in self.arrays:
             steps = self.arrays["global_step"]
             if steps.shape or not 0 <= steps < np.inf:
@@ -151,7 +151,7 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
 
 def _trainer(variables: Variables, config: TrainConfig, vocabulary: Vocabulary, without: set[str],
              allow_nonfinite: bool) -> Trainer:
-    """A trainer with what a checkpoint holds; the variables `without` accumulators have none there."""
+    """Make a trainer from a checkpoint's variables; `without` are those that have no accumulator in it."""
     names = tf_names(config)
     weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
     for name, values in ({} if allow_nonfinite else weights).items():
@@ -168,7 +168,7 @@ def _trainer(variables: Variables, config: TrainConfig, vocabulary: Vocabulary, 
 def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
     """The configuration that bilm-tf's trainer reads in `content`, where absent keys have its defaults.
 
-    A null, which bilm-tf takes for false or stops at, is refused.
+    A null is refused: bilm-tf takes it for false or fails.
     """
     nulls = [field.name for field in fields(OptimizerConfig)
              if field.default is not None and content.get(field.name, field.default) is None]
@@ -182,7 +182,7 @@ def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
 
 
 def tf_names(config: TrainConfig) -> dict[str, str]:
-    """TensorFlow's name of every dataset, softmax included; the datasets of a shared table have the same name.
+    """Return TensorFlow's name of every dataset, softmax included; datasets of a shared table have the same name.
 
     From `bilm/training.py`, as TensorFlow 1.2 and later name its variables.
     """
@@ -199,7 +199,7 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
 
 
 def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulators: bool) -> set[str]:
-    """The variables without accumulator. `ConfigurationError` for missing, misshapen or unexpected variables."""
+    """Return variables without accumulator. `ConfigurationError` for missing, misshapen or unexpected variables."""
     source, names = f"checkpoint {variables.prefix}", tf_names(config)
     shapes = {name: values.shape for name, values in variables.arrays.items()}
     expected = {names[name]: shape for name, shape in parameter_shapes(config).items()}
@@ -230,7 +230,7 @@ def _summary(names: Iterable[str]) -> str:
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
-    """Prefix of a checkpoint given by its directory (the last checkpoint there), its prefix or any of its files."""
+    """Return a checkpoint's prefix, given its directory (the last one in it), its prefix or any of its files."""
     if os.path.isdir(path := check_path("checkpoint", path)):
         return _last(Path(path))
     prefix = Path(_EXTENSION.sub("", path))

@@ -1,4 +1,4 @@
-"""The log of a run, and its curves."""
+"""Writes and reads the log of a run, and plots its losses."""
 
 import json
 import os
@@ -17,7 +17,7 @@ LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
 class TrainLog:
     """Appends a JSON object per line to `log.jsonl`; every object has a `step` and a `kind`.
 
-    A run resumed after `step` drops the lines of later steps, which it is going to write again.
+    A run resumed after `step` drops the lines of later steps, since it writes them again.
     """
 
     def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
@@ -48,7 +48,7 @@ class TrainLog:
 
 
 def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a run's log without a truncated last line; `ConfigurationError` for any other damage."""
+    """Read the lines of a run's log, except a truncated last line; `ConfigurationError` for any other damage."""
     path = Path(local_path(run)) / LOG_FILE
     if not path.is_file():
         return []

@@ -1,4 +1,4 @@
-"""The training loop: steps, their state in a checkpoint, evaluation, the log, early stops and signals."""
+"""Runs the training loop: steps, checkpoints, evaluation, the log, early stops and signals."""
 
 import contextlib
 import math
@@ -29,8 +29,8 @@ from elmo_fast.train.optimizer import Replicas, Updater
 class Trainer:
     """Trains a model on shards. All random numbers depend only on the seed, the stream and the step.
 
-    A step of all processes uses a batch of each of `streams`, and predicts `positions_per_step` tokens in a direction.
-    Batches are prepared by `workers` processes; 0: in this process, on demand.
+    A step of all processes uses a batch from every one of `streams`, and predicts `positions_per_step` tokens per
+    direction. `workers` processes prepare the batches; with 0, this process does so on demand.
     """
 
     def __init__(self, model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, replicas: Replicas,
@@ -46,7 +46,7 @@ class Trainer:
         negatives = config.n_negative_samples_batch if config.sample_softmax else None
         self._numbering = model.numbering(vocabulary, negatives)
         first = replicas.rank * config.accumulate
-        self._numbers = range(first, first + config.accumulate)  # of this process's streams
+        self._numbers = range(first, first + config.accumulate)  # the streams of this process
         self._states = [model.zero_state(config.batch_size) for _ in self._numbers]
         self._positions: list[torch.Tensor | None] = [None for _ in self._numbers]
         self._batches: list[Iterator[Batch]] | None = None
@@ -67,12 +67,12 @@ class Trainer:
         rate = self.config.rate(self.step_number, self.total_steps)
         norm = self.updater.step(used, rate)
         self.step_number += 1
-        self.losses.append(torch.stack(losses).mean())  # of the batches of this process
+        self.losses.append(torch.stack(losses).mean())  # mean over the batches of this process
         return norm, rate
 
     def close(self) -> None:
         """End the processes that prepare batches."""
-        self._batches = None  # garbage collection would take their queues first, and then wait five seconds for each
+        self._batches = None  # garbage collection would delete their queues first, then wait 5 s for every process
 
     def _load(self, number: int, position: torch.Tensor | None) -> Iterator[Batch]:
         stream = BatchStream(self.shards, self._numbering, self._orders(number), self.config.batch_size,
@@ -82,7 +82,7 @@ class Trainer:
                                                 prefetch_factor=4 if self._workers else None))
 
     def _orders(self, number: int) -> list[Order]:
-        """The order of a stream's sentences in each direction."""
+        """Return the order of a stream's sentences, per direction."""
         return [Order(self.config.seed, reverse, number, self.streams)
                 for reverse in (False, True)[: self.model.directions]]
 
@@ -105,11 +105,11 @@ class Trainer:
         return x * torch.empty_like(x).bernoulli_(keep, generator=self._random).div_(keep)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Copies of the weights by dataset name, on the CPU."""
+        """Return copies of the weights by dataset name, on the CPU."""
         return {name: torch.from_numpy(value) for name, value in self.model.weights().items()}
 
     def state(self) -> dict[str, Any] | None:
-        """Content of a checkpoint, on rank 0: weights, optimizer, the LSTM state and position of every stream, losses.
+        """Return a checkpoint's content, on rank 0: weights, optimizer, every stream's LSTM state and position, losses.
 
         Random numbers need no state: they follow from seed, stream and step.
         """
@@ -145,25 +145,26 @@ class Trainer:
             shapes, expected = (tuple(tuple(part.shape) for part in parts) for parts in ((h, c), self._states[k]))
             if shapes != expected:
                 raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {shapes}")
-            places = (self.model.directions, 1 + self.config.batch_size, 4)
-            if position is not None and tuple(position.shape) != places:
-                raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
+            shape = (self.model.directions, 1 + self.config.batch_size, 4)
+            if position is not None and tuple(position.shape) != shape:
+                raise ConfigurationError(f"checkpoint: expected positions of shape {shape}, got "
                                          f"{tuple(position.shape)}")
             if position is not None:
                 self._check_position(position, self._orders(number))
             self._states[k] = _to_device((h, c), self.replicas.device)
             self._positions[k] = position
-        if "losses" in state and streams is not None:  # earlier versions have none
+        if "losses" in state and streams is not None:  # earlier versions did not write them
             by_rank, replicas = state["losses"], self.replicas
             losses = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
             self.losses = list(losses.to(replicas.device))
         self.step_number, self._batches = state["step"], None
 
     def _check_position(self, position: torch.Tensor, orders: Sequence[Order]) -> None:
-        """Raise `ConfigurationError` for a place that the text has not: int64 [D, 1 + rows, 4], as `Rows.position`."""
-        for order, places in zip(orders, position.tolist()):
-            known = {epoch: order.lengths(epoch, self.shards) for epoch in {place[0] for place in places} if epoch >= 0}
-            for epoch, group, sentence, done in places:
+        """Raise `ConfigurationError` if a location in `position` (as from `Rows.position`) is not in the text."""
+        for order, locations in zip(orders, position.tolist()):
+            epochs = {location[0] for location in locations}
+            known = {epoch: order.lengths(epoch, self.shards) for epoch in epochs if epoch >= 0}
+            for epoch, group, sentence, done in locations:
                 lengths = known.get(epoch, [])
                 if not (0 <= group < len(lengths) and 0 <= sentence <= lengths[group] and done >= -1):
                     raise ConfigurationError(f"checkpoint: expected positions in the text, got epoch {epoch}, group "
@@ -171,7 +172,7 @@ class Trainer:
 
 
 def _to_device(value, device: torch.device):
-    """Tensors in nested tuples, on a device."""
+    """Move the tensors in nested tuples to a device."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
@@ -184,7 +185,7 @@ class Run:
         self._config, self._evaluations, self._steps = config, evaluations, trainer.total_steps
         self._is_first = trainer.replicas.is_first
         self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
-        self._files = checkpoint.file_digests(folder) if self._is_first else {}  # before anything can damage them
+        self._files = checkpoint.file_digests(folder) if self._is_first else {}  # hashed now: the files may be damaged later
         self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
         self._saved = trainer.step_number or None
         self._bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",
@@ -241,9 +242,9 @@ class Run:
         self._restart_clock()
 
     def _mean_loss(self) -> tuple[float, float]:
-        """Mean loss of the steps since the last report and the last norm, which is waited for.
+        """Return the mean loss of the steps since the last report, and the last gradient norm; waits for the device.
 
-        `RuntimeError` when they are not finite.
+        `RuntimeError` if they are not finite.
         """
         loss = torch.stack(self._trainer.losses).mean()
         self._trainer.replicas.sum_([loss])
@@ -255,7 +256,7 @@ class Run:
         return mean, norm
 
     def _is_stopped(self) -> bool:
-        """Whether any process was signalled."""
+        """Return whether any process has received a signal."""
         if self._trainer.replicas.world == 1:
             return stops.is_requested()
         flag = torch.tensor([float(stops.is_requested())], device=self._trainer.replicas.device)
@@ -263,7 +264,7 @@ class Run:
         return bool(flag.item())
 
     def _evaluate(self) -> None:
-        """Held-out perplexity on rank 0; the weights with the best so far go into `best.pt`."""
+        """Compute the held-out perplexity on rank 0; if it is the best so far, write the weights to `best.pt`."""
         if self._is_first:
             trainer = self._trainer
             perplexities = perplexity(trainer.model, self._heldout, self._vocabulary, self._config.evaluate_batch_size,
@@ -281,7 +282,7 @@ class Run:
         self._evaluations = self._trainer.replicas.share(self._evaluations)
 
     def _stops_early(self) -> bool:
-        """Whether the last `patience` held-out perplexities brought no new best."""
+        """Return whether none of the last `patience` held-out perplexities is a new best."""
         values, patience = [evaluation["perplexity"] for evaluation in self._evaluations], self._config.patience
         return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 

@@ -19,7 +19,7 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import Batch, Numbering
 
-_MAX_SCORES = 1 << 22  # in memory at a time
+_MAX_SCORES = 1 << 22  # scores in memory at a time
 
 
 class UsedRows(NamedTuple):
@@ -38,7 +38,7 @@ class LanguageModel(nn.Module):
     """
 
     def __init__(self, config: TrainConfig, weights: Mapping[str, np.ndarray], precision: str = "highest"):
-        """`weights` by dataset name, with those of `SOFTMAX`."""
+        """`weights` has arrays by dataset name, including those of `SOFTMAX`."""
         super().__init__()
         self.config, self.backend, self.precision = config, "auto", precision
         self.directions = 2 if config.bidirectional else 1
@@ -54,16 +54,16 @@ class LanguageModel(nn.Module):
         self.softmax_b = nn.Parameter(b)
 
     def numbering(self, vocabulary: Vocabulary, negatives: int | None = None) -> Numbering:
-        """The ids of this model's inputs and targets, with `negatives` sampled words."""
+        """Return the numbering of this model's inputs and targets, with `negatives` sampled words."""
         char_cnn, seed = self.config.model.char_cnn, self.config.training.seed
         return Numbering(vocabulary, char_cnn and char_cnn.max_characters_per_token, negatives, seed)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """float32 arrays by dataset name, as `__init__` takes them; copies."""
+        """Return copies of the weights by dataset name, float32, as `__init__` takes them."""
         return {name: value.detach().float().cpu().numpy().copy() for name, value in self.by_name().items()}
 
     def by_name(self) -> dict[str, nn.Parameter]:
-        """Parameters by dataset name, as in `weights()`; a shared table has two names."""
+        """Return parameters by dataset name, as in `weights()`; a shared table has two names."""
         named = {name: getattr(part, attribute) for part in (self.token_source, self.lstm)
                  for attribute, name in part.datasets.items()
                  if self.config.bidirectional or not name.startswith("RNN_1")}
@@ -78,12 +78,12 @@ class LanguageModel(nn.Module):
             value.copy_(torch.from_numpy(weights[name]))
 
     def zero_state(self, rows: int) -> State:
-        """State of `rows` rows: (h [L, slots, 2 P], c [L, slots, 2 D])."""
+        """Return a state of zeros for `rows` rows: (h [L, slots, 2 P], c [L, slots, 2 D])."""
         return self.lstm.zero_state(rows if self.config.bidirectional else (rows + 1) // 2, self.softmax_b)
 
     def outputs(self, tokens: torch.Tensor, rows: torch.Tensor, steps: int, state: State,
                 drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
-        """Top-layer outputs of the op's two directions [S, P], and the state after the last step.
+        """Return the top layer's outputs of the op's two directions [S, P], and the state after the last step.
 
         `tokens` are ids of unique tokens, `rows` int [D, S] their numbers at S = steps * rows positions, step after
         step. `drop` is applied to every layer's input.
@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
         return list(layers[-1].chunk(2, dim=1)), state
 
     def losses(self, batch: Batch, state: State, drop: Callable | None) -> tuple[torch.Tensor, State, list[UsedRows]]:
-        """Mean loss of every direction [D], the state after the batch (detached), and the table rows it used."""
+        """Return every direction's mean loss [D], the state after the batch (detached), and the table rows it used."""
         steps, device = self.config.training.unroll_steps, self.softmax_b.device
         with numerics(self.precision, device):
             tops, state = self.outputs(batch.tokens, batch.rows, steps, state, drop)
@@ -111,7 +111,7 @@ class LanguageModel(nn.Module):
         return losses, tuple(full_precision(part.detach()) for part in state), used
 
     def by_direction(self, tops: list[torch.Tensor], steps: int, positions: int) -> list[torch.Tensor]:
-        """Outputs of the op's two directions [S', P] as outputs of the model's directions [S, P]."""
+        """Convert outputs of the op's two directions [S', P] to outputs of the model's directions [S, P]."""
         if self.config.bidirectional:
             return tops
         both = torch.cat([top.view(steps, -1, top.shape[1]) for top in tops], dim=1)
@@ -124,7 +124,7 @@ class LanguageModel(nn.Module):
         return sampled_cross_entropy(top, *(rows.values for rows in used), *samples)
 
     def _schedule(self, rows: torch.Tensor, steps: int) -> tuple[Schedule, torch.Tensor]:
-        """The schedule in which every slot runs for all steps, and the rows of the op's two directions [2, S]."""
+        """Return the schedule in which every slot runs for all steps, and the rows of the op's directions [2, S]."""
         if not self.config.bidirectional:
             by_step = rows[0].view(steps, -1)
             if by_step.shape[1] % 2:  # the partner of an odd slot is a copy of slot 0
@@ -137,7 +137,7 @@ class LanguageModel(nn.Module):
 
 
 def parameter_shapes(config: TrainConfig, held: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
-    """Shape of every dataset of a model, softmax included; `held` as in `expected_shapes`."""
+    """Return the shape of every dataset of a model, softmax included; `held` as in `expected_shapes`."""
     shapes = {name: shape for name, shape in expected_shapes(config.model, held).items()
               if config.bidirectional or not name.startswith("RNN_1")}
     words = config.model.n_tokens_vocab
@@ -145,7 +145,7 @@ def parameter_shapes(config: TrainConfig, held: Collection[str] = ()) -> dict[st
 
 
 def initial_weights(config: TrainConfig, seed: int) -> dict[str, np.ndarray]:
-    """Random weights, softmax included, distributed as bilm-tf's: the softmax normal by 1 / sqrt(P), bias 0."""
+    """Draw random weights, softmax included, as bilm-tf does: softmax normal with deviation 1 / sqrt(P), bias 0."""
     shapes = parameter_shapes(config)
     words, size = shapes[SOFTMAX[0]]
     w = np.random.default_rng([seed, 1]).normal(0, 1 / np.sqrt(size), (words, size)).astype(np.float32)
@@ -179,14 +179,14 @@ class _SampledCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        states, table, targets, drawn, scores, total, own_exp = ctx.saved_tensors
+        states, table, targets, drawn, scores, total, target_exp = ctx.saved_tensors
         scale = gradient / len(states)
         d_scores = scores * (scale / total)[:, None]  # [S, K]
-        d_own = (own_exp / total - 1) * scale  # [S]
-        d_states = torch.addcmul(d_scores @ table[drawn], d_own[:, None], table[targets])
-        d_table = torch.zeros_like(table).index_add_(0, targets, d_own[:, None] * states)
+        d_target = (target_exp / total - 1) * scale  # [S]
+        d_states = torch.addcmul(d_scores @ table[drawn], d_target[:, None], table[targets])
+        d_table = torch.zeros_like(table).index_add_(0, targets, d_target[:, None] * states)
         d_table.index_add_(0, drawn, d_scores.t() @ states)
-        d_bias = d_own.new_zeros(len(table)).index_add_(0, targets, d_own).index_add_(0, drawn, d_scores.sum(0))
+        d_bias = d_target.new_zeros(len(table)).index_add_(0, targets, d_target).index_add_(0, drawn, d_scores.sum(0))
         return d_states, d_table, d_bias, None, None, None, None, None
 
 
@@ -195,20 +195,20 @@ sampled_cross_entropy = _SampledCrossEntropy.apply
 
 def full_cross_entropy(states: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
                        targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the targets among the whole vocabulary, with gradients: states [S, P], table [V, P] -> [S]."""
+    """Return the targets' cross entropy over all words, with gradients: states [S, P], table [V, P] -> [S]."""
     return torch.nn.functional.cross_entropy(torch.addmm(bias, states, table.t()), targets, reduction="none")
 
 
 @torch.no_grad()
 def chunked_full_cross_entropy(states: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
                                targets: torch.Tensor) -> torch.Tensor:
-    """As `full_cross_entropy`, without gradients, in memory for some millions of scores."""
+    """As `full_cross_entropy`, without gradients, with at most `_MAX_SCORES` scores in memory."""
     rows = max(1, _MAX_SCORES // len(table))
     buffer = states.new_empty(min(rows, len(states)), len(table))
     losses = []
-    for chunk, wanted in zip(states.split(rows), targets.split(rows)):
+    for chunk, chunk_targets in zip(states.split(rows), targets.split(rows)):
         scores = torch.addmm(bias, chunk, table.t(), out=buffer[: len(chunk)])
-        right = scores.gather(1, wanted[:, None]).squeeze(1)
+        target_scores = scores.gather(1, chunk_targets[:, None]).squeeze(1)
         highest = scores.amax(1)
-        losses.append(scores.sub_(highest[:, None]).exp_().sum(1).log() + (highest - right))
+        losses.append(scores.sub_(highest[:, None]).exp_().sum(1).log() + (highest - target_scores))
     return torch.cat(losses)

@@ -1,4 +1,4 @@
-"""Gradients to new weights: averaged over replicas, clipped by their common norm, applied by Adagrad or AdamW."""
+"""Averages gradients over replicas, clips them by their common norm, and applies them by Adagrad or AdamW."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.model import LanguageModel, UsedRows
 
-_ACCUMULATORS = {"adagrad": ["sum"], "adamw": ["exp_avg", "exp_avg_sq"]}  # of a parameter, in its shape
+_ACCUMULATORS = {"adagrad": ["sum"], "adamw": ["exp_avg", "exp_avg_sq"]}  # state tensors in the parameter's shape
 
 
 class Replicas:
@@ -36,23 +36,23 @@ class Replicas:
             tensor.copy_(part.view_as(tensor))
 
     def all_rows(self, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows int64 [R] and values [R, ...] of every process, in the order of ranks."""
+        """Concatenate the rows int64 [R] and values [R, ...] of every process, in the order of ranks."""
         if self.world == 1:
             return rows, values
         counts = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
         counts[self.rank] = len(rows)
         dist.all_reduce(counts)
         sizes, gathered = counts.tolist(), []
-        for own in (rows, values):
-            padded = own.new_zeros(max(sizes), *own.shape[1:])
-            padded[: len(own)] = own
+        for tensor in (rows, values):
+            padded = tensor.new_zeros(max(sizes), *tensor.shape[1:])
+            padded[: len(tensor)] = tensor
             parts = [torch.empty_like(padded) for _ in sizes]
             dist.all_gather(parts, padded)
             gathered.append(torch.cat([part[:size] for part, size in zip(parts, sizes)]))
         return tuple(gathered)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """The picklable values of all processes, in the order of ranks, on rank 0; None on other ranks."""
+        """Return the picklable values of all processes, in the order of ranks, on rank 0; None on other ranks."""
         if self.world == 1:
             return [value]
         values = [None] * self.world if self.is_first else None
@@ -60,7 +60,7 @@ class Replicas:
         return values
 
     def share(self, value: Any) -> Any:
-        """Rank 0's picklable value, on every process."""
+        """Return rank 0's picklable value in every process."""
         if self.world == 1:
             return value
         box = [value]
@@ -86,8 +86,8 @@ class Updater:
         self._model, self._config, self._replicas = model, config, replicas
         parameters = list(model.parameters())
         if config.optimizer == "adagrad":
-            way = "fused" if parameters[0].device.type == "cpu" else "foreach"
-            self.optimizer = torch.optim.Adagrad(parameters, config.learning_rate, eps=0.0, **{way: True},
+            implementation = "fused" if parameters[0].device.type == "cpu" else "foreach"
+            self.optimizer = torch.optim.Adagrad(parameters, config.learning_rate, eps=0.0, **{implementation: True},
                                                  initial_accumulator_value=self.INITIAL_ACCUMULATOR)
         else:
             groups = [{"params": [parameter for parameter in parameters if parameter.dim() > 1]},
@@ -140,7 +140,7 @@ class Updater:
         return [parameter for parameter in self._model.parameters() if parameter.grad is not None]
 
     def _sum_rows(self, used: list[UsedRows]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Unique rows of a table that any batch of any process used, and the sum of their gradients."""
+        """Return the unique rows of a table that any batch of any process used, and the sums of their gradients."""
         rows, values = torch.cat([part.rows for part in used]), torch.cat([part.values.grad for part in used])
         rows, values = self._replicas.all_rows(rows, values)
         if len(used) == 1 and self._replicas.world == 1:

@@ -34,7 +34,7 @@ from elmo_fast.train.optimizer import Replicas
 logger = logging.getLogger(__name__)
 
 _WITH_RESUME = ("n_epochs", "max_steps")
-# Also with --resume if the run was imported and has read no text: what neither weights nor accumulators depend on.
+# Also with --resume if the run was imported and has read no text: weights and accumulators do not depend on these.
 _WITH_FIRST_RESUME = (
     "train", "heldout", "precision", "batch_size", "unroll_steps", "accumulate", "dropout", "sample_softmax",
     "n_negative_samples_batch", "all_clip_norm_val", "learning_rate", "warmup_steps", "decay", "reset_states", "seed")
@@ -93,7 +93,7 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
 
 
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
-    """`stored` with the text and the precision of the arguments where they have one, or else a default precision."""
+    """Return `stored`, with the texts and the precision of the arguments where given, else a default precision."""
     chosen = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
     is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported()
     chosen["precision"] = chosen["precision"] or ("medium" if is_bf16 else "highest")
@@ -111,7 +111,7 @@ def _absolute(value: list[str] | str | None) -> list[str] | str | None:
 
 
 def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:
-    """Shards of the training and of the held-out text."""
+    """Return the shards of the training text and of the held-out text."""
     shards, heldout = (read_shards(data[name], name) if data.get(name) else [] for name in ("train", "heldout"))
     sentences = sum(shard.sentences for shard in heldout)
     if heldout and sentences < config.evaluate_batch_size:
@@ -124,7 +124,7 @@ def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], li
 
 def _config_and_weights(arguments: TrainArguments, options: dict[str, Any],
                         vocabulary: Vocabulary) -> tuple[TrainConfig, dict[str, np.ndarray]]:
-    """Of a new run: `options` go before those of the options file, of the size or of the model to fine-tune."""
+    """Make those of a new run: `options` override those of the options file, the size or the model to fine-tune."""
     if arguments.from_model or arguments.from_options or arguments.from_weights or arguments.from_softmax:
         if arguments.size:
             raise ConfigurationError("--size: expected none beside a model to fine-tune, which has its sizes; got one")
@@ -159,7 +159,7 @@ def _fine_tuned(arguments: TrainArguments, options: dict[str, Any], vocabulary: 
 
 def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Shard], vocabulary: Vocabulary,
              replicas: Replicas, workers: int) -> Trainer:
-    """`ValueError` if there are fewer words than samples, or less text than a step reads."""
+    """Make a trainer. `ValueError` if there are fewer words than samples, or less text than a step reads."""
     training, available = config.training, sum(shard.predictions for shard in shards)
     streams = replicas.world * training.accumulate
     rows = training.batch_size * streams
@@ -176,10 +176,10 @@ def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Sh
 
 def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,
             start: str | os.PathLike | None) -> Run:
-    """`start` is the checkpoint to continue from, without it the run's last."""
+    """Resume a run from the checkpoint `start`, by default its last."""
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
-    read_log(folder)  # before any work; it is used when all of that is done
+    read_log(folder)  # a damaged log fails before any work; the log is read again later
     data, path = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     data.pop("options", None)
     state = _read_state(folder, path) if path else None
@@ -212,7 +212,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
 
 
 def _read_state(folder: Path, path: str | os.PathLike) -> dict[str, Any]:
-    """A checkpoint of the run, checked."""
+    """Read and check a checkpoint of the run."""
     state = checkpoint.read(path, "optimizer", "streams", "shards", "evaluations")
     checkpoint.check_files(folder, path, state)
     for name, values in state["weights"].items():
@@ -221,7 +221,7 @@ def _read_state(folder: Path, path: str | os.PathLike) -> dict[str, Any]:
 
 
 def _check_changes(arguments: TrainArguments, is_first: bool) -> None:
-    """Raise `ConfigurationError` for an argument that a run which goes on has no use for."""
+    """Raise `ConfigurationError` for an argument that a resumed run does not use."""
     surplus = sorted(arguments.names() - {*_WITH_RESUME, *(_WITH_FIRST_RESUME if is_first else ())})
     if surplus:
         raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which "
@@ -236,7 +236,7 @@ def _restore(trainer: Trainer, state: dict[str, Any], path: str | os.PathLike) -
 
 
 def _check_shards(before: list[list], shards: list[Shard], source: str) -> None:
-    """Of files that a run began with before their text was hashed, the sizes and counts are compared."""
+    """Raise `ConfigurationError` if files have changed. Shards saved without a hash are compared by size and counts."""
     expected = [[os.path.basename(path), *rest] for path, *rest in before]
     present = [[os.path.basename(path), *rest] for path, *rest in shards]
     changed = [old[0] for old, new in zip(expected, present) if old != new[: len(old)]]
