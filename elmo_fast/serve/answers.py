@@ -1,4 +1,4 @@
-"""Bodies of answers in pieces, so that an answer never stands in memory a second time."""
+"""Writes the bodies of answers piece by piece, so that memory never holds a second copy of an answer."""
 
 import base64
 import io
@@ -9,32 +9,32 @@ from typing import Any
 
 import numpy as np
 
-_PIECE = 1 << 18  # bytes, about
-_VALUES = 1 << 13  # of an array, turned into text at a time
+_PIECE_BYTES = 1 << 18  # approximate
+_VALUES_PER_PIECE = 1 << 13  # values of an array that are formatted at a time
 
 
 def json_body(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:
-    """An object: the fields of `head`, and those of `lists`, of arrays or of plain values."""
-    return _gathered(_json_parts(head, lists))
+    """Yield a JSON object: the fields of `head`, then those of `lists`, whose items are arrays or plain values."""
+    return _join_into_pieces(_json_parts(head, lists))
 
 
 def npz_body(arrays: Iterable[np.ndarray]) -> Iterator[bytes]:
-    """An `.npz` file of the arrays, named by number from "0"; not compressed."""
+    """Yield an uncompressed `.npz` file of the arrays, which are named "0", "1", ..."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for number, array in enumerate(arrays):
-            name = zipfile.ZipInfo(f"{number}.npy")  # without the time: equal arrays, equal bytes
+            name = zipfile.ZipInfo(f"{number}.npy")  # without a timestamp, so that equal arrays give equal bytes
             with archive.open(name, "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
                 values = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-                for begin in range(0, len(values), _PIECE):
-                    member.write(values[begin : begin + _PIECE])
-                    yield from sink.take(_PIECE)
+                for begin in range(0, len(values), _PIECE_BYTES):
+                    member.write(values[begin : begin + _PIECE_BYTES])
+                    yield from sink.take(_PIECE_BYTES)
     yield from sink.take()
 
 
 def base64_of(vector: np.ndarray) -> str:
-    """Little-endian float32 values, as OpenAI's clients read them."""
+    """Encode a vector as base64 of little-endian float32, as OpenAI's clients read it."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
@@ -45,35 +45,35 @@ def _json_parts(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Ite
         for number, item in enumerate(items):
             if number:
                 yield ", "
-            yield from _nested(item) if isinstance(item, np.ndarray) else [json.dumps(item)]
+            yield from _array_parts(item) if isinstance(item, np.ndarray) else [json.dumps(item)]
         yield "]"
     yield "}"
 
 
-def _nested(array: np.ndarray) -> Iterator[str]:
-    if array.ndim < 2 or array.size <= _VALUES:
+def _array_parts(array: np.ndarray) -> Iterator[str]:
+    if array.ndim < 2 or array.size <= _VALUES_PER_PIECE:
         yield json.dumps(array.tolist())
         return
     yield "["
     for number, inner in enumerate(array):
         if number:
             yield ", "
-        yield from _nested(inner)
+        yield from _array_parts(inner)
     yield "]"
 
 
-def _gathered(parts: Iterable[str]) -> Iterator[bytes]:
-    gathered = io.StringIO()
+def _join_into_pieces(parts: Iterable[str]) -> Iterator[bytes]:
+    piece = io.StringIO()
     for part in parts:
-        gathered.write(part)
-        if gathered.tell() >= _PIECE:
-            yield gathered.getvalue().encode("ascii")
-            gathered = io.StringIO()
-    yield gathered.getvalue().encode("ascii")
+        piece.write(part)
+        if piece.tell() >= _PIECE_BYTES:
+            yield piece.getvalue().encode("ascii")
+            piece = io.StringIO()
+    yield piece.getvalue().encode("ascii")
 
 
 class _Sink(io.RawIOBase):
-    """A file to write to, without positions, whose bytes are taken off."""
+    """A write-only file that cannot seek; `take` removes the written bytes."""
 
     def __init__(self):
         self._bytes = bytearray()
@@ -85,8 +85,8 @@ class _Sink(io.RawIOBase):
         self._bytes += data
         return len(data)
 
-    def take(self, least: int = 1) -> Iterator[bytes]:
-        """What was written, if it is at least `least` bytes."""
-        if len(self._bytes) >= least:
+    def take(self, min_bytes: int = 1) -> Iterator[bytes]:
+        """Yield and remove the written bytes if there are at least `min_bytes`."""
+        if len(self._bytes) >= min_bytes:
             taken, self._bytes = bytes(self._bytes), bytearray()
             yield taken

@@ -1,4 +1,4 @@
-"""The application: routes of embeddings, health and metrics. `create_app` has what a test or another server needs."""
+"""The ASGI application: routes for embeddings, health and metrics. Tests and other servers call `create_app`."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ with extra("serve"):
     from elmo_fast.serve.metrics import Metrics
     from elmo_fast.serve.page import router as page_routes
 
-# Values and bytes of tokens that are written as text, and values mixed and pooled, without another thread.
-_AT_ONCE, _MIXED_AT_ONCE = 1 << 13, 1 << 16
+# Most values plus bytes of tokens in an answer sent in one piece, and most values mixed and pooled in the event loop.
+_MAX_ONE_PIECE, _MAX_IN_LOOP = 1 << 13, 1 << 16
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for status in (
     400, 401, 408, 413, 415, 422, 429, 500, 503, 504)}
@@ -36,7 +36,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for s
 
 @dataclass
 class Service:
-    """What the routes share. `name` is the model's; `split` makes tokens of a string; `index` is for the page."""
+    """What the routes share. `name` is the model's; `split` splits a string into tokens; `index` is for the page."""
 
     batching: Batching
     name: str
@@ -52,11 +52,11 @@ class Service:
         return self.batching.bilm
 
     def form(self, **arguments) -> OutputSpec:
-        """A form that fits the model."""
+        """Make an output spec and check that it fits the model."""
         return OutputSpec(**arguments).check(self.bilm.num_layers)
 
     def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
-        """Texts as lists of tokens, within the limits."""
+        """Split texts into tokens; `Refusal` for texts beyond the limits, and for an empty one to be pooled."""
         if len(texts) > self.limits.max_texts:
             raise Refusal(413, f"{name}: expected at most {self.limits.max_texts:,} texts, got {len(texts):,}",
                           "too_many_texts", name)
@@ -76,13 +76,13 @@ class Service:
         return split
 
     def _split(self, text: str) -> Sequence[str]:
-        """Megabytes of words, which `str.split` would make at once, leave other threads their turns."""
-        if self.split is str.split and len(text) > _AT_ONCE:
+        """Split a text; a long one word by word, since `str.split` would block other threads meanwhile."""
+        if self.split is str.split and len(text) > _MAX_ONE_PIECE:
             return [match.group() for match in re.finditer(r"\S+", text)]
         return self.split(text)
 
     async def vectors(self, request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
-        """Vectors of tokenized texts, whose memory counts until the answer is sent."""
+        """Compute vectors of tokenized texts. They count as queued tokens until the answer is sent."""
         job = self.batching.submit(texts)
         request.scope["elmo_fast.exit"].callback(job.release)
         done = asyncio.wrap_future(job.future)
@@ -109,7 +109,7 @@ class Service:
 
 
 def create_app(service: Service) -> FastAPI:
-    """The ASGI application; the service's batching has to run."""
+    """Make the ASGI application; the service's batching must be running."""
     app = FastAPI(title="elmo-fast", version=service.version, summary="ELMo embeddings of texts",
                   redoc_url=None)
     page = page_routes(SharedElmo(service.batching), service.index)
@@ -160,13 +160,13 @@ def _embed_routes(service: Service) -> APIRouter:
         406: {"model": ErrorAnswer}})
     async def embed(work: Annotated[_Work, Depends(of_embed)], request: Request):
         """Vectors of texts. With `Accept: application/octet-stream` an `.npz` file of arrays "0", "1", ..."""
-        kind = _accepted(request.headers.get("accept", "*/*"))
+        media_type = _accepted_type(request.headers.get("accept", "*/*"))
         form, texts, _ = work
         vectors = await service.vectors(request, texts)
-        arrays = await _in_thread(vectors, partial(_kept, form, texts, vectors))
-        if kind == _BINARY:
-            return _answer(answers.npz_body(_taken(arrays)), arrays, _BINARY)
-        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": _taken(arrays)})
+        arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
+        if media_type == _BINARY:
+            return _answer(answers.npz_body(_release_in_turn(arrays)), arrays, _BINARY)
+        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": _release_in_turn(arrays)})
         return _answer(pieces, arrays, _JSON, len(await request.body()))
 
     @router.post("/embeddings", **described(schemas.EmbeddingsRequest),
@@ -175,7 +175,7 @@ def _embed_routes(service: Service) -> APIRouter:
         """Pooled vectors of texts, in OpenAI's shape."""
         form, texts, encoding = work
         vectors = await service.vectors(request, texts)
-        arrays = await _in_thread(vectors, partial(_kept, form, texts, vectors))
+        arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
         encode = answers.base64_of if encoding == "base64" else np.ndarray.tolist
         data = ({"object": "embedding", "index": number, "embedding": encode(array)}
                 for number, array in enumerate(arrays))
@@ -187,7 +187,7 @@ def _embed_routes(service: Service) -> APIRouter:
 
 
 class _Work(NamedTuple):
-    """A checked request: what is kept of the vectors, the tokenized texts, and how vectors are written."""
+    """A checked request: output spec, tokenized texts, and how vectors are encoded."""
 
     form: OutputSpec
     texts: list[Sequence[str]]
@@ -217,18 +217,18 @@ def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
                       "invalid_value", "dimensions")
 
 
-def _accepted(accept: str) -> str:
+def _accepted_type(accept: str) -> str:
     for part in accept.split(","):
-        kind = part.partition(";")[0].strip().lower()
-        if kind in (_JSON, _BINARY):
-            return kind
-        if kind in ("", "*/*", "application/*"):
+        media_type = part.partition(";")[0].strip().lower()
+        if media_type in (_JSON, _BINARY):
+            return media_type
+        if media_type in ("", "*/*", "application/*"):
             return _JSON
     raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}")
 
 
-def _kept(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:
-    """What the form keeps, in its type; takes the vectors out of their list."""
+def _apply_spec(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:
+    """Select, mix and pool vectors as `form` says, in its dtype; removes the vectors from their list."""
     arrays = []
     for number, tokens in enumerate(texts):
         array, vectors[number] = form.apply(vectors[number], tokens).vectors, None
@@ -242,24 +242,24 @@ def _kept(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[np.nda
     return arrays
 
 
-def _taken(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """The arrays, whose memory is free when the next is asked for."""
+def _release_in_turn(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the arrays; the memory of an array is free when the next is requested."""
     for number in range(len(arrays)):
         array, arrays[number] = arrays[number], None
         yield array
 
 
-async def _in_thread(arrays: Sequence[np.ndarray], function: Callable[[], Any]) -> Any:
-    if sum(array.size for array in arrays) <= _MIXED_AT_ONCE:
+async def _run_off_loop(arrays: Sequence[np.ndarray], function: Callable[[], Any]) -> Any:
+    if sum(array.size for array in arrays) <= _MAX_IN_LOOP:
         return function()
     return await asyncio.to_thread(function)
 
 
-def _answer(pieces: Iterator[bytes], arrays: Sequence[np.ndarray], kind: str, size: int = 0) -> Response:
-    """`size` is that of the tokens in the answer, in bytes, at most."""
-    if size + sum(array.size for array in arrays) <= _AT_ONCE:
-        return Response(b"".join(pieces), media_type=kind)
-    return StreamingResponse(pieces, media_type=kind)
+def _answer(pieces: Iterator[bytes], arrays: Sequence[np.ndarray], media_type: str, size: int = 0) -> Response:
+    """Send an answer in one piece if it is small, else stream it. `size` is at least its tokens' bytes."""
+    if size + sum(array.size for array in arrays) <= _MAX_ONE_PIECE:
+        return Response(b"".join(pieces), media_type=media_type)
+    return StreamingResponse(pieces, media_type=media_type)
 
 
 async def _disconnected(request: Request) -> None:

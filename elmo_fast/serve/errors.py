@@ -1,4 +1,4 @@
-"""Errors as answers: one JSON shape, which is OpenAI's, so that its clients show the reason."""
+"""Turns errors into answers, all in OpenAI's JSON shape, so that its clients show the reason."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 
 from elmo_fast.serve.batching import Draining, QueueFull, TooLarge
 
-CLIENT_GONE = 499  # as in nginx: for the metrics, for nobody reads the answer
-_MOST_REASONS = 3  # of a body that is wrong in many places
-_MOST_LETTERS = 80  # of a field's name that the client made up
+CLIENT_GONE = 499  # as in nginx; appears in the metrics only, since nobody reads the answer
+_MAX_REASONS = 3  # shown for a body with many errors
+_MAX_NAME_CHARACTERS = 80  # shown of a field's name, which the client may have made up
 
 
 class ErrorDetail(BaseModel):
@@ -42,14 +42,14 @@ class Refusal(Exception):
         self.code = code or _phrase(status).lower().replace(" ", "_")
 
     def response(self) -> JSONResponse:
-        kind = ("rate_limit_error" if self.status == HTTPStatus.TOO_MANY_REQUESTS else
+        name = ("rate_limit_error" if self.status == HTTPStatus.TOO_MANY_REQUESTS else
                 "server_error" if self.status >= 500 else "invalid_request_error")
-        detail = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
+        detail = ErrorDetail(message=str(self), type=name, param=self.param, code=self.code)
         return JSONResponse(ErrorAnswer(error=detail).model_dump(), self.status, self.headers)
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """The answer for an error of the queue, the engine or the framework."""
+    """Return the answer to an error of the queue, the engine or the framework."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, QueueFull):
@@ -60,7 +60,7 @@ def refusal_of(error: Exception) -> Refusal:
     if isinstance(error, TooLarge):
         return Refusal(413, str(error), "too_many_tokens")
     if isinstance(error, RequestValidationError):
-        return _of_body(error)
+        return _body_refusal(error)
     if isinstance(error, HTTPException):
         return Refusal(error.status_code, str(error.detail), headers=error.headers)
     if isinstance(error, ValueError):
@@ -69,15 +69,15 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of the app in the one shape."""
+    """Make the app answer every error in the same JSON shape."""
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return refusal_of(error).response()
 
-    for kind in (Refusal, QueueFull, Draining, TooLarge, RequestValidationError, HTTPException, ValueError, Exception):
-        app.add_exception_handler(kind, answer)
+    for cls in (Refusal, QueueFull, Draining, TooLarge, RequestValidationError, HTTPException, ValueError, Exception):
+        app.add_exception_handler(cls, answer)
 
 
-def _of_body(error: RequestValidationError) -> Refusal:
+def _body_refusal(error: RequestValidationError) -> Refusal:
     if isinstance(error.body, bytes):
         return Refusal(415, "Content-Type: expected application/json", "not_json")
     reasons: Sequence[Any] = error.errors()
@@ -87,14 +87,14 @@ def _of_body(error: RequestValidationError) -> Refusal:
     if error.body is None or reasons[0]["loc"] == ("body",):
         return Refusal(422, f"the body: expected a JSON object; {reasons[0]['msg']}", "invalid_body")
     lines = list(dict.fromkeys(f"{_place(reason['loc'])}: {reason['msg']}" for reason in reasons))
-    more = f"; and {len(lines) - _MOST_REASONS} more" if len(lines) > _MOST_REASONS else ""
-    return Refusal(422, "; ".join(lines[:_MOST_REASONS]) + more, "invalid_value", _place(reasons[0]["loc"][:2]))
+    more = f"; and {len(lines) - _MAX_REASONS} more" if len(lines) > _MAX_REASONS else ""
+    return Refusal(422, "; ".join(lines[:_MAX_REASONS]) + more, "invalid_value", _place(reasons[0]["loc"][:2]))
 
 
 def _place(location: Sequence[str | int]) -> str:
-    """("body", "texts", 3, "list[str]", 0) -> texts[3][0]: without the names of types that pydantic adds."""
+    """Format a location: ("body", "texts", 3, "list[str]", 0) -> texts[3][0], without pydantic's names of types."""
     _, name, *rest = location
-    shown = str(name)[:_MOST_LETTERS].encode(errors="backslashreplace").decode()
+    shown = str(name)[:_MAX_NAME_CHARACTERS].encode(errors="backslashreplace").decode()
     return shown + "".join(f"[{part}]" for part in rest if isinstance(part, int))
 
 

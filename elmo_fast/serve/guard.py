@@ -1,4 +1,4 @@
-"""What surrounds every request: the API key, the limits of its body, its count in the metrics, and its end."""
+"""Middleware around every request: checks the API key, limits the body, counts it in the metrics, and cleans up."""
 
 import asyncio
 import base64
@@ -16,8 +16,8 @@ from elmo_fast.serve.errors import CLIENT_GONE, Refusal
 from elmo_fast.serve.limits import Limits
 from elmo_fast.serve.metrics import Metrics
 
-_LINGER_SECONDS = 2.0  # reading on after a refusal: a connection closed at once may lose it on its way
-OPEN_ROUTES = frozenset({"/health"})  # without a key
+_LINGER_SECONDS = 2.0  # reading goes on after a refusal: the client may lose it if the connection closes at once
+OPEN_ROUTES = frozenset({"/health"})  # need no key
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -25,8 +25,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Guard:
-    """ASGI middleware. The app gets a whole body at once, and in its scope the limits and `elmo_fast.exit`, closed at
-    the end.
+    """ASGI middleware. The app gets the complete body at once, and in its scope the limits and `elmo_fast.exit`, an
+    `ExitStack` that is closed after the request.
     """
 
     def __init__(self, app, *, limits: Limits, metrics: Metrics, api_key: str | None, routes: frozenset[str]):
@@ -41,7 +41,7 @@ class Guard:
         began = time.perf_counter()
         status = 500
 
-        async def send_noting(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
@@ -50,13 +50,13 @@ class Guard:
         try:
             with contextlib.ExitStack() as stack:
                 scope["elmo_fast.exit"], scope[LIMITS] = stack, self._limits
-                await self._run(scope, receive, send_noting)
+                await self._run(scope, receive, send_and_note_status)
         finally:
             self._metrics.in_progress -= 1
             self._metrics.count_request(self._route(scope), status, time.perf_counter() - began)
 
     def _route(self, scope: Message) -> str:
-        """A known route: else any path that a client thinks of would be a metric of its own."""
+        """Return a known route or "other": a label per requested path would let clients create metrics without end."""
         path = getattr(scope.get("route"), "path", scope["path"])
         return path if path in self._routes else "other"
 
@@ -69,12 +69,12 @@ class Guard:
         except Refusal as refusal:
             await _refuse(refusal, receive, send)
             return
-        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def receive_whole() -> Message:
-            return whole.pop() if whole else await receive()
+        async def receive_body() -> Message:
+            return unread.pop() if unread else await receive()
 
-        await self._app(scope, receive_whole, send)
+        await self._app(scope, receive_body, send)
 
     def _check_key(self, headers: Headers) -> None:
         if self._key is not None and not hmac.compare_digest(_given_key(headers.get("authorization", "")), self._key):
@@ -84,9 +84,9 @@ class Guard:
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         if headers.get("content-encoding", "identity") != "identity":
             raise Refusal(415, "Content-Encoding: expected none", "encoded_body")
-        most = self._limits.max_body_bytes
-        too_large = Refusal(413, f"the body: expected at most {most:,} bytes", "body_too_large")
-        if int(headers.get("content-length", 0)) > most:
+        max_bytes = self._limits.max_body_bytes
+        too_large = Refusal(413, f"the body: expected at most {max_bytes:,} bytes", "body_too_large")
+        if int(headers.get("content-length", 0)) > max_bytes:
             raise too_large
         body = bytearray()
         try:
@@ -98,7 +98,7 @@ class Guard:
                         raise Refusal(CLIENT_GONE, "the client has gone")
                     body += message.get("body", b"")
                     more = message.get("more_body", False)
-                    if len(body) > most:
+                    if len(body) > max_bytes:
                         raise too_large
         except TimeoutError:
             raise Refusal(408, f"the body: expected it within {self._limits.body_seconds} s", "body_too_slow") from None
@@ -106,7 +106,7 @@ class Guard:
 
 
 def _given_key(authorization: str) -> bytes:
-    """The token of `Bearer`; of `Basic`, which browsers ask their users for, the password."""
+    """Return the token of `Bearer`, or the password of `Basic`, which browsers ask their users for."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "basic":
         with contextlib.suppress(binascii.Error, ValueError):
@@ -115,7 +115,7 @@ def _given_key(authorization: str) -> bytes:
 
 
 async def _refuse(refusal: Refusal, receive: Receive, send: Send) -> None:
-    """Answer before the body has arrived: close the connection after the client had a chance to read the answer."""
+    """Answer before the body has arrived; close the connection once the client had time to read the answer."""
     response = refusal.response()
     await send({"type": "http.response.start", "status": response.status_code,
                 "headers": [*response.raw_headers, (b"connection", b"close")]})

@@ -1,4 +1,4 @@
-"""Limits of the server. The command makes a flag of every field, so nothing else is imported here."""
+"""Limits of the server. The command makes a flag of every field, so this module imports nothing heavy."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' format, in a registry of their own."""
+"""Metrics in Prometheus' format, in a separate registry."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ _SECONDS = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """What `/metrics` shows."""
+    """The metrics that `/metrics` shows."""
 
     def __init__(self):
         self._registry = CollectorRegistry()
@@ -23,11 +23,11 @@ class Metrics:
         self._occupancy: Histogram | None = None
         self.in_progress = 0  # requests whose answers are not sent
 
-    def _make(self, kind: Callable, name: str, text: str, labels: tuple[str, ...] = (), **arguments):
-        return kind(f"elmo_fast_{name}", text, labels, registry=self._registry, **arguments)
+    def _make(self, metric: Callable, name: str, text: str, labels: tuple[str, ...] = (), **arguments):
+        return metric(f"elmo_fast_{name}", text, labels, registry=self._registry, **arguments)
 
     def watch(self, batching: Batching) -> None:
-        """Show the queue of `batching`, and the number of requests in progress."""
+        """Add gauges for the queue of `batching` and for the number of requests in progress."""
         for name, text, value in (
                 ("requests_in_progress", "Requests whose answers are not sent", lambda: self.in_progress),
                 ("queue_tokens", "Tokens of accepted requests that are not answered", lambda: batching.held_tokens),
@@ -42,20 +42,20 @@ class Metrics:
                                      buckets=[1 << bit for bit in range(batching.slots.bit_length() + 4)])
 
     def count_chunk(self, texts: int, tokens: int) -> None:
-        """A chunk of steps in the engine."""
+        """Count a chunk of steps that the engine ran."""
         self._tokens.inc(tokens)
         if self._occupancy is not None:
             self._occupancy.observe(texts)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """An answer that was sent."""
+        """Count an answer that was sent."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def count_texts(self, texts: int) -> None:
-        """Texts whose vectors are sent."""
+        """Count texts whose vectors are sent."""
         self._texts.inc(texts)
 
     def text(self) -> bytes:
-        """All of them, in the text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

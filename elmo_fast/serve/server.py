@@ -1,4 +1,4 @@
-"""The process: uvicorn with time limits for slow clients, and an end that waits for running requests."""
+"""Runs the server's process: uvicorn with time limits for slow clients; shutdown waits for running requests."""
 
 import asyncio
 import codecs
@@ -27,9 +27,9 @@ with extra("serve"):
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_QUIET_SECONDS = 0.5  # of refusals before the end: who connects just then is answered, not reset
-_MOST_KEY = 1 << 12  # bytes
-_PIECE = 1 << 12  # bytes of a connection that are parsed at a time
+_QUIET_SECONDS = 0.5  # refuses requests before the end, so that late clients get an answer, not a reset
+_MAX_KEY_BYTES = 1 << 12
+_PIECE_BYTES = 1 << 12  # of a connection, parsed at a time
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _logger = logging.getLogger(__name__)
@@ -66,11 +66,11 @@ def run(job: ServeJob) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at an address; connections are refused until the server listens."""
+    """Bind a socket to an address; connections are refused until the server listens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        # On Windows SO_REUSEADDR would let two servers have one port.
+        # On Windows SO_REUSEADDR would let two servers share a port.
         listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
         listener.bind(address)
     except OSError as error:
@@ -80,22 +80,22 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def read_api_key(path: str | os.PathLike) -> str:
-    """The only line of a file."""
-    key = Path(check_file("--api-key-file", path)).read_bytes()[:_MOST_KEY + 1].removeprefix(codecs.BOM_UTF8)
+    """Read the API key, which is the only line of a file."""
+    key = Path(check_file("--api-key-file", path)).read_bytes()[:_MAX_KEY_BYTES + 1].removeprefix(codecs.BOM_UTF8)
     key = key.decode(errors="replace").strip()
-    if not key or "\ufffd" in key or len(key) > _MOST_KEY or any(letter.isspace() for letter in key):
+    if not key or "\ufffd" in key or len(key) > _MAX_KEY_BYTES or any(letter.isspace() for letter in key):
         raise ValueError(f"--api-key-file: expected one line with a key in {os.fspath(path)}, without spaces")
     return key
 
 
 def serve(service: Service, listener: socket.socket) -> None:
-    """Serve at a bound socket until SIGTERM or SIGINT; then finish what runs. A second signal ends the process."""
+    """Serve on a bound socket until SIGTERM or SIGINT, then finish requests. A second signal ends the process."""
     host, port = listener.getsockname()[:2]
     if host not in _LOOPBACK and service.api_key is None:
         _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
-    SharedElmo(service.batching).embed([[]])  # loads kernels, and fails here where the engine does
+    SharedElmo(service.batching).embed([[]])  # loads the kernels; a broken engine fails here
     gc.collect()
-    gc.freeze()  # a look for cycles among all that is loaded by now would hold up every request for 0.1 s
+    gc.freeze()  # collecting over all objects loaded so far would block every request for 0.1 s
     if stops.is_requested():
         raise KeyboardInterrupt("interrupted before the server was ready")
     address = f"[{host}]" if ":" in host else host
@@ -120,17 +120,17 @@ class Server(uvicorn.Server):
         self._on_ready()
 
     def handle_exit(self, sig: int, frame) -> None:
-        """Refuse new requests; with a second signal let that signal do what it does by default."""
+        """Refuse new requests; at a second signal restore and run its default action."""
         if self._drain_until is not None:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
-            os._exit(128 + sig)  # the first process of a container is spared what signals do by default
+            os._exit(128 + sig)  # the first process of a container ignores signals' default actions
         self._service.batching.drain()
         self._last_open = time.monotonic()
         self._drain_until = self._last_open + self._service.limits.drain_seconds
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end: some time after the last accepted request was answered, or when their time is up."""
+        """Return whether to end: shortly after the last accepted request was answered, or when the drain time is up."""
         if await super().on_tick(counter):
             return True
         if self._drain_until is None:
@@ -142,14 +142,15 @@ class Server(uvicorn.Server):
             _logger.warning("%d requests were not answered within %d s and are cut off", open_jobs,
                             self._service.limits.drain_seconds)
             self._service.batching.cut_off()
-        self.config.timeout_graceful_shutdown = max(1, int(self._drain_until - now))  # for bytes on their way
+        self.config.timeout_graceful_shutdown = max(1, int(self._drain_until - now))  # for bytes still being sent
         return late or now - self._last_open > _QUIET_SECONDS
 
 
 class Protocol(H11Protocol):
     """Ends a connection whose client takes too long for the headers of a request or for reading an answer.
 
-    What arrives is parsed piece by piece, other connections in between: it may be thousands of chunks of a byte.
+    Received bytes are parsed in small pieces, between which other connections run: they may be thousands of chunks of
+    a single byte.
     """
 
     _headers: asyncio.TimerHandle | None = None
@@ -171,8 +172,8 @@ class Protocol(H11Protocol):
             self._parse()
 
     def _parse(self) -> None:
-        piece, self._parsing = bytes(self._unparsed[:_PIECE]), None
-        del self._unparsed[:_PIECE]
+        piece, self._parsing = bytes(self._unparsed[:_PIECE_BYTES]), None
+        del self._unparsed[:_PIECE_BYTES]
         self._take(piece)
         if self._unparsed:
             self.transport.pause_reading()

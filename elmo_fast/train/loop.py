@@ -185,7 +185,7 @@ class Run:
         self._config, self._evaluations, self._steps = config, evaluations, trainer.total_steps
         self._is_first = trainer.replicas.is_first
         self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
-        self._files = checkpoint.file_digests(folder) if self._is_first else {}  # hashed now: the files may be damaged later
+        self._files = checkpoint.file_digests(folder) if self._is_first else {}  # before they can be damaged
         self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
         self._saved = trainer.step_number or None
         self._bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",
