@@ -12,7 +12,7 @@ from elmo_fast.vectors.spec import OutputSpec
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-_TEXTS_PER_SLOT = 16  # of a call of a worker, at whose end slots are idle
+_TEXTS_PER_SLOT = 16  # in a call of a worker; slots idle at the end of every call
 
 
 def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | LoadedElmo = DEFAULT_MODEL,
@@ -20,16 +20,16 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
                   backend: str = "auto", dtype: str = "float32", output_column: str = "elmo",
                   concurrency: int | tuple[int, int] | None = None, num_cpus: int = 1, num_gpus: float = 0,
                   batch_size: int = DEFAULT_BATCH_SIZE) -> "Dataset":
-    """The dataset with a column of vectors, computed lazily by Ray Data's workers: those of `LoadedElmo.embed`.
+    """Add a column with the vectors of `LoadedElmo.embed` to a dataset, computed lazily by Ray Data's workers.
 
     `column` has strings, split at whitespace, or lists of tokens. The new column has lists of fixed-size lists,
-    [tokens][2 P] of a text, with `layers="all"` [layers][tokens][2 P]; `pool` drops the tokens. `dtype` is `float32` or
+    [tokens][2 P] per text, with `layers="all"` [layers][tokens][2 P]; `pool` drops the tokens. `dtype` is `float32` or
     `float16`, for which values beyond its range are refused. `state` is `zero` or `warm`.
 
-    A worker has `num_cpus` threads, and a GPU with `num_gpus`; `batch_size` texts run at a time in it. At most
-    `concurrency` workers run, by default as many as there is room for, or between two numbers of them: a least number
-    that leaves no CPU to what feeds the workers waits for ever. The model is read here, once, and put into the object
-    store, from which workers take it.
+    A worker has `num_cpus` threads and `num_gpus` GPUs, and runs `batch_size` texts at a time. At most `concurrency`
+    workers run, by default as many as the cluster has room for; a pair is the smallest and largest number of workers.
+    A smallest number that leaves no CPU for the tasks that feed the workers waits forever. The model is read once, by
+    this call, and put into the object store, from which workers take it.
     """
     with extra("ray"):
         import ray.data
@@ -43,12 +43,12 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
     if schema is not None and output_column in schema.names:
         raise ValueError(f"output_column: expected a name that no column has, got {shown(output_column)}")
     settings = Settings(OutputSpec(layers, pool, dtype), state, batch_size, num_cpus, num_gpus)
-    least, most = concurrency if isinstance(concurrency, tuple) else (1, concurrency)
-    for bound in (least, *(() if most is None else (most,))):
+    lowest, highest = concurrency if isinstance(concurrency, tuple) else (1, concurrency)
+    for bound in (lowest, *(() if highest is None else (highest,))):
         check_count("concurrency", bound)
     elmo = model if isinstance(model, LoadedElmo) else load(model, device="cpu", precision=precision, backend=backend)
     shared = SharedModel.of(elmo, settings)
     return ds.map_batches(
         AddVectors, fn_constructor_args=(shared, settings, column, output_column), batch_format="pyarrow",
-        batch_size=_TEXTS_PER_SLOT * batch_size, compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+        batch_size=_TEXTS_PER_SLOT * batch_size, compute=ray.data.ActorPoolStrategy(min_size=lowest, max_size=highest),
         **settings.resources)

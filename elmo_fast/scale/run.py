@@ -1,4 +1,4 @@
-"""`elmo-fast embed --ray`: texts to a directory of shards, which workers on many machines write."""
+"""`elmo-fast embed --ray`: embeds texts into a directory of shards, which workers on many machines write."""
 
 import contextlib
 import logging
@@ -35,15 +35,15 @@ from elmo_fast.vectors.open import open_embeddings
 with extra("ray"):
     import ray
 
-SHARD_TOKENS = 1 << 15  # a shard is what is computed again when a worker is killed
+SHARD_TOKENS = 1 << 15  # when a worker is killed, its shard is computed again
 _SHARD_TEXTS = 1 << 14
-_MOST_TRIES = 4  # of a shard: a worker that dies is replaced
-_LOOK_SECONDS = 0.2  # between two looks for a stop
+_MAX_TRIES = 4  # per shard: a worker that dies is replaced
+_POLL_SECONDS = 0.2  # between two checks for a stop
 _QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Shard(NamedTuple):
-    """Consecutive texts, with the numbers of the shard and of its first text."""
+    """Consecutive texts, with the shard's number and the number of its first text."""
 
     number: int
     start: int
@@ -51,7 +51,7 @@ class Shard(NamedTuple):
 
 
 def embed_file_on_ray(job: EmbedJob, cluster: Cluster, cpus: int, gpus: int) -> None:
-    """As `embed_file`, on workers with so many threads and GPUs each, into a new directory of shards."""
+    """As `embed_file`, on workers with `cpus` threads and `gpus` GPUs, into a new directory of shards."""
     target = job.output.target(default_layout="parquet")
     if job.resume:
         raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")
@@ -69,8 +69,8 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
     """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
 
     Shards are numbered in the order of the texts; workers write them beside the target, on a file system that all
-    machines share. The directory gets its name when all shards stand there, their sizes and keys have been compared
-    with those read, and `manifest.json` is written. `lock` is the path of a lock on the target that the caller has.
+    machines share. The directory gets its name when it holds all shards, their sizes and keys have been checked
+    against the texts, and `manifest.json` is written. `lock` is the path of a lock on the target that the caller holds.
     """
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
@@ -81,25 +81,25 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
                        "precision": bilm.precision, "backend": bilm.backend,
                        "device": "cuda" if settings.gpus else "cpu"}
-        kind = ray.remote(ShardWriter).options(max_restarts=-1, max_task_retries=_MOST_TRIES - 1,
-                                               **settings.resources)
-        count = cluster.workers or _room(settings)
-        workers = [kind.remote(shared, settings, target, part, fingerprint) for _ in range(count)]
+        actor = ray.remote(ShardWriter).options(max_restarts=-1, max_task_retries=_MAX_TRIES - 1,
+                                                **settings.resources)
+        count = cluster.workers or _worker_capacity(settings)
+        workers = [actor.remote(shared, settings, target, part, fingerprint) for _ in range(count)]
         entries: dict[int, dict[str, Any]] = {}
         with progress or Progress(False) as bar:
-            for shard, entry in _written(shards_of(texts, shard_tokens), workers):
+            for shard, entry in _write_shards(shards_of(texts, shard_tokens), workers):
                 _check(shard, part / entry["file"], entry["bytes"])
                 entries[shard.number] = entry
                 bar.update(sum(len(text.tokens) for text in shard.texts), len(shard.texts))
         shards = [entries[number] for number in range(len(entries))]
         for name in {path.name for path in part.iterdir()} - {entry["file"] for entry in shards}:
-            (part / name).unlink()  # of a worker that was killed
+            (part / name).unlink()  # left by a worker that was killed
         write_manifest(part, target.layout, settings.form.describe(), fingerprint, shards)
 
 
 @contextlib.contextmanager
 def _connected(cluster: Cluster) -> Iterator[None]:
-    """A connection to the cluster, on which Ray is silent."""
+    """Connect to the cluster for the context; Ray logs nothing."""
     if cluster.address.startswith("ray://"):
         raise ConfigurationError("--ray: expected the address of a cluster that this machine belongs to (HOST:PORT or "
                                  f"auto), got Ray Client's {cluster.address}")
@@ -108,12 +108,12 @@ def _connected(cluster: Cluster) -> Iterator[None]:
     local = {"include_dashboard": False} if cluster.address == "local" else {}
     try:
         try:
-            with _silence(), _handlers_kept():
+            with _silence(), _restore_handlers():
                 ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False, **local)
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {cluster.address} "
                                      f"({error}); one with a token wants RAY_AUTH_MODE=token") from error
-        except Exception as error:  # Ray has no type of its own for a machine that starts it too slowly
+        except Exception as error:  # Ray has no specific type for a start that takes too long
             raise OSError(f"--ray: expected Ray to start, or to answer, at {cluster.address} ({error})") from error
         yield
     finally:
@@ -122,7 +122,7 @@ def _connected(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Nothing on the descriptor of stderr: Ray's library in C++ prints there which log level it was given."""
+    """Discard what is written to stderr's descriptor: Ray's C++ library prints its log level there."""
     sys.stderr.flush()
     stderr = os.dup(2)
     try:
@@ -135,8 +135,8 @@ def _silence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """After the body a stop is handled as before: Ray's own handlers end the process, and leave what was written."""
+def _restore_handlers() -> Iterator[None]:
+    """Restore the signal handlers after the context: Ray's end the process without removing partial output."""
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -147,36 +147,36 @@ def _handlers_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _room(settings: Settings) -> int:
-    """Workers that the cluster has room for."""
+def _worker_capacity(settings: Settings) -> int:
+    """Return how many workers the cluster has room for."""
     resources = ray.cluster_resources()
-    kind, least = ("GPU", settings.gpus) if settings.gpus else ("CPU", settings.cpus)
-    return max(1, int(resources.get(kind, 0) // least))
+    resource, per_worker = ("GPU", settings.gpus) if settings.gpus else ("CPU", settings.cpus)
+    return max(1, int(resources.get(resource, 0) // per_worker))
 
 
 def shards_of(texts: Iterable[Text], shard_tokens: int = SHARD_TOKENS) -> Iterator[Shard]:
-    """Texts in shards of about so many tokens."""
+    """Group texts into shards of about `shard_tokens` tokens."""
     number, start, tokens = 0, 0, 0
-    some: list[Text] = []
+    group: list[Text] = []
     for text in texts:
-        some.append(text)
+        group.append(text)
         tokens += len(text.tokens)
-        if tokens >= shard_tokens or len(some) == _SHARD_TEXTS:
-            yield Shard(number, start, some)
-            number, start, tokens, some = number + 1, start + len(some), 0, []
-    if some:
-        yield Shard(number, start, some)
+        if tokens >= shard_tokens or len(group) == _SHARD_TEXTS:
+            yield Shard(number, start, group)
+            number, start, tokens, group = number + 1, start + len(group), 0, []
+    if group:
+        yield Shard(number, start, group)
 
 
 class ShardWriter(Worker):
-    """Writes shards into a directory. A shard that is written again is the same, and takes the place of the first."""
+    """Writes shards into a directory. A shard that is written again is identical, and replaces the first file."""
 
     def __init__(self, shared: SharedModel, settings: Settings, target: Target, part: Path, fingerprint: dict):
         super().__init__(shared, settings)
         self._target, self._part, self._fingerprint = target, part, fingerprint
 
     def write(self, number: int, texts: list[Text]) -> dict[str, Any]:
-        """Write a shard: its entry in the manifest."""
+        """Write a shard and return its entry in the manifest."""
         if not self._part.is_dir():
             raise OSError("output: expected a directory on a file system that all machines share, found no "
                           f"{self._part} on {ray.util.get_node_ip_address()}")
@@ -189,27 +189,27 @@ class ShardWriter(Worker):
         return entry_of(stored, len(texts))
 
 
-def _written(shards: Iterable[Shard], workers: list[Any]) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Shards as they are written, with their entries in the manifest. A worker that is ready has one at a time."""
+def _write_shards(shards: Iterable[Shard], workers: list[Any]) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    """Yield shards as workers finish them, with their entries in the manifest. A worker has one shard at a time."""
     running: dict[ray.ObjectRef, tuple[Any, Shard | None]] = {
         worker.__ray_ready__.remote(): (worker, None) for worker in workers}
     for shard in shards:
-        worker, done, entry = _first(running)
+        worker, done, entry = _next_done(running)
         running[worker.write.remote(shard.number, shard.texts)] = worker, shard
         if done:
             yield done, entry
     while any(shard for _, shard in running.values()):
-        _, done, entry = _first(running)
+        _, done, entry = _next_done(running)
         if done:
             yield done, entry
 
 
-def _first(running: dict[Any, tuple[Any, Shard | None]]) -> tuple[Any, Shard | None, dict[str, Any]]:
-    """Wait for a worker: the worker, and the shard that it wrote with its entry, or None when it has become ready."""
+def _next_done(running: dict[Any, tuple[Any, Shard | None]]) -> tuple[Any, Shard | None, dict[str, Any]]:
+    """Wait for a worker; return it and the shard that it wrote, with its entry, or None if it has just started."""
     done: list[Any] = []
     while not done:
         stops.check()
-        done, _ = ray.wait(list(running), timeout=_LOOK_SECONDS)
+        done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
     worker, shard = running.pop(done[0])
     try:
         return worker, shard, ray.get(done[0])
@@ -218,12 +218,12 @@ def _first(running: dict[Any, tuple[Any, Shard | None]]) -> tuple[Any, Shard | N
     except ray.exceptions.RayError as error:
         if shard is None or not isinstance(error, ray.exceptions.RayActorError):
             raise OSError(f"--ray: expected Ray to run the workers ({error}); see Ray's log") from error
-        raise OSError(f"shard {shard.number}, from text {shard.start} on: expected a worker to embed it, {_MOST_TRIES} "
+        raise OSError(f"shard {shard.number}, from text {shard.start} on: expected a worker to embed it, {_MAX_TRIES} "
                       "have died of it; see Ray's log, and whether there was memory") from error
 
 
 def _check(shard: Shard, path: Path, size: int) -> None:
-    """Raise `RuntimeError` unless a file has the size and the keys of a shard."""
+    """Raise `RuntimeError` unless a file has `size` bytes and the keys of the shard."""
     with open_embeddings(path) as opened:
         if path.stat().st_size != size or opened.keys != [text.key for text in shard.texts]:
             raise RuntimeError(f"{path}: expected the {len(shard.texts)} texts from {shard.start} on, in {size} bytes, "

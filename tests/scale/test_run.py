@@ -23,7 +23,7 @@ from tests.support.files import ROOT, names, run, until
 pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
 
-from elmo_fast.scale.run import Shard, _connected, _written, embed_on_ray  # noqa: E402
+from elmo_fast.scale.run import Shard, _connected, _write_shards, embed_on_ray  # noqa: E402
 from elmo_fast.scale.workers import Settings  # noqa: E402
 
 
@@ -143,7 +143,7 @@ def test_an_error_of_rays_own_is_no_traceback(address):
 
     with (pytest.raises(OSError, match="(?s)--ray: expected Ray to run the workers .*never ran"),
           _connected(Cluster(address))):
-        list(_written([Shard(0, 0, [])], [ray.remote(Fails).remote()]))
+        list(_write_shards([Shard(0, 0, [])], [ray.remote(Fails).remote()]))
 
 
 def test_no_texts(tmp_path, model, address):
