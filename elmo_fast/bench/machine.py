@@ -1,4 +1,4 @@
-"""Facts on a machine that decide a timing. Neither host names nor paths."""
+"""Collects the facts about a machine that decide a timing, without host names and paths."""
 
 import importlib.metadata
 import platform
@@ -12,7 +12,7 @@ from elmo_fast.environment import cores
 
 
 def version_of(package: str) -> str | None:
-    """Of an installed package; None where it is not."""
+    """Return the version of a package, or None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -20,7 +20,7 @@ def version_of(package: str) -> str | None:
 
 
 def output_of(*command: str, folder: Path | None = None) -> str | None:
-    """What a command prints, or None where it is absent, fails or hangs."""
+    """Return what a command prints, or None if it is absent, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=folder)
     except (OSError, subprocess.TimeoutExpired):
@@ -58,7 +58,7 @@ def _gpu() -> dict | None:
 
 
 def machine() -> dict:
-    """Facts that decide a timing. Neither host names nor paths."""
+    """Return the facts that decide a timing, without host names and paths."""
     import torch
 
     nvcc = re.search(r"release ([\d.]+)", output_of("nvcc", "--version") or "")

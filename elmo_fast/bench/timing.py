@@ -1,10 +1,10 @@
-"""Interleaved measurements, and their rounding."""
+"""Interleaves measurements, and rounds them."""
 
 from collections.abc import Callable
 
 
 def rounded(value):
-    """The same with five significant digits: more would be noise."""
+    """Round floats, also nested ones, to five significant digits: more would be noise."""
     if isinstance(value, dict):
         return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -13,7 +13,7 @@ def rounded(value):
 
 
 def take_turns(measure: dict, rounds: int, after: Callable[[object], None] | None = None) -> dict[object, list[float]]:
-    """What functions measure in every round; the order moves on by one every round. `after(key)` ends a turn."""
+    """Call every function once per round; the order rotates by one each round. `after(key)` runs after each call."""
     samples: dict[object, list[float]] = {key: [] for key in measure}
     order = list(measure)
     for _ in range(rounds):

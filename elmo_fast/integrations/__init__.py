@@ -1,4 +1,4 @@
-"""elmo-fast in other libraries, a module for each of them: docs/integrations.md. This one imports none of them."""
+"""elmo-fast in other libraries, one module per library: docs/integrations.md. This module imports none of them."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,11 +34,11 @@ def pooled_vectors(elmo: LoadedElmo, texts: Sequence[Sequence[str]], layers: Lay
 
 
 def tokenized(texts: Iterable[Text], name: str, split: Callable[[str], Sequence[str]] = str.split) -> list:
-    """Texts as lists of tokens; `ValueError` naming `name` and the number of one that is neither text nor list."""
+    """Split texts into tokens; `ValueError` with `name` and the number of a text that is neither string nor list."""
     return [split(text) if isinstance(text, str) else check_sentence(text, f"{name}[{number}]")
             for number, text in enumerate(texts)]
 
 
 def width(elmo: LoadedElmo, layers: Layers) -> int:
-    """Values of a token: 2 P, and those of every layer with `all`."""
+    """Return the values per token: 2 P, times the number of layers with `all`."""
     return elmo.bilm.get_output_dim() * (elmo.bilm.num_layers if isinstance(layers, str) and layers == "all" else 1)

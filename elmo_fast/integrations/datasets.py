@@ -20,7 +20,7 @@ class Embed:
     tokens are zeros. The others are those of `load`.
 
     A pickle, which datasets hashes and sends to its processes, has the model's name and fingerprint, not its weights:
-    a process reads them itself, and refuses others than these.
+    each process reads the weights itself, and refuses weights with another fingerprint.
     """
 
     def __init__(self, column: str, output: str = "elmo", *, model: str | os.PathLike = DEFAULT_MODEL,
@@ -36,7 +36,7 @@ class Embed:
         self._fingerprint = self._elmo.bilm.fingerprint()
 
     def __call__(self, batch: Mapping[str, Sequence[Text]]) -> dict[str, Sequence[np.ndarray]]:
-        """The new column of a batch of columns."""
+        """Return the new column of a batch of columns."""
         column, output = self._columns
         if column not in batch:
             raise ValueError(f"column: expected one of {', '.join(batch)}, got {shown(column)}")

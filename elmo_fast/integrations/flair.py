@@ -1,4 +1,4 @@
-"""`ElmoEmbeddings`: ELMo vectors of tokens in flair. To be imported before a saved model that has them is loaded."""
+"""`ElmoEmbeddings`: ELMo vectors of tokens in flair. Import it before loading a saved model that has them."""
 
 import dataclasses
 from typing import Any
@@ -44,7 +44,7 @@ class ElmoEmbeddings(TokenEmbeddings):
 
     @property
     def embedding_length(self) -> int:
-        """Values of a token."""
+        """Return the values per token."""
         return width(LoadedElmo(self.bilm), self._settings["layers"])
 
     def _add_embeddings_internal(self, sentences: list[Sentence]) -> list[Sentence]:
@@ -55,7 +55,7 @@ class ElmoEmbeddings(TokenEmbeddings):
         return sentences
 
     def to_params(self) -> dict[str, Any]:
-        """What `from_params` takes: all but the weights."""
+        """Return what `from_params` takes: everything except the weights."""
         options = self.bilm.options
         return {"options": options.to_dict(), "vocabulary": options.vocabulary, "held": list(self.bilm.weights()),
                 "how": {"precision": self.bilm.precision, "backend": self.bilm.backend}, "name": self.name,
@@ -63,7 +63,7 @@ class ElmoEmbeddings(TokenEmbeddings):
 
     @classmethod
     def from_params(cls, params: dict[str, Any]) -> "ElmoEmbeddings":
-        """Embeddings with weights of zero, for a `load_state_dict` that follows."""
+        """Make embeddings with zero weights, which `load_state_dict` then sets."""
         options, how = params.pop("options"), params.pop("how")
         held = ["CNN_proj/W_proj"] if params.pop("has_projection", False) else params.pop("held", ())  # 0.1's, or all
         options = dataclasses.replace(Options.from_dict(options), vocabulary=params.pop("vocabulary", None))
