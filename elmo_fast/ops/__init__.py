@@ -1,1 +1,1 @@
-"""Floor 0: tensors to tensors. Every op has a reference, and faster backends with the same signature."""
+"""Floor 0: functions of tensors. Every op has a reference and faster backends with the same signature."""

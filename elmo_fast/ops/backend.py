@@ -1,4 +1,4 @@
-"""Which implementation of an op runs, and why a faster one does not."""
+"""Choose the implementation of an op, and say why a faster implementation cannot run."""
 
 import functools
 import importlib
@@ -22,8 +22,9 @@ check_backend = functools.partial(check_choice, "backend", choices=BACKENDS)
 def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | None = None) -> str:
     """The backend that runs `op` on `tensors`, its operands: `reference`, `torch` or `native`.
 
-    `auto` takes the fastest that runs this call and logs once what it passed over. A backend asked for by name that
-    does not raises `RuntimeError` with the reason. `unsupported` names what the native kernels lack for this call.
+    `auto` takes the fastest backend that can run the call and logs once why faster backends cannot. A backend that
+    is asked for by name and cannot run the call raises `RuntimeError` with the reason. `unsupported` names the feature
+    of this call that the native kernels do not support.
     """
     if backend != "auto":
         reason = why_not(op, check_backend(backend), tensors, unsupported)
@@ -39,7 +40,7 @@ def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | No
 
 
 def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported: str | None = None) -> str | None:
-    """None when `backend` can run `op` on `tensors`, else the reason it cannot."""
+    """The reason why `backend` cannot run `op` on `tensors`, or None when it can."""
     if backend != "native":
         return None
     device = tensors[0].device.type
@@ -60,13 +61,13 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported:
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call on these operands is recorded for gradients."""
+    """Whether autograd records a call on these operands."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 @functools.cache
 def why_no_triton(device: torch.device) -> str | None:
-    """None when the Triton kernels run on `device`, else the reason they do not."""
+    """The reason why the Triton kernels cannot run on `device`, or None when they can."""
     if device.type != "cuda":
         return f"Triton has no kernels for {device.type}"
     capability = torch.cuda.get_device_capability(device)
@@ -84,7 +85,7 @@ def why_no_triton(device: torch.device) -> str | None:
 
 @functools.cache
 def native_module():
-    """The compiled module and None, or None and the reason it is not used."""
+    """The compiled module and None, or None and the reason why the module is not used."""
     if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
         return None, "ELMO_FAST_NO_NATIVE=1 is set"
     try:

@@ -11,11 +11,11 @@ import torch
 
 from elmo_fast.ops.device import to_device
 
-UNDIVIDED = 1 << 14  # values of an operation that PyTorch does not divide
+UNDIVIDED = 1 << 14  # PyTorch does not divide an operation on at most this many values
 
 
 def sum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a + b, of one shape and type; `a` may be overwritten where neither needs a gradient."""
+    """a + b, tensors of the same shape and type; may overwrite `a` where neither tensor needs a gradient."""
     if not _is_plain(a) or not _is_plain(b):
         return a + b
     np.add(a.numpy(), b.numpy(), out=a.numpy())
@@ -37,6 +37,6 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether NumPy can compute with it."""
+    """Whether NumPy can compute with the tensor."""
     return tensor.device.type == "cpu" and not tensor.requires_grad and type(tensor) is torch.Tensor and (
         tensor.dtype in (torch.float16, torch.float32, torch.float64))

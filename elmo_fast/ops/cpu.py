@@ -1,6 +1,6 @@
-"""What the ops on the C++ engine share: the precisions of this machine, packed weights, and pointers.
+"""Functions shared by the ops on the C++ engine: precisions of this machine, packed weights, pointers.
 
-The engine takes and gives fp32 tensors. Sums have a fixed order: a row's result has the same bits in any batch and on
+The engine takes and returns fp32 tensors. Sums have a fixed order: a row's result has the same bits in any batch and on
 any number of threads.
 """
 
@@ -16,7 +16,7 @@ from elmo_fast.ops.weight_snapshot import Tensors
 
 
 def number_of(precision: str) -> int:
-    """What the engine calls a precision."""
+    """The engine's number of a precision."""
     return native_module()[0].precisions[precision]
 
 
@@ -27,7 +27,7 @@ def supports_precision(precision: str) -> bool:
 
 
 def effective_precision(precision: str) -> str:
-    """`precision`, or `highest` where the processor lacks what it needs, which is logged once."""
+    """`precision`, or `highest` where the processor does not support it, which is logged once."""
     if supports_precision(precision):
         return precision
     log_once(f"precision {precision!r} runs as 'highest': this processor has no {PRECISIONS[precision].needs}")
@@ -35,7 +35,7 @@ def effective_precision(precision: str) -> str:
 
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):
-    """Weights as `pack` packs them, fp32 and contiguous, for this machine's instruction set; see `cached`."""
+    """Contiguous fp32 weights packed by `pack` for this machine's instruction set; see `weight_cache.cached`."""
     kind = f"{kind} for {native_module()[0].cpu_isa()}"
 
     def pack_full(detached: Tensors) -> torch.Tensor:
@@ -48,7 +48,7 @@ def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.
 
 
 def threads() -> int:
-    """Threads of a call: PyTorch's number, but no more than processors that the process may use."""
+    """Threads of a call: PyTorch's number, but at most the processors that the process may use."""
     return min(torch.get_num_threads(), cores())
 
 

@@ -1,7 +1,7 @@
 """Copies between the host and a GPU that wait only where they must.
 
-A copy from ordinary memory makes the host wait for all work that the stream holds; one from page-locked memory is
-queued behind that work. PyTorch keeps page-locked blocks for reuse, and hands none out again before its copy is done.
+A copy from ordinary memory makes the host wait for all work queued on the stream; a copy from page-locked memory is
+queued behind that work. PyTorch keeps page-locked blocks for reuse and reuses a block only when its copy is done.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from elmo_fast.arguments import shown
 
 
 def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`values` on `device`, queued on the current stream where that is a GPU's; the host does not wait."""
+    """`values` copied to `device`: for a GPU, queued on its current stream; the host does not wait."""
     tensor = torch.from_numpy(np.ascontiguousarray(values)) if isinstance(values, np.ndarray) else values
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device, non_blocking=True)
@@ -23,13 +23,13 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` on the host; waits for the work of the current stream, once."""
+    """`tensor` copied to the host; waits once for the work of the current stream."""
     stream = torch.cuda.current_stream(tensor.device) if tensor.device.type == "cuda" else None
     return HostCopy([tensor], stream).result()[0]
 
 
 def available_device(device: str | int | torch.device | None) -> torch.device:
-    """The device, by default the first GPU or else the CPU; `ValueError` for what is none of this machine."""
+    """The device, by default the first GPU or else the CPU; `ValueError` unless this machine has the device."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -40,12 +40,12 @@ def available_device(device: str | int | torch.device | None) -> torch.device:
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager:
-    """In the body `device` is the current one, on which kernels are launched, where it is a GPU."""
+    """Make `device`, where it is a GPU, the current device in the body, on which kernels are launched."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def current_stream(device: torch.device) -> int:
-    """The handle of the current stream of `device`, 0 off the GPU."""
+    """The handle of the current stream of `device`, 0 for a device other than a GPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
@@ -64,25 +64,25 @@ def synchronize_stream(device: torch.device) -> None:
 
 
 class HostCopy:
-    """Tensors on their way to the host: `result` waits for them and for nothing that was queued since.
+    """Tensors that are being copied to the host: `result` waits for the copies, not for work queued later.
 
-    The copies run on `stream` after what the current stream holds now. Without a stream, or off the GPU, the tensors
-    are copied at once.
+    The copies run on `stream` after the work that the current stream holds at construction. Without a stream, or off
+    the GPU, the tensors are copied at once.
     """
 
     def __init__(self, tensors: list[torch.Tensor], stream: "torch.cuda.Stream | None"):
         self._done = None
         if stream is None or not tensors or tensors[0].device.type != "cuda":
-            self._arrived = [each.cpu() for each in tensors]
+            self._arrived = [tensor.cpu() for tensor in tensors]
             return
         stream.wait_stream(torch.cuda.current_stream(tensors[0].device))
         with torch.cuda.stream(stream):
-            self._arrived = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
-                             for each in tensors]
+            self._arrived = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                             .copy_(tensor, non_blocking=True) for tensor in tensors]
             self._done = torch.cuda.Event()
             self._done.record(stream)
-        for each in tensors:
-            each.record_stream(stream)
+        for tensor in tensors:
+            tensor.record_stream(stream)
 
     def result(self) -> list[torch.Tensor]:
         """The tensors, on the host."""

@@ -1,4 +1,4 @@
-"""Versions, processor and GPUs of this machine, and the backend of each op."""
+"""Report versions, processor and GPUs of this machine, and the backend of every op."""
 
 import os
 import platform
@@ -16,17 +16,17 @@ _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
 
 
 def report() -> list[str]:
-    """Lines on versions, processor, GPUs, and for every op the backend in use and why faster ones are not."""
-    found = {name: version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build, as +cpu
+    """Lines on versions, processor, GPUs, and for every op the backend in use and why faster backends are not."""
+    versions = {name: version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build: +cpu
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    lstm = (line for each in devices for line in lstm_lines(each))
+    lstm = (line for device in devices for line in lstm_lines(device))
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
-            "packages     " + ", ".join(f"{name} {number}" for name, number in found.items()),
+            "packages     " + ", ".join(f"{name} {number}" for name, number in versions.items()),
             *_processor(), *_gpus(), *_backends(), *lstm]
 
 
 def lstm_lines(device: torch.device) -> list[str]:
-    """Lines on the LSTM's two paths on a GPU, and what was measured of them. Launches nothing."""
+    """Lines on the LSTM's two paths on a GPU and their recorded timings. Launches nothing."""
     triton, forced = why_no_triton(device), os.environ.get(choice.VARIABLE)
     kernels = "Triton" if not triton else f"torch operations: {triton}"
     measured = [f"LSTM auto    {shape}: {each.path} "
@@ -61,9 +61,9 @@ def _processor() -> list[str]:
 
 
 def _other_engines(module) -> str:
-    """The engines of the build that do not run here, and what each would need of the processor."""
-    there = module.cpu_features()
-    lacking = {isa: [name for name, needed in features.items() if needed and not there[name]]
+    """The engines of the build that this processor cannot run, and the features that it lacks for them."""
+    features_present = module.cpu_features()
+    lacking = {isa: [name for name, needed in features.items() if needed and not features_present[name]]
                for isa, features in module.engines().items() if isa != "amx-emulated"}
     if "amx" in lacking and not lacking["amx"] and not module.amx_permitted():
         lacking["amx"] = ["the system's permission"]
@@ -79,7 +79,7 @@ def _gpus() -> list[str]:
 
 
 def _backends() -> list[str]:
-    lines, (_, absent) = [], native_module()  # why it is absent is on a line of its own
+    lines, (_, absent) = [], native_module()  # another line of the report says why the module is absent
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         operand = torch.empty(0, device=device)
         for op in OPS:

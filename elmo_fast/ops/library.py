@@ -1,6 +1,6 @@
-"""The ops in `torch.library`: one schema each, with a fake implementation and a gradient, on every device.
+"""Register the ops in `torch.library`: a schema, a fake implementation and a gradient, the same on every device.
 
-`torch.compile` then sees one op. A schema's arguments are the fields of a `NamedTuple`, which every implementation
+`torch.compile` then sees a single op. A schema's arguments are the fields of a `NamedTuple`, which every implementation
 reads by name.
 """
 
@@ -17,18 +17,18 @@ _TYPES = {torch.Tensor: "Tensor", torch.Tensor | None: "Tensor?", list[torch.Ten
 
 
 def schema_of(arguments: type) -> str:
-    """The fields of a `NamedTuple` as a schema has them."""
+    """The fields of a `NamedTuple`, written as the arguments of a schema."""
     return ", ".join(f"{_TYPES[hint]} {name}" for name, hint in get_type_hints(arguments).items())
 
 
 def register(op: str, fake: Callable, gradient: Callable, save: Callable | None = None) -> None:
-    """Register what computes shapes and types of results alone, the gradient, and what saves tensors for it."""
+    """Register an op's `fake` (shapes and types of results), its `gradient`, and `save`, which keeps tensors for it."""
     torch.library.register_fake(f"elmo_fast::{op}", fake, lib=library)
     torch.library.register_autograd(f"elmo_fast::{op}", gradient, setup_context=save, lib=library)
 
 
 def register_backward(op: str, fake: Callable) -> None:
-    """Register the op `NAME_backward` of an op, which has no gradient itself."""
+    """Register the op `NAME_backward`, which computes the gradient of `op` and has no gradient itself."""
     register(f"{op}_backward", fake, functools.partial(_no_second_derivatives, op))
 
 
@@ -37,7 +37,7 @@ def _no_second_derivatives(op: str, ctx, *_):
 
 
 def no_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """[0], in place of a gradient that is not needed."""
+    """An empty tensor [0], returned in place of a gradient that is not needed."""
     return tensor.new_empty(0)
 
 

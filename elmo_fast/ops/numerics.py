@@ -1,4 +1,4 @@
-"""What `precision` means for plain torch operations, whatever the process-wide flags and autocast say."""
+"""Apply a `precision` to plain torch operations, regardless of the process-wide flags and autocast."""
 
 import contextlib
 import contextvars
@@ -12,7 +12,7 @@ from elmo_fast.ops.precision import OPERANDS, PRECISIONS
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
     fp32_precision, set_fp32_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
-else:  # before torch 2.9 one word held for every library
+else:  # before torch 2.9 a single setting applied to every library
     FP32_FLAGS = (("cuda", "matmul"),)
     _WORDS = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 
@@ -25,12 +25,12 @@ else:  # before torch 2.9 one word held for every library
 
 _active = contextvars.ContextVar("precision", default="highest")
 _lock = threading.Lock()
-_holders: list[str] = []  # what every `numerics` that is open wants torch's flags to be
-_before: dict[tuple[str, str], str] = {}  # what they were before the first
+_holders: list[str] = []  # the value of torch's flags that every open `numerics` asks for
+_before: dict[tuple[str, str], str] = {}  # the flags' values before the first `numerics` was opened
 
 
 def full_precision(value: torch.Tensor | None) -> torch.Tensor | None:
-    """`value` in the type that computes: float32 for 16-bit parameters, else its own."""
+    """`value` in the type to compute in: float32 for 16-bit parameters, else unchanged."""
     return value.float() if value is not None and value.dtype in (torch.float16, torch.bfloat16) else value
 
 
@@ -43,9 +43,9 @@ def type_of(operands: str) -> torch.dtype:
 def numerics(precision: str, device: torch.device):
     """Run the body's matrix products in `precision` on `device`.
 
-    `highest` is IEEE fp32 (or fp64 where the operands are). On CUDA `high` lets tf32 in and `medium` runs
+    `highest` is IEEE fp32 (or fp64 where the operands are). On CUDA `high` permits tf32 and `medium` runs
     products on bf16 operands. On the CPU plain torch computes both as `highest`. Autocast around the call
-    never decides.
+    has no effect.
     """
     operands = PRECISIONS[precision].gpu if device.type == "cuda" else "ieee"
     token = _active.set(precision)
@@ -58,7 +58,7 @@ def numerics(precision: str, device: torch.device):
 
 
 def gradient_numerics(precision: str, device: torch.device):
-    """What gradients are computed in: tf32 for products of 16 bits, which stays close to the true values."""
+    """The `numerics` of gradients: tf32 where products have 16-bit operands, which stays close to the true values."""
     return numerics("highest" if PRECISIONS[precision].gpu == "ieee" else "high", device)
 
 
@@ -69,9 +69,9 @@ def active_precision() -> str:
 
 @contextlib.contextmanager
 def _held(wanted: str):
-    """torch's process-wide fp32 matmul precision, held while any thread needs it, then put back.
+    """Hold torch's process-wide fp32 matmul precision while any thread needs it, then restore it.
 
-    When threads disagree the strictest wins. A flag that already means IEEE is not touched.
+    When threads disagree, the strictest value applies. A flag that already means IEEE is not changed.
     """
     _change(_holders.append, wanted)
     try:

@@ -1,7 +1,7 @@
-"""The table of precisions: what each multiplies, how far off it may be, and what it needs of a processor.
+"""The table of precisions: their operands, their tolerances, and the processor features that they need.
 
-Everything that depends on a precision asks this table; the order of its rows decides nothing. Imports no torch: the
-command's help reads it.
+All code that depends on a precision reads this table; the order of its rows has no meaning. The module does not import
+torch, since the command's help reads the table.
 """
 
 import functools
@@ -11,9 +11,9 @@ from elmo_fast.arguments import check_choice
 
 
 class Operands(NamedTuple):
-    """What products multiply. Sums are fp32.
+    """The operands of products. Sums are fp32.
 
-    `dtype` names the torch type that holds the operands, `bits` counts those of a significand. `tolerance` is the
+    `dtype` names the torch type that holds the operands, `bits` counts the bits of a significand. `tolerance` is the
     relative Frobenius error of a layer against the float64 reference; loosening it is a decision to defend in a commit
     message.
     """
@@ -24,10 +24,10 @@ class Operands(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """A row: names of `OPERANDS`, by what computes.
+    """A precision: the names in `OPERANDS` of the operands that every engine uses.
 
-    `cpu` in the C++ engine; `gpu` on a GPU, and `bounded` there where every value is known to fit fp16. `needs` is what
-    the C++ engine needs of the processor, without which it computes in `highest`. `model_tolerance` is the largest
+    `cpu` in the C++ engine; `gpu` on a GPU, or `bounded` on a GPU where every value is known to fit fp16. `needs` is
+    the processor feature without which the C++ engine computes in `highest`. `model_tolerance` is the largest
     difference of a model from the reference path, as a share of the largest value.
     """
 
@@ -40,7 +40,7 @@ class Precision(NamedTuple):
 
 OPERANDS = {
     "ieee": Operands("float32", 24, 2e-6),
-    "bf16x3": Operands("float32", 16, 4e-5),  # two parts of bf16, three products
+    "bf16x3": Operands("float32", 16, 4e-5),  # an operand is split in two bf16 parts; three products
     "tf32": Operands("float32", 11, 2.5e-3),
     "fp16": Operands("float16", 11, 3e-3),
     "bf16": Operands("bfloat16", 8, 3e-2)}
@@ -59,10 +59,10 @@ def operands_of(precision: str, bounded: bool) -> str:
 
 
 def has_16_bit_operands(precision: str) -> bool:
-    """Whether a GPU's products have operands of 16 bits."""
+    """Whether a GPU's products have 16-bit operands."""
     return OPERANDS[PRECISIONS[precision].gpu].dtype != "float32"
 
 
 def lowest(*precisions: str) -> str:
-    """The one of these precisions that rounds most."""
+    """The precision, among those given, that rounds most."""
     return min(precisions, key=lambda name: min(OPERANDS[operands].bits for operands in PRECISIONS[name][:3]))

@@ -1,7 +1,7 @@
-"""Which token each LSTM step reads: sentences of different lengths, side by side and back to back.
+"""Assign tokens to LSTM steps: sentences of different lengths run side by side and back to back.
 
-A slot is one row of the batch: a stream of sentences that follow each other. A step runs the slots that still have a
-token, so no padded position is ever computed.
+A slot is a row of the batch: a stream of sentences that follow one another. A step runs the slots that still have a
+token, so no padded position is computed.
 """
 
 import functools
@@ -12,12 +12,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps over slots. A packed row is a running slot of a step, numbered step by step and slot by slot inside.
+    """Steps over slots. A packed row is a running slot of a step; rows are numbered by step, then by slot.
 
     `slots` int64 [slots]: the caller's slot at each position, longest stream first.
-    `batch_sizes` int32 [steps]: how many slots still run at each step; never grows. S is their sum.
+    `batch_sizes` int32 [steps]: number of slots that still run at each step; never grows. S is the sum.
     `tokens` int32 [2, S]: number of the token at each packed row; row 0 forward, row 1 backward.
-    `sequence_starts` bool [S]: whether the packed row is the first of its sentence, in both directions alike.
+    `sequence_starts` bool [S]: whether the packed row is the first of its sentence, the same in both directions.
     """
 
     slots: np.ndarray
@@ -32,7 +32,7 @@ class Schedule:
 
 
 def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedule:
-    """Schedule of sentences with `lengths` int [sentences], each in the slot `slots` int [sentences] names.
+    """Schedule sentences of `lengths` int [sentences]; `slots` int [sentences] names the slot of every sentence.
 
     Tokens are numbered sentence after sentence. Without `slots`, sentence k is alone in slot k. Sentences of one slot
     run in the order given. A slot without tokens never runs. Raises `ValueError` for negative lengths or slots out of
@@ -47,7 +47,7 @@ def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedul
         raise ValueError(f"slots: expected numbers below {slot_count}, got {int(slots.max())}")
     totals = np.bincount(slots, weights=lengths, minlength=slot_count).astype(np.int64)
     by_slot = np.argsort(slots, kind="stable")
-    first_step = np.empty_like(lengths)  # at which a sentence begins in its slot
+    first_step = np.empty_like(lengths)  # the step at which a sentence begins in its slot
     first_step[by_slot] = _before(lengths[by_slot]) - _before(totals)[slots[by_slot]]
     order = np.argsort(-totals, kind="stable")
     position = np.empty_like(order)
@@ -66,7 +66,7 @@ def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedul
 
 
 def _before(counts: np.ndarray) -> np.ndarray:
-    """The sum of all counts before each of them."""
+    """For every count, the sum of the counts before it."""
     return np.cumsum(counts) - counts
 
 

@@ -1,6 +1,6 @@
-"""Values computed from weights once: cached while the weights exist, computed again after an edit.
+"""Cache values computed from weights: kept while the weights exist, computed again after an edit.
 
-One cache serves the packed weights of the CPU and the operands of a GPU. `weight_snapshot` finds the edits.
+The cache serves the packed weights of the CPU and the operands of a GPU. `weight_snapshot` detects the edits.
 """
 
 import weakref
@@ -13,13 +13,13 @@ from elmo_fast.ops.weight_snapshot import Snapshot, Tensors, drop_values, snapsh
 
 
 def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep: bool = True):
-    """`make(tensors)`, detached, or its earlier value for the same tensors; `kind` names the use.
+    """`make` of the detached tensors, or the cached result for the same unedited tensors; `kind` names the use.
 
     Without `keep`, for weights in training, the new value is not cached and the cached ones are dropped.
     """
     if not keep:
         drop_values(tensors)
-    # before `make`: an edit while it runs is seen by the next call
+    # taken before `make`, so that the next call sees an edit made while it runs
     values = snapshot_of(tensors).values if keep else {}
     value = values.get(kind)
     if value is None:
@@ -28,7 +28,7 @@ def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep:
 
 
 def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
-    """The tensors, matrices replaced by parameters on the meta device; cached values are transferred to them."""
+    """The tensors with matrices replaced by parameters on the meta device, which take over the cached values."""
     without_data = [torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
                     if tensor is not None and tensor.dim() == 2 else tensor for tensor in tensors]
     snapshot_of(without_data).values.update(snapshot_of(tensors).values)
@@ -37,7 +37,7 @@ def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
 
 
 class LastResult:
-    """The last result of a computation on the weights of some layers, valid while they and a key are the same.
+    """The last result of a computation on the weights of some layers, valid while the weights and a key stay the same.
 
     Copies and pickles are empty.
     """
@@ -46,14 +46,14 @@ class LastResult:
         self._last: tuple[Any, list[weakref.ref[Snapshot]], Any] | None = None
 
     def get(self, key: Any, layers: Sequence[Tensors], compute: Callable[[], Any]) -> Any:
-        """The result for `key`, computed unless it is the last one."""
+        """The result for `key` and the layers' weights, computed unless the last result was for the same."""
         snapshots, last = _references(layers), self._last
         if last is None or last[:2] != (key, snapshots):
             self._last = last = key, snapshots, compute()
         return last[2]
 
     def set_weights(self, layers: Sequence[Tensors]) -> None:
-        """Declare the last result, where there is one, that of these weights."""
+        """Declare that the last result, if any, belongs to these weights."""
         if self._last is not None:
             self._last = self._last[0], _references(layers), self._last[2]
 
@@ -62,5 +62,5 @@ class LastResult:
 
 
 def _references(layers: Sequence[Tensors]) -> list[weakref.ref[Snapshot]]:
-    """To the snapshots, which keep weights in memory."""
+    """Weak references to the layers' snapshots, since a snapshot keeps its weights in memory."""
     return [weakref.ref(snapshot_of(tensors)) for tensors in layers]

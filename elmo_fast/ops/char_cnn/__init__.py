@@ -1,4 +1,4 @@
-"""Characters of unique tokens to filter values: chooses the backend."""
+"""Compute the filter values of unique tokens from their characters, on the backend that is chosen."""
 
 import torch
 
@@ -17,11 +17,11 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
              precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
-    `precision` is what the native kernels on a GPU compute in, by default that of `numerics.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.fits_fp16`), else bf16. The other
-    backends follow `numerics`; 16-bit weights compute in fp32.
+    `precision` is the precision of the native kernels on a GPU, by default that of the enclosing `numerics.numerics`;
+    in `medium` their result is fp16 where `bounded` says that all values fit (`cuda.fits_fp16`), else bf16. The other
+    backends follow `numerics`; 16-bit weights are converted to fp32.
 
-    On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
+    On the CPU `native` computes in fp32 at every precision and has no second derivatives.
     """
     widest = max(weight.shape[1] for weight, _ in filters)
     if ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < widest:
@@ -30,7 +30,7 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
     operands = char_embed, *(part for pair in filters for part in pair)
     chosen, precision = resolve("char_cnn", backend, *operands), precision or active_precision()
     if chosen == "native" and char_embed.device.type == "cuda":
-        largest = len(char_embed)  # ids on a GPU are not waited for
+        largest = len(char_embed)  # ids on a GPU are not checked: the host would have to wait for them
         if ids.device.type == "cpu" and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
             raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to "
                              f"{int(ids.max())}")
@@ -43,5 +43,5 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
         save = ids.device.type == "cpu" and needs_gradient(operands)
         return torch.ops.elmo_fast.char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save)[0]
     # the torch path sorts tokens by length and reads the lengths back, which a captured graph cannot
-    in_full = chosen == "reference" or is_capturing(ids.device)
-    return (reference if in_full else pytorch).char_cnn(ids, char_embed, filters, activation)
+    with_padding = chosen == "reference" or is_capturing(ids.device)
+    return (reference if with_padding else pytorch).char_cnn(ids, char_embed, filters, activation)

@@ -1,6 +1,6 @@
-"""The activations of the char-CNN, a row each; `elmo_fast.arguments.ACTIVATIONS` has their names, without torch.
+"""The table of the char-CNN's activations; `elmo_fast.arguments.ACTIVATIONS` lists their names without torch.
 
-Triton's kernel has its own in kernels/char_cnn.py.
+The Triton kernel implements them separately, in kernels/char_cnn.py.
 """
 
 import math
@@ -11,9 +11,9 @@ import torch
 
 
 class Activation(NamedTuple):
-    """`apply` to a tensor, `apply_` in place; `slope`(gradient, value) is the gradient of the operand.
+    """An activation: `apply`, `apply_` in place, and `slope`(gradient, value), the gradient of the operand.
 
-    `largest` bounds the size of a value, which is at most that of the operand in any case.
+    `largest` bounds the absolute value of the result, which never exceeds that of the operand.
     """
 
     apply: Callable[[torch.Tensor], torch.Tensor]

@@ -8,9 +8,10 @@ from elmo_fast.ops.library import library, schema_of
 
 
 class CharCnnArguments(NamedTuple):
-    """The arguments of the op, in the order of its schema, as every implementation has them.
+    """The arguments of the op, in the order of its schema, which every implementation takes.
 
-    `weights` [1, width, E, n] and `biases` [n] of each width. With `save` the op also returns what its gradient reads.
+    `weights` [1, width, E, n] and `biases` [n], a pair for every width. With `save` the op also returns the picked
+    windows, which its gradient reads.
     """
 
     ids: torch.Tensor

@@ -1,7 +1,7 @@
 """The C++ engine's char-CNN and its gradient: fp32 at every precision.
 
-The engine finds each filter's largest sum; bias and activation follow in torch. A maximum that windows share passes its
-gradient to them in equal parts, as the reference's does.
+The engine finds each filter's largest sum; bias and activation follow in torch. Windows that tie for
+the maximum share its gradient equally, as in the reference.
 """
 
 import torch
@@ -38,19 +38,19 @@ def backward(grad, values, picks, needed, *arguments):
                                          picks=picks.data_ptr(), grad_table=pointer(grads[0]))
     if needed[0]:
         grads[0] = grads[0][1:].clone()
-    of_biases = grad.sum(0).split([len(bias) for bias in call.biases])
-    grads += [part.clone() if wanted else None for part, wanted in zip(of_biases, needed[len(grads) :])]
-    return [no_gradient(grad) if found is None else found for found in grads]
+    bias_grads = grad.sum(0).split([len(bias) for bias in call.biases])
+    grads += [part.clone() if wanted else None for part, wanted in zip(bias_grads, needed[len(grads) :])]
+    return [no_gradient(grad) if gradient is None else gradient for gradient in grads]
 
 
 def _contiguous(call: CharCnnArguments):
-    """int32 ids, the table with a row of zeros for no token [262, E], and weights, as the engine reads them."""
+    """The engine's operands: int32 ids, the table [262, E] whose row 0 is zeros, and the weights, all contiguous."""
     weights = [weight.contiguous() for weight in call.weights]
     return call.ids.to(torch.int32).contiguous(), with_zero_row(call.char_embed), weights
 
 
 def _call(ids, table, weights, grads=None) -> dict:
-    """Arguments shared by forward and backward; the tensors must outlive the call."""
+    """The arguments shared by forward and backward, as pointers: the tensors must outlive the call."""
     banks, first = [], 0
     for weight, grad in zip(weights, grads or [None] * len(weights)):
         banks.append((weight.shape[1], weight.shape[-1], first, weight.data_ptr(), pointer(grad)))

@@ -1,4 +1,4 @@
-"""The char-CNN on an NVIDIA GPU: a Triton kernel, its packed weights and operand types. Sums are fp32 always."""
+"""The char-CNN on an NVIDIA GPU: a Triton kernel, its packed weights and operand types. Sums are always fp32."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from elmo_fast.ops.numerics import gradient_numerics, type_of
 from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.weight_cache import cached
 
-# fp16's largest number, less what rounding of operands and results may add.
+# fp16's largest number, less a margin for the rounding of operands and results.
 LARGEST_FP16 = 0.98 * torch.finfo(torch.float16).max
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -34,14 +34,14 @@ def forward(*arguments):
 
 
 def backward(grad, values, picks, needed, *arguments):
-    """Recomputed in torch, with the autograd that torch runs an op of our own below: the kernel saves no windows."""
-    call, below = CharCnnArguments(*arguments), torch._C._dispatch_tls_local_exclude_set()
+    """Recompute the op in torch, since the kernel saves no windows; re-enable autograd, which is off inside an op."""
+    call, excluded = CharCnnArguments(*arguments), torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
-        below = below.remove(getattr(torch._C.DispatchKey, key))
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below):
-        found = pytorch.gradients(call.ids, call.floats, call.activation, grad, needed,
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+        grads = pytorch.gradients(call.ids, call.floats, call.activation, grad, needed,
                                   lambda: gradient_numerics(call.precision, call.ids.device))
-    return [no_gradient(of) if each is None else each for each, of in zip(found, call.floats)]
+    return [no_gradient(tensor) if gradient is None else gradient for gradient, tensor in zip(grads, call.floats)]
 
 
 OPS = {"char_cnn": forward, "char_cnn_backward": backward}
@@ -52,11 +52,11 @@ for _name, _implementation in OPS.items():
 
 def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str,
               highways: Sequence[Sequence[torch.Tensor]], projection: Pair | None) -> bool:
-    """Whether operands and results of the char encoder stay within fp16's range for every token that can be.
+    """Whether operands and results of the char encoder stay within fp16's range for every possible token.
 
-    `highways` are (W_carry, b_carry, W_transform, b_transform) by layer. The answer takes one copy back from the
-    device and is cached until a weight changes. Weights in training are skipped and count as unbounded, so that a
-    training step waits for nothing; so do those of a graph that is being compiled.
+    `highways` has (W_carry, b_carry, W_transform, b_transform) for every layer. The answer takes one copy from the
+    device to the host and is cached until a weight changes. Weights in training, and those of a graph that is being
+    compiled, count as unbounded without a check, so that a training step does not wait for the device.
     """
     tensors = [char_embed, *(part for group in (*filters, *highways, projection or ()) for part in group)]
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
@@ -66,7 +66,7 @@ def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str
 
 
 def _largest_value(char_embed, filters, activation, highways, tensors) -> torch.Tensor:
-    """An upper bound of every weight, operand and result; NaN where a weight is: fp64, no dimension."""
+    """An upper bound of every weight, operand and result, fp64 []; NaN where a weight is NaN."""
     def size(tensor):
         return tensor.detach().double().abs()
 

@@ -1,6 +1,6 @@
-"""The char-CNN without numbers, for `torch.compile`, and its gradient.
+"""The char-CNN's fake implementation, for `torch.compile`, and its gradient.
 
-The op returns values [N, filters] and, with `save` on the CPU, the window that each was picked from.
+The op returns values [N, filters] and, with `save` on the CPU, the number of the window that each value comes from.
 """
 
 import torch
@@ -37,8 +37,8 @@ def _gradient(ctx, grad, _):
     if grad is None:
         return none
     call = ctx.call._replace(ids=ids, char_embed=char_embed, weights=parts[:count], biases=parts[count:])
-    found = torch.ops.elmo_fast.char_cnn_backward(grad, values, picks, needed, *call)
-    char_embed, *parts = needed_only(found, needed)
+    grads = torch.ops.elmo_fast.char_cnn_backward(grad, values, picks, needed, *call)
+    char_embed, *parts = needed_only(grads, needed)
     return none._replace(char_embed=char_embed, weights=parts[:count], biases=parts[count:])
 
 

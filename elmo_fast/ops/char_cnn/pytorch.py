@@ -1,7 +1,7 @@
-"""Char-CNN over real characters only, in plain torch.
+"""The char-CNN in plain torch, without the windows that see only padding.
 
-A window that starts in a token's padding sees padding alone, so all of them give one constant per filter. The
-constant joins the maximum when such a window exists.
+All windows that start in a token's padding have the same value, a constant per filter. The maximum includes this
+constant when such a window exists.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +12,13 @@ from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.char_cnn.reference import Filters, with_zero_row
 
 PADDING_ID = 261
-# On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
+# So few that on a CPU the windows and their products stay in the caches and in memory that the process has used.
 _TOKENS_AT_ONCE, _TOKENS_AT_ONCE_ELSEWHERE = 128, 1024
 _WINDOWS_AT_ONCE = 32768  # in a gradient, which keeps every window's values
 
 
 def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, activation: str) -> torch.Tensor:
-    """As `reference.char_cnn`: ids [N, C] -> [N, filters]."""
+    """Compute the same as `reference.char_cnn`: ids [N, C] -> [N, filters]."""
     table = with_zero_row(char_embed)
     pieces = [char_embed.new_empty(0, sum(weight.shape[-1] for weight, _ in filters))]
     orders = [torch.empty(0, dtype=torch.int64, device=ids.device)]
@@ -31,36 +31,36 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
 
 def gradients(ids: torch.Tensor, tensors: Sequence[torch.Tensor], activation: str, grad: torch.Tensor,
               needed: Sequence[bool], around: Callable) -> list[torch.Tensor | None]:
-    """Gradients of `tensors`, char_embed, every weight, then every bias, from `grad` [N, filters], recomputed in fp32.
+    """Gradients of `tensors` (char_embed, every weight, then every bias) from `grad` [N, filters], recomputed in fp32.
 
-    `needed` says of each whether it is wanted, else None. `around()` is a context for the products. Memory holds the
-    windows of a bounded number of tokens.
+    A tensor that `needed` marks False gets None. The products run in the context `around()`. Memory holds the windows
+    of a bounded number of tokens at a time.
     """
-    leaves = [each.detach().float().contiguous().requires_grad_(wanted) for each, wanted in zip(tensors, needed)]
-    wanted = [each for each in leaves if each.requires_grad]
-    sums = [torch.zeros_like(each) for each in wanted]
+    leaves = [tensor.detach().float().contiguous().requires_grad_(want) for tensor, want in zip(tensors, needed)]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    sums = [torch.zeros_like(leaf) for leaf in wanted]
     filters = list(zip(leaves[1 : 1 + len(leaves) // 2], leaves[1 + len(leaves) // 2 :]))
     for rows, longest in _by_length(ids, _WINDOWS_AT_ONCE):
         with torch.enable_grad(), around():
             value = _short_tokens(ids[rows], longest, with_zero_row(leaves[0]), filters, activation)
-            found = torch.autograd.grad(value, wanted, grad[rows].to(value.dtype), allow_unused=True)
-        for total, each in zip(sums, found):
-            if each is not None:
-                total += each
+            grads = torch.autograd.grad(value, wanted, grad[rows].to(value.dtype), allow_unused=True)
+        for total, gradient in zip(sums, grads):
+            if gradient is not None:
+                total += gradient
     rest = iter(sums)
-    return [next(rest).to(each.dtype) if want else None for each, want in zip(tensors, needed)]
+    return [next(rest).to(tensor.dtype) if want else None for tensor, want in zip(tensors, needed)]
 
 
 def token_lengths(ids: torch.Tensor) -> torch.Tensor:
-    """One past the last id of each row that is not padding: ids [N, C] -> int64 [N]."""
+    """Position after the last id of every row that is not padding: ids [N, C] -> int64 [N]."""
     positions = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     return ((ids != PADDING_ID) * positions).amax(1)
 
 
 def _by_length(ids: torch.Tensor, windows: int | None = None) -> Iterator[tuple[torch.Tensor, int]]:
-    """Rows of `ids` by rising length, some at a time, and from where on all of these are padding.
+    """Yield groups of rows of `ids`, by rising length, with the length of the group's longest row (at least 1).
 
-    `windows` bounds how many windows the rows have together.
+    `windows` bounds the number of windows of a group of more than one row.
     """
     lengths = token_lengths(ids)
     order = lengths.argsort()
@@ -76,7 +76,7 @@ def _by_length(ids: torch.Tensor, windows: int | None = None) -> Iterator[tuple[
 
 
 def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.Tensor:
-    """Tokens whose ids from `longest` on are padding."""
+    """Filter values of tokens whose ids from position `longest` on are padding: ids [N, C] -> [N, filters]."""
     dim, positions = table.shape[1], ids.shape[1]
     widest = max(weight.shape[1] for weight, _ in filters)
     characters = table[ids[:, : longest + widest - 1]].flatten(1)  # [N, characters that a window may see * E]
@@ -97,9 +97,9 @@ def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.T
 
 
 class _LargestWindow(torch.autograd.Function):
-    """Maximum of windows [N, S, n] and of `copies` equal ones [1, n] -> [N, n].
+    """Maximum of windows [N, S, n] and of `copies` equal padding windows [1, n] -> [N, n].
 
-    Windows that tie for it share the gradient evenly, each copy for itself: that of `amax` over all of them.
+    Windows that tie for the maximum share the gradient evenly, every copy counted: as `amax` over all windows does.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The specification: the char-CNN in plain torch, for any float dtype.
 
-Written to be read. Weights have the shapes of bilm-tf's weight file. Every faster implementation has this signature and
-is tested against this function.
+Written for readability. Weights have the shapes of bilm-tf's weight file. Every faster implementation has this
+signature and is tested against this function.
 """
 
 from collections.abc import Sequence
@@ -32,5 +32,5 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
 
 
 def with_zero_row(char_embed: torch.Tensor) -> torch.Tensor:
-    """The table that ids read: row 0, zeros, is no token; [261, E] -> [262, E]."""
+    """Add the row of zeros that id 0, no token, reads: [261, E] -> [262, E]."""
     return torch.cat([torch.zeros_like(char_embed[:1]), char_embed])

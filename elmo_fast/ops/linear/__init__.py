@@ -1,4 +1,4 @@
-"""A product with a bias, and a highway layer: chooses the backend."""
+"""Compute a product with a bias, or a highway layer, on the backend that is chosen."""
 
 import torch
 
@@ -16,9 +16,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
            precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """x [N, K], weight [K, M], bias [M] -> x W + b [N, M]; `backend` as in `elmo_fast.ops.backend`.
 
-    `precision` is what the native kernels compute in, by default that of `numerics.numerics` around the call; their
+    `precision` is the precision of the native kernels, by default that of the enclosing `numerics.numerics`; their
     result is fp32. `bounded` as in `elmo_fast.ops.char_cnn`.
-    On the CPU calls with gradients run in torch: weights that change after each use do not repay their packing.
+    On the CPU calls with gradients run in torch: packing does not pay for weights that change after every use.
     """
     check_product(x, weight, bias)
     operands = x, weight, bias
@@ -34,7 +34,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
 def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
             b_transform: torch.Tensor, *, backend: str = "auto", precision: str | None = None,
             bounded: bool = False) -> torch.Tensor:
-    """See `reference.highway`, which is also the torch path: two products leave nothing to save.
+    """See `reference.highway`, which is also the torch path: two products leave torch nothing to speed up.
 
     `precision`, and gradients on the CPU, as in `linear`; `bounded` and the type of the result as in
     `elmo_fast.ops.char_cnn`.
@@ -53,7 +53,7 @@ def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_tra
 
 
 def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:
-    """The precision that products with `weight`, without gradients, have where `precision` is asked for.
+    """The precision in which products with `weight`, without gradients, run when `precision` is asked for.
 
     On the CPU 16-bit products need the native engine and AMX; elsewhere they run in `highest`.
     """

@@ -1,7 +1,7 @@
 """The arguments of products in `torch.library`, in the order of their schemas.
 
 `weights` are [W, b] of `linear` and [W_carry, b_carry, W_transform, b_transform] of `highway`. On the CPU `packed`
-holds them as the engine reads them, and `weights` is empty: products with gradients run in torch there.
+holds them in the engine's packed format, and `weights` is empty: products with gradients run in torch there.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The C++ engine's product with a bias, and the highway layer, which is one with an epilogue."""
+"""The C++ engine's product with a bias, and the highway layer, which is a product with an epilogue."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ from elmo_fast.ops.weight_cache import emptied
 from elmo_fast.ops.weight_snapshot import Tensors
 
 
-def _product(kind: type, epilogue: str) -> Callable[..., torch.Tensor]:
-    """The implementation of the op whose arguments are of a `kind`."""
+def _product(call_type: type, epilogue: str) -> Callable[..., torch.Tensor]:
+    """The implementation of the op whose arguments have the type `call_type`."""
     def product(*arguments):
-        call, module = kind(*arguments), native_module()[0]
+        call, module = call_type(*arguments), native_module()[0]
         x, y = call.x.contiguous(), call.x.new_empty(len(call.x), call.outputs)
         module.linear_forward(
             input=x.shape[1], output=call.outputs, epilogue=module.epilogues[epilogue],
@@ -26,19 +26,19 @@ def _product(kind: type, epilogue: str) -> Callable[..., torch.Tensor]:
 
 
 def packed_product(tensors: Tensors, precision: str) -> torch.Tensor:
-    """Packed weights in a precision that the engine supports, uint8: of `linear`, or with four tensors of `highway`."""
+    """Packed weights, uint8, in a precision that the engine supports: of `linear`, or of `highway` for four tensors."""
     name, epilogue = ("highway", "highway") if len(tensors) == 4 else ("linear", "none")
     return packed_weights(tensors, f"{name} {precision}", lambda detached: pack(detached, epilogue, precision))
 
 
 def drop_product(tensors: Tensors, precision: str) -> list[torch.Tensor | None]:
-    """Pack them as `packed_product`; the tensors, matrices emptied."""
+    """Pack the tensors as `packed_product` does; return them with their matrices emptied."""
     packed_product(tensors, effective_precision(precision))
     return emptied(tensors)
 
 
 def pack(tensors: Tensors, epilogue: str, precision: str) -> torch.Tensor:
-    """Contiguous fp32 weights and biases, in the order of `linear` or `highway`, as the engine reads them."""
+    """Pack contiguous fp32 weights and biases, in the order of `linear` or `highway`, for the engine."""
     module = native_module()[0]
     shape = *tensors[0].shape, module.epilogues[epilogue], number_of(precision)
     packed = aligned_bytes(module.linear_packed_size(*shape))

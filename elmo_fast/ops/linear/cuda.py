@@ -1,4 +1,4 @@
-"""Products on an NVIDIA GPU: a Triton kernel, its packed weights and operand types. Sums are fp32 always."""
+"""Products on an NVIDIA GPU: a Triton kernel, its packed weights and operand types. Sums are always fp32."""
 
 import torch
 
@@ -13,7 +13,7 @@ from elmo_fast.ops.weight_cache import cached
 def linear(*arguments):
     call = LinearArguments(*arguments)
     x, operands, (weight, bias) = call.x, operands_of(call.precision, call.bounded), call.weights
-    if operands == "ieee":  # PyTorch's own fp32 product is the fastest there is
+    if operands == "ieee":  # PyTorch's fp32 product is the fastest
         with numerics("highest", x.device):
             return torch.addmm(bias.float(), x.float(), weight.float())
     return _product(x, call.weights, operands, x.new_empty(len(x), call.outputs, dtype=torch.float32))

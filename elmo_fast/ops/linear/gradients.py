@@ -1,4 +1,4 @@
-"""Products without numbers, for `torch.compile`, and their gradients."""
+"""Fake implementations of the products, for `torch.compile`, and their gradients."""
 
 import functools
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def _gradient(run: Callable, ctx, grad):
     leaves = [tensor.detach().requires_grad_(wanted) for tensor, wanted in zip(ctx.saved_tensors, needed)]
     with torch.enable_grad(), gradient_numerics(ctx.call.precision, grad.device):
         value = run(*map(full_precision, leaves))
-        found = iter(torch.autograd.grad(value, [leaf for leaf in leaves if leaf.requires_grad], grad.to(value.dtype)))
-    x, *weights = (next(found) if wanted else None for wanted in needed)
+        grads = iter(torch.autograd.grad(value, [leaf for leaf in leaves if leaf.requires_grad], grad.to(value.dtype)))
+    x, *weights = (next(grads) if wanted else None for wanted in needed)
     return type(need)(*[None] * len(need))._replace(x=x, weights=weights)
 
 
