@@ -1,10 +1,10 @@
-"""Characters of tokens to filter values in one kernel: embedding, convolutions of every width, maximum, activation.
+"""The char-CNN in a single kernel: embedding, convolutions of every width, maximum and activation.
 
 A program takes BM tokens and BN filters of one width, which it keeps on chip; a position costs one product of the
-embedded windows [BM, width * E] and one maximum. Tokens come sorted by length: a program stops one position behind its
-longest token, at the first window of nothing but padding, which stands for all the later ones. Only windows within the
-C characters are computed, so the padding joins the maximum exactly where a window of padding exists, and a token's
-value has the same bits whatever tokens share its program.
+embedded windows [BM, width * E] and one maximum. Tokens are sorted by length: a program stops one position behind its
+longest token, at the first window that holds only padding, since all later windows have the same value. Only windows
+within the C characters are computed, so the maximum includes padding exactly where a window of padding exists, and a
+token's value has the same bits whatever tokens share its program.
 """
 
 import math
@@ -18,17 +18,17 @@ from torch.nn.functional import pad
 from elmo_fast.kernels.configs import choose
 from elmo_fast.kernels.lstm_pointwise import _tanh
 
-# Windows up to these many values (a power of two) are one product, with the filters kept on chip; longer windows, and
-# all of IEEE fp32, whose products run on the fp32 units, go in pieces.
+# Windows of up to so many values (a power of two) are a single product, with the filters kept on chip. Longer windows,
+# and all windows in IEEE fp32, whose products run on the fp32 units, are multiplied in pieces.
 WHOLE = (32, 64, 128)
 PIECES = len(WHOLE)
-UNSORTED = 32  # so few tokens run in the order they came
+UNSORTED = 32  # up to so many tokens run in their given order
 
 
 def char_cnn(ids: torch.Tensor, lengths: torch.Tensor, packed, activation: str, out: torch.Tensor) -> None:
     """Filter values of tokens: ids int64 [N, C], contiguous, and lengths int32 [N] -> out [N, F].
 
-    `packed` is a `PackedFilters`. Ids outside the table read its nearest row.
+    `packed` is a `PackedFilters`. Ids outside the table are clamped to its first or last row.
     """
     (count, characters), order = ids.shape, packed.unsorted[: len(ids)]
     if not count:
@@ -51,7 +51,7 @@ def char_cnn(ids: torch.Tensor, lengths: torch.Tensor, packed, activation: str, 
 def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, characters, columns, last_row, groups,
               EP: tl.constexpr, KINDS: tl.constexpr, STEP: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    # Which filters: `widths` [groups, 5] has width, first weight, first column, number of filters and kind.
+    # Find the program's filters: `widths` [groups, 5] has width, first weight, first column, number of filters, kind.
     tiles = 0
     for group in range(groups):
         tiles += tl.cdiv(tl.load(widths + 5 * group + 3), BN)
@@ -94,7 +94,7 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
 @triton.jit
 def _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP: tl.constexpr, K: tl.constexpr,
            PRECISION: tl.constexpr):
-    """Maximum over positions of windows of up to K values; `weight` [size, K] lies on chip throughout."""
+    """Maximum over positions of windows of up to K values; `weight` [size, K] stays on chip."""
     k = tl.arange(0, K)
     resident = tl.load(weight + filter[:, None] * K + k[None, :], mask=(filter < size)[:, None], other=0.0)
     resident = tl.trans(resident)  # [K, BN]
@@ -102,7 +102,7 @@ def _whole(rows, table, weight, best, width, size, filter, positions, last_row, 
     prefetched = _embedded(table, characters, 0, EP, EP)
     characters = _characters(rows, tl.minimum(1, positions - 1), width, last_row, K // EP)
     for start in range(positions):
-        # The next windows, and the ids of those behind them, are on their way while these are precomputed.
+        # The next windows, and the ids of the windows after those, are loaded while the current product runs.
         windows = prefetched
         prefetched = _embedded(table, characters, 0, EP, EP)
         characters = _characters(rows, tl.minimum(start + 2, positions - 1), width, last_row, K // EP)
@@ -131,7 +131,7 @@ def _pieces(rows, table, weight, best, width, size, filter, positions, last_row,
 
 @triton.jit
 def _characters(rows, start, left, last_row, CHARACTERS: tl.constexpr):
-    """Ids of each token's characters from `start` on, [BM, CHARACTERS]; beyond `left` of them 0, a row of zeros."""
+    """Ids of every token's characters from `start` on, [BM, CHARACTERS]; 0, a row of zeros, after the first `left`."""
     step = tl.arange(0, CHARACTERS)
     characters = tl.load(rows[:, None] + (start + step)[None, :], mask=(step < left)[None, :], other=0)
     return tl.minimum(tl.maximum(characters, 0), last_row).to(tl.int32)
@@ -139,16 +139,16 @@ def _characters(rows, start, left, last_row, CHARACTERS: tl.constexpr):
 
 @triton.jit
 def _embedded(table, ids, value, EP: tl.constexpr, VALUES: tl.constexpr):
-    """Of each character's EP values VALUES, from `value` on: ids [BM, n] -> [BM, n * VALUES]."""
+    """VALUES of every character's EP embedded values, from `value` on: ids [BM, n] -> [BM, n * VALUES]."""
     offset = tl.multiple_of(ids * EP + value, (1, VALUES))
     values = tl.load(table + offset[:, :, None] + tl.arange(0, VALUES)[None, None, :])
     return tl.reshape(values, (ids.shape[0], ids.shape[1] * VALUES))
 
 
 class PackedFilters:
-    """Weights of `char_cnn` as the kernel reads them, in the type that the products run in.
+    """Weights of `char_cnn` in the kernel's layout, in the type of the products' operands.
 
-    `char_embed` [V, E] and, for each width, weight [1, width, E, n] and bias [n], all on one device. `operands` as in
+    `char_embed` [V, E] and, for every width, weight [1, width, E, n] and bias [n], all on one device. `operands` as in
     `configs.tiles`. A character's E values are padded with zeros to a power of two of at least 16.
     """
 
@@ -164,13 +164,13 @@ class PackedFilters:
         rows = list(zip([weight.shape[1] for weight in weights], firsts, columns, self.counts, kinds))
         self.weights = torch.cat(parts)
         self.kinds = sum({1 << kind for kind in kinds})
-        self.step = math.gcd(16, *self.counts)  # what divides every first column and number of filters
+        self.step = math.gcd(16, *self.counts)  # divides every first column and number of filters
         self.widths = torch.tensor(rows, dtype=torch.int32).to(char_embed.device)
         self.unsorted = torch.arange(UNSORTED, device=char_embed.device)
 
 
 def _packed(weight: torch.Tensor, padded: int, dtype: torch.dtype, operands: str) -> tuple[int, torch.Tensor]:
-    """Kind and values of one width: [n, K] with K one of `WHOLE`, or for pieces [width * padded, n]; on one axis."""
+    """Kind and flattened weights of a width: [n, K] with K from `WHOLE`, or [width * padded, n] for pieces."""
     _, width, dim, _ = weight.shape
     weight, more = weight[0].to(dtype), padded - dim
     fits = [size for size in WHOLE if operands != "ieee" and width * padded <= size]

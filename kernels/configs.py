@@ -1,10 +1,10 @@
-"""Tile sizes of the kernels by GPU generation, kind of operand and amount of work: what is tuned, and between what.
+"""Candidate tile sizes of the kernels by GPU generation, kind of operand and number of tokens.
 
-Each entry compiles for its generation without spilled registers and within its shared memory, as tests demand. `few`
-is for so few tokens that the grid would not fill the chip with larger tiles. Of several configurations Triton takes the
-fastest at the first call on a machine, and keeps the choice on disk. What it compiles depends on types, the model's
-sizes and the tile alone, so that a CUDA graph of any batch needs two variants of each kernel: integers that vary with
-the batch are named in `do_not_specialize`.
+Every entry compiles for its generation without spilled registers and within its shared memory, as tests demand. `few`
+is for so few tokens that larger tiles would leave part of the chip without work. Where an entry has several
+configurations, Triton times them at the first call on a machine and keeps the choice on disk. Compiled code depends
+only on types, the model's sizes and the tile, so that CUDA graphs of any batch need two variants of every kernel:
+integers that vary with the batch are named in `do_not_specialize`.
 """
 
 import functools
@@ -14,13 +14,13 @@ import torch
 import triton
 
 GENERATIONS = (80, 90)
-FEW = 512  # tokens
+FEW = 512  # most tokens that use the tiles of `few`
 TUNING_MS = 40
 _milliseconds = functools.partial(triton.testing.do_bench, warmup=TUNING_MS // 4, rep=TUNING_MS)
 
 
 class Tile(NamedTuple):
-    """BM tokens x BN filters or outputs, BK values of the inner dimension at a time (where it is not kept whole)."""
+    """BM tokens x BN filters or outputs, BK values of the inner dimension at a time (unless all are kept on chip)."""
 
     bm: int
     bn: int
@@ -45,7 +45,7 @@ _IEEE = {
     ("char_cnn", 80): {"few": (Tile(16, 64, 16, 4, 2),), "many": (Tile(64, 128, 16, 8, 2), Tile(64, 64, 16, 8, 2))},
     ("highway", 80): {"few": (Tile(16, 32, 32, 4, 3),), "many": (Tile(128, 64, 16, 8, 3), Tile(64, 64, 16, 8, 3))},
 }
-_IEEE |= {(name, 90): of for (name, _), of in _IEEE.items()}
+_IEEE |= {(name, 90): entry for (name, _), entry in _IEEE.items()}
 _BY_OPERANDS = {"ieee": _IEEE, "tf32": _TF32, "fp16": _SIXTEEN_BITS, "bf16": _SIXTEEN_BITS}
 
 
@@ -61,7 +61,7 @@ def generation_of(device: torch.device) -> int:
 
 
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
-    """`kernel` with its configurations for this work, to be called as a Triton kernel."""
+    """`kernel` with its configurations for this number of tokens, to be called as a Triton kernel."""
     return _tuned(kernel, tiles(name, generation_of(device), operands, "few" if tokens <= FEW else "many"))
 
 

@@ -1,8 +1,8 @@
-"""One highway layer, or one product with a bias, in one kernel: every product over one tile of x, mixed in registers.
+"""A highway layer, or a product with a bias, in a single kernel.
 
 A program takes BM rows of x and BN outputs. A highway layer runs the products of carry and transform on the same tile
-of x; gate, relu and mix follow on the accumulators, and the result alone is written. Programs are numbered so that
-those that run together share rows of x and columns of the weights in L2.
+of x; gate, relu and mix follow on the accumulators in registers, and only the result is written. Programs are numbered
+so that programs that run together share rows of x and columns of the weights in L2.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ GROUP = 8  # tiles of rows that run together
 
 
 def pack_product(weight: torch.Tensor, operands: str, dtype: torch.dtype) -> torch.Tensor:
-    """A weight [K, M] as the kernel reads it best: tensor cores want the inner dimension contiguous."""
+    """A weight [K, M] in the kernel's fastest layout: for tensor cores the inner dimension is contiguous."""
     weight = weight.to(dtype)
     return weight.contiguous() if operands == "ieee" else weight.t().contiguous().t()
 
@@ -25,7 +25,7 @@ def pack_product(weight: torch.Tensor, operands: str, dtype: torch.dtype) -> tor
 def product(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out: torch.Tensor) -> None:
     """x [N, K] W + b -> out [N, M], or with W_carry, b_carry, W_transform, b_transform a highway layer.
 
-    Weights [K, M] as `pack_product` gives them, biases fp32 [M].
+    Weights [K, M] come from `pack_product`; biases are fp32 [M].
     """
     (rows, inner), outputs, gated = x.shape, out.shape[1], len(weights) == 4
     if not rows:
@@ -50,7 +50,7 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     first_row = (before + within % together) * BM
     column = within // together * BN + tl.arange(0, BN)
 
-    # Rows past the end read the last one and are not stored. One base pointer and offsets of 32 bits within the tile
+    # Rows past the end read the last row and are not stored. A single base pointer and 32-bit offsets within the tile
     # leave the registers to the sums.
     row = tl.arange(0, BM)
     row_inside = tl.minimum(row, rows - 1 - first_row)
@@ -60,7 +60,7 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     k = tl.arange(0, BK)
     x_at = row_inside[:, None] * inner + k[None, :]
     weight_at = k[:, None] * stride_k + column[None, :] * stride_n
-    # Sums begin at the biases, which then take no registers beside them at the end.
+    # Sums begin at the biases, which then need no registers of their own at the end.
     total_first = tl.zeros((BM, BN), tl.float32) + tl.load(b_first + column, mask=column_inside, other=0.0)[None, :]
     total_second = tl.zeros((BM, BN), tl.float32) + tl.load(b_second + column, mask=column_inside, other=0.0)[None, :]
     for start in range(0, inner, BK):

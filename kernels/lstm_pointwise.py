@@ -1,6 +1,6 @@
-"""The two small kernels of an LSTM step, between its batched products, as `ops/projected_lstm/cuda/pointwise.py`.
+"""The two small kernels between the batched products of an LSTM step; see `ops/projected_lstm/cuda/pointwise.py`.
 
-A program is one direction of one slot and a block of its cells; a program whose slot has no token ends at once.
+A program computes a block of cells of a slot in one direction; a program whose slot has no token ends at once.
 """
 
 import triton
@@ -10,7 +10,7 @@ _BLOCK = 512
 
 
 def gates(zh, z, scale, bias, meta, initial_c, c, m, cell_clip: float) -> None:
-    """One step's gates: updates `c` and `m` of the slots that have a token."""
+    """Compute a step's gates: update `c` and `m` of the slots that have a token."""
     _, slots, dim = c.shape
     block = min(_BLOCK, triton.next_power_of_2(dim))
     _gates[triton.cdiv(dim, block), slots, 2](
@@ -19,7 +19,7 @@ def gates(zh, z, scale, bias, meta, initial_c, c, m, cell_clip: float) -> None:
 
 
 def hidden(r, meta, after, initial_h, h, operand, out, proj_clip: float) -> None:
-    """What follows the projection: `h`, `out`, and `operand` for the next step."""
+    """Clip the projection's result: write `h`, `out`, and `operand` for the next step."""
     _, slots, projection = h.shape
     block = min(_BLOCK, triton.next_power_of_2(projection))
     _hidden[triton.cdiv(projection, block), slots, 2](
@@ -29,7 +29,7 @@ def hidden(r, meta, after, initial_h, h, operand, out, proj_clip: float) -> None
 
 @triton.jit
 def _tanh(x):
-    # near zero (tanh(x) - x) / x^3 as a polynomial in x^2, the one of csrc/cpu/activations.h: no digits cancel
+    # near zero (tanh(x) - x) / x^3 is the polynomial in x^2 of csrc/cpu/activations.h, so that no digits cancel
     size = tl.abs(x)
     square = size * size
     p = 0.00229565497 * square - 0.00834681652
@@ -44,7 +44,7 @@ def _tanh(x):
 
 @triton.jit
 def _clip(x, limit):
-    # comparisons with NaN are false: it passes, as through torch.clamp
+    # comparisons with NaN are false, so NaN passes, as in torch.clamp
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 

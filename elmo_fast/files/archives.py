@@ -1,4 +1,4 @@
-"""Archives of models, ZIP and tar (`.tar`, `.tar.gz`, `.tar.bz2`, `.tar.xz`): their members, never out of bounds."""
+"""Read members of model archives, ZIP and tar (`.tar`, `.tar.gz`, `.tar.bz2`, `.tar.xz`), within limits of size."""
 
 import bz2
 import contextlib
@@ -16,18 +16,18 @@ from typing import IO, Any, NamedTuple
 from elmo_fast.files import stops
 from elmo_fast.files.hdf5 import check_unpacked
 
-# RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
+# A password causes RuntimeError; bz2, and seeks before the file's start, cause OSError.
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError,
           OSError, ValueError)
 _COMPRESSIONS: dict[bytes, Callable] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _TAR, _TAR_AT, _BLOCK = b"ustar", 257, 512
-_LARGEST_HEADER = 1 << 20  # bytes; tarfile reads a header as a whole
+_LARGEST_HEADER = 1 << 20  # bytes; tarfile reads a whole header into memory
 _MOST_MEMBERS = 100_000
-_MOST_UNPACKED = 1 << 30  # bytes of a tar of any size: a tar is decompressed to its end before a member is known
+_MOST_UNPACKED = 1 << 30  # bytes that any tar may have: it is decompressed to its end before its members are known
 
 
 class Member(NamedTuple):
-    """A file of an archive: its path there, its bytes, and what opens it, to be read in the order of the list."""
+    """A file in an archive: path, size in bytes, and a function that opens it. Read members in the list's order."""
 
     path: str
     size: int
@@ -43,7 +43,7 @@ def is_archive(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_archive(path: Path) -> Iterator[list[Member]]:
-    """The files of an archive; links are left out. `DAMAGE`, in the body too, for one that is damaged or cut short."""
+    """The files of an archive, without links. `DAMAGE`, in the body too, for a damaged or truncated archive."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             yield [Member(info.filename, info.file_size, lambda info=info: archive.open(info))
@@ -65,7 +65,7 @@ def _is_tar(start: bytes) -> bool:
 
 
 class _Tar(io.RawIOBase):
-    """A tar's bytes, decompressed, as far as `check_unpacked` allows, and headers of at most 1 MiB."""
+    """The decompressed bytes of a tar, as many as `check_unpacked` allows; headers have at most 1 MiB."""
 
     def __init__(self, path: Path):
         self._name, self._stored = f"model {path}", path.stat().st_size
@@ -106,7 +106,7 @@ class _Tar(io.RawIOBase):
         super().close()
 
     def check_end(self, offset: int) -> None:
-        """Raise for a damaged header at `offset`, which tarfile takes for the end, and for a wrong checksum."""
+        """Raise for a damaged header at `offset`, which tarfile mistakes for the end, and for a wrong checksum."""
         self.seek(offset)
         if self.read(_BLOCK).strip(b"\0"):
             raise tarfile.ReadError("a damaged header")

@@ -1,4 +1,4 @@
-"""Files and directories written atomically: they take their name only when complete, and written to the disk."""
+"""Write files and directories atomically: they get their name only when complete."""
 
 import contextlib
 import ctypes
@@ -11,14 +11,14 @@ from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import lock_of, locked, remove
 
-_TRIM_EVERY = 32 << 20  # bytes written between two returns of free memory
+_TRIM_EVERY = 32 << 20  # bytes written before free memory is returned again
 
 
 @contextlib.contextmanager
 def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
     """A path beside `target` that replaces it when the body succeeds, and is removed when the body fails.
 
-    The body makes a file there. A symbolic link is followed, an old file replaced. Other writers are refused.
+    The body creates a file at this path. A symbolic link is followed, an old file replaced. Other writers are refused.
     """
     final = Path(os.path.realpath(local_path(target)))
     with locked(final) as part:
@@ -27,7 +27,7 @@ def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
 
 
 def replace(part: Path, final: Path) -> None:
-    """Rename a closed file, in place of an old one. `PermissionError` names that: on Windows it must not be open."""
+    """Rename a closed file to `final`. `PermissionError` names an old file, which on Windows must not be open."""
     try:
         os.replace(part, final)
     except PermissionError as error:
@@ -36,9 +36,9 @@ def replace(part: Path, final: Path) -> None:
 
 
 def store_once(target: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` write `target`, a file or a directory, at another path, unless it is there.
+    """Unless `target` exists, have `make` write it, a file or a directory, at a temporary path, then rename it.
 
-    A process or a thread that does so already is waited for, and its copy is taken. A file that is there is not locked.
+    Waits for a process or thread that is already writing `target`, and keeps its copy. An existing file is not locked.
     """
     final = Path(os.path.realpath(target))
     if not final.exists():
@@ -53,9 +53,9 @@ def store_once(target: Path, make: Callable[[Path], None]) -> None:
 def atomic_directory(target: str | os.PathLike, last: str | None = None, lock: Path | None = None) -> Iterator[Path]:
     """A new directory that becomes `target`, by a rename, when the body succeeds; `target` must not exist.
 
-    With `last` it may be a directory: the new files are moved into it. `last`, a file without which nothing can be
-    loaded, is removed before the others are moved and put there at the end: old and new files do not mix. `lock` is the
-    path of a lock that the caller has.
+    With `last` the target may be a directory: the new files are moved into it. The file `last`, without which nothing
+    can be loaded, is removed before the other files are moved, and moved at the end: old and new files do not mix.
+    `lock` is the path of a lock that the caller holds.
     """
     target = local_path(target)
     final = Path(os.path.realpath(target))
@@ -79,9 +79,9 @@ def atomic_directory(target: str | os.PathLike, last: str | None = None, lock: P
 
 
 def check_target(path: str | os.PathLike, name: str) -> None:
-    """Raise `OSError` when no file can be written at `path`, before any work is done for it; `name` is what it is.
+    """Raise `OSError` when no file can be written at `path`, before any work is done; errors call it `name`.
 
-    `ValueError` for what is no path.
+    `ValueError` for a value that is not a path.
     """
     target = check_path(name, path)
     folder = target if target.endswith(("/", os.sep)) else os.path.dirname(os.path.realpath(target))
@@ -99,9 +99,9 @@ def check_target(path: str | os.PathLike, name: str) -> None:
 
 
 class DeferredErrorFile(io.FileIO):
-    """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one.
+    """A file that stores the error of a failed write (full disk, Ctrl-C): HDF5 crashes if it sees one and then closes.
 
-    The error is raised at the end of the body of `with`; a long body calls `check` meanwhile.
+    The error is raised at the end of the `with` body; a long body calls `check` in between.
     """
 
     def __init__(self, part: Path, target: str | os.PathLike):
@@ -128,7 +128,7 @@ class DeferredErrorFile(io.FileIO):
         return size
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the size, or store the error; after a failure nothing is done."""
+        """Set the size, or store the error; does nothing after a failure."""
         try:
             return size if self.failure else super().truncate(size)
         except BaseException as error:
@@ -143,7 +143,7 @@ class DeferredErrorFile(io.FileIO):
         """
         if self._since_trim >= _TRIM_EVERY:
             self._since_trim = 0
-            with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has it
+            with contextlib.suppress(AttributeError, OSError, TypeError):  # only glibc has malloc_trim
                 ctypes.CDLL(None).malloc_trim(0)
         if isinstance(self.failure, OSError):
             raise OSError(self.failure.errno, self.failure.strerror, self.target) from self.failure
@@ -158,7 +158,7 @@ def write_bytes(target: str | os.PathLike, content: bytes) -> None:
 
 
 def write_part(part: Path, target: str | os.PathLike, content: bytes) -> None:
-    """Write the partial file of `target`, which errors name."""
+    """Write the partial file of `target`; errors name `target`."""
     with DeferredErrorFile(part, target) as disk:
         disk.write(content)
 
@@ -166,7 +166,7 @@ def write_part(part: Path, target: str | os.PathLike, content: bytes) -> None:
 def to_disk(path: Path) -> None:
     """Have the system write a file, or the names in a directory, to the disk.
 
-    Windows has no such call for directories, which it does not open, nor for files that are open to read alone.
+    On Windows directories cannot be opened or written to the disk, nor can files that are open only for reading.
     """
     is_directory = path.is_dir()
     try:

@@ -1,4 +1,4 @@
-"""Text files, also compressed (`.gz`, `.bz2`, `.xz`, `.zst`), and stdin."""
+"""Read text files, plain or compressed (`.gz`, `.bz2`, `.xz`, `.zst`), and stdin."""
 
 import bz2
 import contextlib
@@ -15,20 +15,20 @@ from typing import IO, Any, BinaryIO
 from elmo_fast.environment import extra
 from elmo_fast.files import stops
 
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}  # suffix -> its name
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}  # suffix -> name
 STDIN = "-"
 MOST_UNPACKED, MOST_EXPANSION = 32 << 20, 20  # bytes of a list of words, or times those of its file
-MOST_LINE = 1 << 28  # characters of a line, which is read whole
+MOST_LINE = 1 << 28  # characters of a line, all of which is read into memory
 
 
 def split_suffix(name: str) -> tuple[str, str]:
-    """A path without the suffix of a compression, and that suffix or the empty string, in lower case."""
+    """A path without its compression suffix, and this suffix in lower case or the empty string."""
     stem, suffix = os.path.splitext(name)
     return (stem, suffix.lower()) if suffix.lower() in COMPRESSIONS else (name, "")
 
 
 class _Bounded(io.RawIOBase):
-    """The bytes of a file, of which no more than `most` come out; `ValueError` beyond, after `message`."""
+    """At most `most` bytes of a file; a longer file raises `ValueError` with `message`."""
 
     def __init__(self, file: Any, most: int, message: str):
         self._file, self._left, self._message = file, most, message
@@ -50,9 +50,9 @@ class _Bounded(io.RawIOBase):
 
 
 def open_bounded(name: str, what: str) -> BinaryIO:
-    """The bytes of a file that is read whole, decompressed where its name ends in `.gz`.
+    """Open a file that will be read to its end, decompressed where its name ends in `.gz`.
 
-    `ValueError` where it unpacks to a size that no list of words has.
+    `ValueError` where it unpacks to an implausible size for a list of words.
     """
     if not name.endswith(".gz"):
         return open(name, "rb")
@@ -62,7 +62,7 @@ def open_bounded(name: str, what: str) -> BinaryIO:
 
 
 def check_line(line: str, what: str, name: str) -> str:
-    """A line read by `readline(MOST_LINE)`; `ValueError` where it goes on: compressed, it may do so for ever."""
+    """A line read by `readline(MOST_LINE)`; `ValueError` if the line is longer: in compressed data it may never end."""
     if len(line) >= MOST_LINE and not line.endswith("\n"):
         raise ValueError(f"{what}: expected lines of at most {MOST_LINE:,} characters, got a longer one in {name}")
     return line
@@ -70,9 +70,9 @@ def check_line(line: str, what: str, name: str) -> str:
 
 @contextlib.contextmanager
 def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
-    """UTF-8 text of a file, decompressed if its suffix is that of a compression; `-` is stdin, which stays open.
+    """Open a file's UTF-8 text, decompressed if its suffix names a compression; `-` is stdin, which stays open.
 
-    A byte order mark is no part of it.
+    A byte order mark is skipped.
 
     `ValueError` for damaged or truncated compressed data, in the body too; every `OSError` has the file's name.
     """
@@ -98,7 +98,7 @@ def _open(name: str) -> IO[str]:
 
 
 def find_zstd() -> ModuleType:
-    """zstandard; `ImportError` that names its extra where it is absent."""
+    """The module zstandard; `ImportError` that names its extra where the package is absent."""
     with extra("zstd"):
         import zstandard
     return zstandard
@@ -110,13 +110,13 @@ def _open_zstd(name: str) -> io.BufferedReader:
 
 
 class _ZstdFile(io.RawIOBase):
-    """The frames of a file. zstandard's own reader ends without an error where a frame is cut short."""
+    """The decompressed frames of a file. zstandard's reader ends without an error where a frame is truncated."""
 
-    _BLOCK = 2048  # bytes read at a time; at most 64 MiB of text, for 4 bytes can stand for 128 KiB
+    _BLOCK = 2048  # bytes read at a time: at most 64 MiB of text, since 4 bytes can expand to 128 KiB
 
     def __init__(self, file: BinaryIO, zstandard: ModuleType):
         self._file, self._error = file, zstandard.ZstdError
-        # `zstd --long=31` writes the largest window, 2 GiB; memory is what a file's own window takes.
+        # `zstd --long=31` writes the largest window, 2 GiB; memory use is the size of the file's window.
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         self._frame: Any = None
         self._text = memoryview(b"")

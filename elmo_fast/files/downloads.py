@@ -1,4 +1,4 @@
-"""Files of URLs, downloaded once into a cache."""
+"""Download the files of URLs once into a cache."""
 
 import functools
 import hashlib
@@ -16,13 +16,13 @@ from elmo_fast.files.atomic import store_once
 from elmo_fast.files.stops import interruptible
 
 _BLOCK = 1 << 20
-_FORBIDDEN = r'[<>:"|?*\\%]|[. ]$' if os.name == "nt" else ""  # in names of Windows' files
+_FORBIDDEN = r'[<>:"|?*\\%]|[. ]$' if os.name == "nt" else ""  # in file names on Windows
 
 
 def fetch(location: str | os.PathLike) -> Path:
     """Local path of a path or URL. A URL is downloaded once into the cache, atomically.
 
-    `FileNotFoundError` where the server has no such file; any other failure is an `OSError` that says the cause.
+    `FileNotFoundError` where the server has no such file; any other failure is an `OSError` that states the cause.
     """
     name = check_path("location", location)
     if not is_url(name):
@@ -45,9 +45,9 @@ def fetch(location: str | os.PathLike) -> Path:
 
 
 def cache_path(url: str) -> Path:
-    """Where the cache keeps a URL's file: folders for its scheme and host, then its path.
+    """The path of a URL's file in the cache: folders for its scheme and host, then its path.
 
-    A user, a query and a fragment may be secret: they are part of the names as hashes.
+    A user, a query and a fragment may be secret, so the names contain hashes of them.
     """
     parts = urllib.parse.urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
@@ -56,7 +56,7 @@ def cache_path(url: str) -> Path:
         pieces.pop()
     pieces[-1] += _hashed(parts.query + (parts.fragment and f"#{parts.fragment}"))
     if _FORBIDDEN:
-        pieces = [re.sub(_FORBIDDEN, lambda found: f"%{ord(found[0]):02X}", piece) for piece in pieces]
+        pieces = [re.sub(_FORBIDDEN, lambda match: f"%{ord(match[0]):02X}", piece) for piece in pieces]
     return cache_directory().joinpath(*(piece if piece.strip(".") else f"%{piece}" for piece in pieces))
 
 

@@ -1,4 +1,4 @@
-"""JSON files, whose errors name the file."""
+"""Read JSON files, with errors that name the file."""
 
 import json
 import os
@@ -25,9 +25,9 @@ def read_json(path: str | os.PathLike, name: str = "options_file") -> dict[str, 
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text in UTF-8, with or without a byte order mark, as Windows editors put it in front.
+    """The value of a JSON text in UTF-8, with or without the byte order mark that Windows editors add.
 
-    `ConfigurationError`, which begins with `where`, for anything else, and for a key that an object has twice.
+    `ConfigurationError`, which begins with `where`, for anything else, and for an object with the same key twice.
     """
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -37,8 +37,8 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
         raise ValueError(f"the key {twice!r:.80} twice in an object")
-    return found
+    return content

@@ -1,7 +1,7 @@
-"""What files were when they were written, to be compared before they are used: names, sizes and checksums.
+"""Names, sizes and checksums of files as they were written, compared with the files before they are used.
 
-Partial results, directories of shards and runs of training list them in JSON of their own; docs/reliability.md and
-docs/formats.md describe these formats. A `seal` differs: its checksums are of blocks, which are read at random.
+Partial results, directories of shards and runs of training list them in their JSON files; docs/reliability.md and
+docs/formats.md describe these formats. A `seal` differs: it has checksums of blocks, which are read in any order.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ class StoredFile:
 
     @classmethod
     def of(cls, path: Path, check: Callable[[], None] = lambda: None) -> "StoredFile":
-        """A file as it is now; `check` is called after every piece that is read, and may raise."""
+        """The present state of a file; `check` is called after every piece that is read, and may raise."""
         value = 0
         for piece in _pieces(path):
             value = zlib.crc32(piece, value)
@@ -31,7 +31,7 @@ class StoredFile:
         return cls(path.name, path.stat().st_size, value)
 
     def damage(self, folder: Path, content: bool = True) -> str | None:
-        """How the file of this name in a directory differs, in words; its bytes are compared with `content`."""
+        """How the file of this name in `folder` differs, in words, or None; `content` also compares its bytes."""
         path = folder / self.name
         if not path.is_file():
             return "is missing"
@@ -43,7 +43,7 @@ class StoredFile:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name can be one of a file in a directory: it leads nowhere else, on any system."""
+    """Whether a name is that of a file directly in a directory, on any system, not a path to another place."""
     return name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
 
 

@@ -1,6 +1,6 @@
-"""The seal at the end of a file of vectors, behind what HDF5 reads: how much is written, and checksums of every byte.
+"""The seal at the end of a file of vectors, after the part that HDF5 reads: progress, and checksums of every byte.
 
-Layout: int64 [1 + blocks], the number of vectors that are written and the CRC-32 of every block of 256 vectors; then
+Layout: int64 [1 + blocks], the number of written vectors and the CRC-32 of every block of 256 vectors; then
 the fields of `Seal`, and the CRC-32 of the HDF5 file without the vectors and of these fields. The HDF5 file is compared
 before it is parsed: damaged metadata can send HDF5 into an endless loop.
 """
@@ -16,7 +16,7 @@ from elmo_fast.errors import ConfigurationError
 
 
 class Kind(NamedTuple):
-    """What a file is: the 8 bytes that mark its seal, and words for errors."""
+    """A kind of sealed file: the 8 bytes that mark its seal, and the words for errors."""
 
     magic: bytes
     name: str
@@ -25,7 +25,7 @@ class Kind(NamedTuple):
 
 TABLE = Kind(b"ELMOtab2", "token table", "write it again (elmo-fast cache)")
 PACKED = Kind(b"ELMOvec1", "embeddings", "write them again")
-ROWS = 256  # vectors of a block
+ROWS = 256  # vectors in a block
 _FIELDS, _SUM = struct.Struct("<8s4Q"), struct.Struct("<I")
 _SIZE = _FIELDS.size + _SUM.size
 _PIECE = 1 << 20
@@ -57,10 +57,10 @@ def write_seal(file: IO[bytes], first: int, length: int, rows: int, kind: Kind =
 def read_seal(path: str | os.PathLike, kind: Kind = TABLE) -> tuple[Seal, np.ndarray] | None:
     """The seal and progress, int64 [1 + blocks], of a file; None for a file without a seal, or that cannot be read.
 
-    `ConfigurationError` if a byte of the file beside the vectors has changed.
+    `ConfigurationError` if a byte of the file outside the vectors has changed.
     """
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
-        return None  # HDF5's errors say more
+        return None  # HDF5's errors are more specific
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - _SIZE))
@@ -76,7 +76,7 @@ def read_seal(path: str | os.PathLike, kind: Kind = TABLE) -> tuple[Seal, np.nda
 
 
 def _damaged(name: str, what: str, kind: Kind) -> ConfigurationError:
-    """The error for a file of which something has another checksum than when it was written."""
+    """The error for a file in which the checksum of `what` differs from the stored one."""
     return ConfigurationError(f"{kind.name} {name}: expected the checksums it was written with, found damage in "
                               f"{what}; {kind.remedy}")
 
@@ -87,10 +87,10 @@ class Blocks:
     def __init__(self, name: str, values: np.ndarray, sums: np.ndarray, kind: Kind = TABLE):
         self._name, self._values, self._sums, self._kind = name, values, sums, kind
         self._pending = np.ones(len(sums), dtype=bool)
-        self.left = len(sums)  # blocks that were not compared
+        self.left = len(sums)  # blocks not yet compared
 
     def fits(self, block: int) -> bool:
-        """Whether a block has its checksum."""
+        """Whether a block's values match its checksum."""
         return zlib.crc32(self._values[block * ROWS : (block + 1) * ROWS]) == self._sums[block]
 
     def check(self, rows: np.ndarray | None = None) -> None:
@@ -108,6 +108,6 @@ def _sum(file: IO[bytes], seal: Seal, fields: bytes) -> int:
     value = 0
     for begin, end in ((0, seal.first), (seal.first + seal.length, seal.size)):
         file.seek(begin)
-        for at in range(begin, end, _PIECE):
-            value = zlib.crc32(file.read(min(_PIECE, end - at)), value)
+        for offset in range(begin, end, _PIECE):
+            value = zlib.crc32(file.read(min(_PIECE, end - offset)), value)
     return zlib.crc32(fields, value)

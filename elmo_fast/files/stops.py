@@ -1,7 +1,7 @@
-"""Stops: in a `stoppable` body SIGINT and SIGTERM set a flag, and loops raise where they look at it.
+"""Stops: in a `stoppable` body SIGINT and SIGTERM set a flag, and loops that check the flag raise.
 
-A handler that raises is lost inside callbacks of HDF5 and of the garbage collector, or turns into another error there.
-Signals belong to the process and are handled in its main thread: in other threads nothing here has an effect.
+An exception raised by a handler is lost inside callbacks of HDF5 and of the garbage collector, or turns into another
+error. Signals belong to the process and are handled in its main thread: in other threads this module has no effect.
 """
 
 import contextlib
@@ -16,39 +16,39 @@ class _Stop:
     """The flag of the process, and the handlers that `stoppable` replaced."""
 
     def __init__(self):
-        self.number: int | None = None  # of the signal that arrived
+        self.number: int | None = None  # number of the signal that arrived
         self.raises_at_once = False
         self.in_command = False
         self.handlers: dict[int, Any] = {}
 
     def handle(self, number: int, frame: Any) -> None:
         self.number = number
-        if number == signal.SIGINT:  # the next one acts at once
+        if number == signal.SIGINT:  # a second SIGINT acts at once
             signal.signal(number, signal.SIG_DFL if self.in_command else self.handlers[number])
         if self.raises_at_once:
             try:
                 self.pass_on()
             finally:
-                self.number = number  # in case what it raises is lost
+                self.number = number  # in case the handler's exception is lost
 
     def pass_on(self) -> None:
-        """Call the handler that was there before, once: Python's own raises `KeyboardInterrupt`."""
+        """Call, once, the handler that was replaced: Python's default handler raises `KeyboardInterrupt`."""
         number, self.number = self.number, None
         handler = self.handlers[number]
         (handler if callable(handler) else signal.default_int_handler)(number, None)
 
 
 _stop = _Stop()
-# SIGTERM is never delivered on Windows, where Ctrl-Break is what another process can send.
+# Windows never delivers SIGTERM; another process can send Ctrl-Break instead.
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, *filter(None, [getattr(signal, "SIGBREAK", None)]))
 
 
 @contextlib.contextmanager
 def stoppable(*, terminate: bool = False, in_command: bool = False) -> Iterator[None]:
-    """In the body the first SIGINT or SIGTERM sets a flag; a second SIGINT acts at once. Inner bodies change nothing.
+    """In the body the first SIGINT or SIGTERM sets a flag; a second SIGINT acts at once. Nested bodies change nothing.
 
-    With `terminate` also a SIGTERM that would end the process at once. A flag that nothing looked at is passed on after
-    the body, but not in a command, which is done then, and whose second SIGINT ends the process.
+    `terminate` also covers a SIGTERM that would end the process at once. A flag that no loop checked is passed on after
+    the body, except in a command, which is finished then; a second SIGINT ends a command's process.
     """
     if _stop.handlers or not _in_main_thread():
         yield
@@ -85,14 +85,14 @@ def check() -> None:
 
 
 def checked(items: Iterable[Any]) -> Iterator[Any]:
-    """The items; `check` before each of them is given out."""
+    """Yield the items, with a `check` before every item."""
     for item in items:
         check()
         yield item
 
 
 def interruptible(function: Callable) -> Callable:
-    """The function, which waits for input or another process, such that a stop raises inside it at once."""
+    """Wrap a function that waits for input or another process: a stop raises at once inside the function."""
     @functools.wraps(function)
     def call(*arguments, **keywords):
         if not _in_main_thread():

@@ -1,4 +1,4 @@
-"""Strings end to end: their bytes, and where each of them ends. Files of vectors store their words and texts so."""
+"""Strings stored end to end, as bytes and offsets of their ends: so are words and texts in files of vectors."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 def joined(strings: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Strings as UTF-8 bytes end to end, uint8, and the end of each, int64 [N]. Lone surrogates are encoded too."""
+    """Strings as UTF-8 bytes end to end, uint8, and their ends, int64 [N]. Lone surrogates are encoded too."""
     content = "".join(strings).encode("utf-8", "surrogatepass")
     lengths = np.fromiter(map(len, strings), dtype=np.int64, count=len(strings))
-    if lengths.sum() < len(content):  # not ASCII alone
-        lengths[:] = [len(each.encode("utf-8", "surrogatepass")) for each in strings]
+    if lengths.sum() < len(content):  # not only ASCII
+        lengths[:] = [len(string.encode("utf-8", "surrogatepass")) for string in strings]
     return np.frombuffer(content, dtype=np.uint8), np.cumsum(lengths)
 
 
@@ -21,7 +21,7 @@ def split(content: np.ndarray, ends: np.ndarray) -> list[str]:
 
 
 def spans(ends: np.ndarray, total: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each part of `total` items; `ValueError` for ends that do not rise to the last item."""
+    """Begin and end of every part of `total` items; `ValueError` for ends that do not rise to `total`."""
     begins = np.concatenate([[0], ends])[:-1]
     if (ends < begins).any() or (ends[-1] if len(ends) else 0) != total:
         raise ValueError(f"ends: expected offsets that rise to {total}, the length of what they divide")

@@ -1,4 +1,4 @@
-"""Tensors in files that `torch.save` wrote, read without running code from them."""
+"""Read tensors from files that `torch.save` wrote, without running code from the files."""
 
 import os
 import zipfile
@@ -11,13 +11,13 @@ from elmo_fast.errors import ConfigurationError
 
 
 def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str = "") -> Any:
-    """What `torch.save` wrote, on the CPU. Errors call the file `name` and say that `expected` was expected."""
+    """The content of a file that `torch.save` wrote, on the CPU. Errors call it `name` and say `expected`."""
     if not os.path.isfile(path := local_path(path)):
         raise FileNotFoundError(f"{name}: expected a file, found none at {path}")
     try:
         is_packed = _is_packed(path)
         content = None if is_packed else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged pickles raise whatever their operations do
+    except Exception as error:  # a damaged pickle may raise any error
         raise ConfigurationError(f"{name} {path}: expected {expected}, got another or a truncated file "
                                  f"({type(error).__name__}){remedy}") from error
     if is_packed:
@@ -26,7 +26,7 @@ def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str 
 
 
 def _is_packed(path: str | os.PathLike) -> bool:
-    """Whether members of an archive are compressed: `torch.save` does not do so, and they may unpack to any size."""
+    """Whether an archive has compressed members, which `torch.save` never writes and which may unpack to any size."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -34,9 +34,10 @@ def _is_packed(path: str | os.PathLike) -> bool:
 
 
 def is_plain(value: Any, dtype: torch.dtype | None = None) -> bool:
-    """Whether it is a tensor of numbers in memory: not sparse, quantized or without values, and each number is there.
+    """Whether `value` is a tensor in memory, not sparse, quantized or on meta, whose storage holds all its numbers.
 
-    A file can give a tensor of one number any size, with a stride of 0. `dtype`: of any floating-point type without it.
+    A file can give a tensor of a single number any size, with a stride of 0. Without `dtype` any floating-point type is
+    accepted.
     """
     return (isinstance(value, torch.Tensor) and not value.is_nested and value.layout == torch.strided
             and value.device.type == "cpu" and (value.is_floating_point() if dtype is None else value.dtype == dtype)
@@ -44,7 +45,7 @@ def is_plain(value: Any, dtype: torch.dtype | None = None) -> bool:
 
 
 def described(value: Any) -> str:
-    """What was found in place of a plain tensor, for a message."""
+    """Describe, for a message, a value that is not a plain tensor."""
     if not isinstance(value, torch.Tensor):
         return "none" if value is None else type(value).__name__
     shape = "nested shapes" if value.is_nested else f"shape {tuple(value.shape)}"
