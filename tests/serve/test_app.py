@@ -154,7 +154,8 @@ def test_openai_client(start):
     ('{"texts": ["a"], "dtype": "float64"}', 422, "invalid_value", "dtype: Input should be 'float32' or 'float16'"),
     ('{"texts": ["a", ""], "pool": "mean"}', 422, "no_tokens", "texts[1]: expected at least one token to pool"),
     ('{"texts": ["a a a a"]}', 413, "too_many_tokens", "texts[0]: expected at most 3 tokens, got 4"),
-    ('{"texts": ["a", "' + "b" * 1001 + '"]}', 413, "token_too_long", "texts[1]: expected at most 1,000 characters in a token"),
+    ('{"texts": ["a", "' + "b" * 1001 + '"]}', 413, "token_too_long",
+     "texts[1]: expected at most 1,000 characters in a token"),
     ('{"texts": ["a", "a", "a", "a", "a"]}', 413, "too_many_texts", "texts: expected at most 4 texts, got 5"),
     ('{"texts": ["a a a", "a a a", "a a a", "a a a"]}', 413, "too_many_tokens", "at most 16 tokens in a request"),
 ])
