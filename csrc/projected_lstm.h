@@ -77,6 +77,12 @@ struct LstmCall {
   float proj_clip;             // > 0, +inf: none
   int threads;                 // >= 1; even counts run the directions side by side, each on half of them
   int64_t chunk_rows;          // unique input rows of one input GEMM, made before its steps; 0: the default
+
+  // Addresses in place of rows, each null or [2, S]: of x [in], instead of inputs, input_rows, split_input and rows;
+  // and of the P values that are written, null for none, instead of output, output_rows and out_rows.
+  const float* const* inputs_at;
+  float* const* outputs_at;
+  bool add_input;  // with both, and in == P: x + h is written
 };
 
 // Throws std::invalid_argument on sizes, indices or packed weights that do not fit together.

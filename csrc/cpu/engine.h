@@ -31,7 +31,7 @@ struct LstmDirection : LstmCall {
   const char* weights;  // packed
   int64_t input_stride;
   const int64_t* row_begin;     // [steps] first packed row of each step
-  const int32_t* unique_rows;   // rows of `inputs`, chunk by chunk
+  const int32_t* unique_rows;   // rows of `inputs`, or packed rows with `inputs_at`, chunk by chunk
   const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique rows
   const Chunk* chunks;
   int64_t chunk_count;

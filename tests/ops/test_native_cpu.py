@@ -91,7 +91,38 @@ def test_rows_that_no_step_names_are_left_alone(engine):
         assert int(half.isnan().sum()) == 6 * (9 - 5)
 
 
+def rows_at(base, rows, step):
+    """Addresses of rows [2, S] that lie `step` bytes apart, -1: null."""
+    return torch.where(rows < 0, 0, base + rows.long() * step)
+
+
+@pytest.mark.parametrize("engine", HIGHEST, ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+def test_inputs_and_outputs_may_lie_anywhere(engine, adds):
+    case, written = lstm_case((6, 19, 6), [4, 2, 2], gathered=False), torch.full((13, 12), torch.nan)
+    call, order = case.given(case.leaves())
+    inputs, numbers = call.inputs.detach().contiguous(), torch.arange(8)
+    rows = int32([0, 3, 12, -1, 4, 9, 8, 7], [5, 4, 3, 2, 1, 0, -1, 12])
+    halves = 4 * torch.tensor([[0], [6]])  # bytes
+    inputs_at = rows_at(inputs.data_ptr(), numbers.expand(2, -1), 48) + halves
+    outputs_at = rows_at(written.data_ptr(), rows, 48)
+    outputs_at = torch.where(outputs_at == 0, 0, outputs_at + halves)
+    in_text_order, *state = case.run(engine)
+    expected = [half[tokens] for half, tokens in zip(in_text_order.chunk(2, 1), order)]
+    with altered("lstm_forward", inputs=0, rows=0, output=0, out_rows=0, inputs_at=inputs_at, outputs_at=outputs_at,
+                 add_input=adds):
+        _, *found = case.run(engine)
+    assert all(map(torch.equal, found, state))
+    for half, named, right, x in zip(written.chunk(2, 1), rows, expected, inputs.chunk(2, 1)):
+        assert torch.equal(half[named[named >= 0]], (right + x if adds else right)[named >= 0])
+        assert int(half.isnan().sum()) == 6 * (13 - 7)
+
+
 @pytest.mark.parametrize("changes, message", [
+    ({"inputs_at": torch.zeros(6, dtype=torch.int64), "outputs_at": torch.ones(6)}, "inputs_at: expected no null"),
+    ({"inputs_at": torch.ones(6, dtype=torch.int64), "add_input": True}, "add_input"),
+    ({"inputs_at": torch.ones(6, dtype=torch.int64), "precomputed": True}, "precomputed"),
+    ({"inputs": 0}, "inputs"), ({"rows": 0}, "rows"), ({"add_input": True}, "inputs_at"),
     ({"batch_sizes": int32(1, 2)}, "batch_sizes"), ({"batch_sizes": int32(3, 0)}, "batch_sizes"),
     ({"batch_sizes": int32(2, 2, -1), "steps": 3}, "batch_sizes"),
     ({"rows": int32([0, 1, 2], [0, 1, 3])}, "rows"), ({"rows": int32([0, -1, 2], [0, 1, 2])}, "rows"),

@@ -48,6 +48,12 @@ class InputGemm {
   const Gemm gemm_{};
 
  private:
+  // A unique row.
+  const float* input(int64_t number) const {
+    const int64_t row = d_.unique_rows[number];
+    return d_.inputs_at ? d_.inputs_at[row] : d_.inputs + row * d_.input_stride;
+  }
+
   const float* bias(int64_t tile) const {
     return reinterpret_cast<const float*>(d_.weights + weights_.bias) + tile * gate_width;
   }
@@ -56,7 +62,7 @@ class InputGemm {
     const Left<Gemm> x = {d_.scratch + scratch_.x, shape_.input};
     const Blocks blocks = Gemm::blocks(chunk.unique_count);
     x.gather(blocks, Partition(blocks.count, team_.rank, team_.size),
-             [&](int64_t row) { return d_.inputs + d_.unique_rows[chunk.unique_begin + row] * d_.input_stride; });
+             [&](int64_t row) { return input(chunk.unique_begin + row); });
     team_.barrier->wait();
     gemm_.begin(chunk.unique_count);
     if constexpr (Gemm::interleaves) {
@@ -99,7 +105,7 @@ class InputGemm {
       Value* to = projections(tile);
       float values[2][Vec::width] = {};
       for (int64_t r = 0; r < chunk.unique_count; ++r, to += gate_width) {
-        const float* row = d_.inputs + d_.unique_rows[chunk.unique_begin + r] * d_.input_stride + cell;
+        const float* row = input(chunk.unique_begin + r) + cell;
         for (int gate = 0; gate < 4; gate += 2) {
           for (int v = 0; v < 2; ++v)
             copy_floats(values[v], row + (gate + v) * shape_.dim, smaller(Vec::width, shape_.dim - cell));

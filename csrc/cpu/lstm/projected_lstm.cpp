@@ -35,6 +35,7 @@ void check_shape(const LstmShape& s) {
 
 void check_trainable(const LstmCall& call) {
   check_shape(call.shape);
+  require(!call.inputs_at && !call.outputs_at, "inputs_at, outputs_at: expected null for a call with gradients");
   require(!call.precomputed, "precomputed: expected false for a call with gradients");
 }
 
@@ -52,6 +53,14 @@ void check_batch_sizes(const LstmCall& call) {
                                 std::to_string(total));
 }
 
+void check_addresses(const LstmCall& call) {
+  require(!call.precomputed, "precomputed: expected false with inputs_at");
+  require(!call.add_input || (call.outputs_at && call.shape.input == call.shape.projection),
+          "add_input: expected false, or outputs_at and as many columns of x as of h");
+  const auto end = call.inputs_at + 2 * call.packed_rows;
+  require(std::find(call.inputs_at, end, nullptr) == end, "inputs_at: expected no null");
+}
+
 // All but the outputs.
 void check_inputs(const LstmCall& call) {
   require(call.steps >= 0 && call.packed_rows >= 0 && call.input_rows >= 0 && call.output_rows >= 0 && call.slots >= 0,
@@ -65,7 +74,9 @@ void check_inputs(const LstmCall& call) {
   require(call.steps == 0 || call.batch_sizes != nullptr, "batch_sizes: expected a pointer");
   check_batch_sizes(call);
   if (call.packed_rows == 0) return;
-  require(call.rows && call.inputs && call.h && call.c, "rows, inputs, h, c: expected pointers");
+  require(call.h && call.c, "h, c: expected pointers");
+  if (call.inputs_at) return check_addresses(call);
+  require(call.rows && call.inputs && !call.add_input, "rows, inputs, inputs_at: expected pointers to the inputs");
   check_range(call.rows, 2 * call.packed_rows, 0, call.input_rows, "rows");
 }
 
@@ -75,6 +86,7 @@ void check_call(const LstmCall& call, Precision precision) {
                label_for("lstm", precision, call.shape));
   check_inputs(call);
   if (call.packed_rows == 0) return;
+  if (call.outputs_at) return;
   require(call.out_rows && call.output, "out_rows, output: expected pointers");
   check_range(call.out_rows, 2 * call.packed_rows, -1, call.output_rows, "out_rows");
 }
@@ -103,10 +115,11 @@ struct DirectionSchedule {
   std::vector<Chunk> chunks;
   int64_t max_unique = 0;
 
-  // A step with which a chunk would have more than `limit` unique rows opens the next one.
+  // `rows` [S], or null where every packed row has an input of its own. A step with which a chunk would have more than
+  // `limit` unique rows opens the next one.
   DirectionSchedule(const LstmCall& call, const int32_t* rows, const std::vector<int64_t>& row_begin, int64_t limit)
-      : unique_index(size_t(call.packed_rows)), chunks{Chunk{}}, seen_in_(size_t(call.input_rows), -1),
-        index_of_(size_t(call.input_rows)) {
+      : unique_index(size_t(call.packed_rows)), chunks{Chunk{}},
+        seen_in_(size_t(call.inputs_at ? call.packed_rows : call.input_rows), -1), index_of_(seen_in_.size()) {
     for (int64_t step = 0; step < int64_t(row_begin.size()); ++step) {
       const int64_t begin = row_begin[size_t(step)], end = begin + call.batch_sizes[step];
       const size_t before = unique_rows.size();
@@ -126,11 +139,11 @@ struct DirectionSchedule {
   int64_t add_rows(const int32_t* rows, int64_t begin, int64_t end) {
     Chunk& chunk = chunks.back();
     for (int64_t k = begin; k < end; ++k) {
-      const auto row = size_t(rows[k]);
+      const auto row = size_t(rows ? rows[k] : k);
       if (seen_in_[row] != int64_t(chunks.size())) {
         seen_in_[row] = int64_t(chunks.size());
         index_of_[row] = static_cast<int32_t>(int64_t(unique_rows.size()) - chunk.unique_begin);
-        unique_rows.push_back(rows[k]);
+        unique_rows.push_back(static_cast<int32_t>(row));
       }
       unique_index[size_t(k)] = index_of_[row];
     }
@@ -150,7 +163,8 @@ struct LstmSchedule {
     int64_t total = 0;
     for (int64_t t = 0; t < call.steps && call.batch_sizes[t] > 0; total += call.batch_sizes[t++])
       row_begin.push_back(total);
-    for (int d = 0; d < 2; ++d) direction.emplace_back(call, call.rows + d * call.packed_rows, row_begin, chunk_rows);
+    for (int d = 0; d < 2; ++d)
+      direction.emplace_back(call, call.inputs_at ? nullptr : call.rows + d * call.packed_rows, row_begin, chunk_rows);
   }
 };
 
@@ -169,6 +183,8 @@ LstmDirection make_direction(const LstmCall& call, const LstmSchedule& schedule,
   to.inputs += call.precomputed ? d * 4 * dim : call.split_input ? d * call.shape.input : 0;
   to.input_stride = call.precomputed ? 8 * dim : call.shape.input * (call.split_input ? 2 : 1);
   to.out_rows = half(call.out_rows, d * call.packed_rows);
+  to.inputs_at = half(call.inputs_at, d * call.packed_rows);
+  to.outputs_at = half(call.outputs_at, d * call.packed_rows);
   to.initial_h = half(call.initial_h, d * p);
   to.initial_c = half(call.initial_c, d * dim);
   to.output = half(call.output, d * p);

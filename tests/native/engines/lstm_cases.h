@@ -57,6 +57,7 @@ class LstmCase {
     for (const Floats* each : {&first.output, &first.h, &first.c}) engine.record(*each);
     engine.report(name("lstm"), error <= engine.limit() && same, error, engine.limit());
     if (in > 10 && S > 10) engine.expect(name("clips as expected"), clipped() == schedule.clips);
+    engine.expect(name("lstm at addresses"), first == addressed(engine.precision, packed));
     if (!engine.trains()) return;
     if (!schedule.split) engine.expect(name("lstm precomputed"), first == precomputed(packed));
     gradients(engine, packed, first);
@@ -119,6 +120,25 @@ class LstmCase {
   }
 
   Result before() const { return {Floats(static_cast<size_t>(S * 2 * P), NAN), h, c}; }
+
+  // With addresses in place of rows.
+  Result addressed(elmo_fast::Precision precision, Buffer& packed) const {
+    Result result = before();
+    elmo_fast::LstmCall to = call(result, packed, packed.data());
+    to.precision = precision;
+    std::vector<const float*> inputs_at;
+    std::vector<float*> outputs_at;
+    for (int64_t d = 0; d < 2; ++d)
+      for (int64_t k = d * S; k < (d + 1) * S; ++k) {
+        const int64_t row = rows[size_t(k)], out_row = out_rows[size_t(k)];
+        inputs_at.push_back(inputs.data() + (schedule.split ? (2 * row + d) * in : row * in));
+        outputs_at.push_back(out_row < 0 ? nullptr : result.output.data() + (2 * out_row + d) * P);
+      }
+    to.inputs = nullptr, to.rows = to.out_rows = nullptr, to.output = nullptr;
+    to.inputs_at = inputs_at.data(), to.outputs_at = outputs_at.data();
+    elmo_fast::lstm_forward(to);
+    return result;
+  }
 
   // With input projections from linear_forward.
   Result precomputed(Buffer& packed) const {
