@@ -95,7 +95,7 @@ class Job:
 
         self.embedder.reset_states()
         target = Target(self.target(layout), layout.name, OutputSpec("all", dtype=layout.dtype))
-        runner = self.embedder.embedder.runner(self.slots, target.form)
+        runner = self.embedder.embedder.runner(self.slots)
         with locked(target.path) as part, open_texts(text or self.text) as texts:
             count = watch.calls("reading", texts.count) if watch else texts.count
             write_corpus(texts, staged(watch, runner) if watch else runner, target, progress=Progress(True, count()),
@@ -206,7 +206,7 @@ def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
 
     places = [(stream._TokenVectors, "rows", "token mapping"), (spec.OutputSpec, "apply", "converting"),
               (job.embedder.bilm.token_source, "token_ids", "token mapping"), (text_vectors, "narrow", "converting"),
-              (packed, "narrow", "converting"), (stream.SlotStream, "_converted", "converting"),
+              (packed, "narrow", "converting"),
               (writer.SegmentWriter, "_work", "writing"), (embed_run._Run, "finish", "writing")]
     if importlib.util.find_spec("pyarrow"):
         from elmo_fast.vectors.layouts import columns

@@ -134,13 +134,12 @@ class ElmoEmbedder:
         state = self.elmo_bilm.state if state is None else check_choice("state", state, STATES)
         return self._run_of(self._rows(batch_size, state), state)(sentences)
 
-    def runner(self, batch_size: int | None, form: OutputSpec, state: str | None = None) -> Runner:
+    def runner(self, batch_size: int | None, state: str | None = None) -> Runner:
         """The `Runner` that computes vectors for `write_corpus`. With carried states a section has whole batches."""
         bilm = self.elmo_bilm
         state = bilm.state if state is None else check_choice("state", state, STATES)
         batch_size = self._rows(batch_size, state)
-        dtype = torch.float16 if form.stores_raw_layers and form.dtype == "float16" else torch.float32
-        run = self._run_of(batch_size, state, dtype)
+        run = self._run_of(batch_size, state)
         return Runner(bilm, lambda texts: groups_of(texts, batch_size),
                       lambda groups: run(text.tokens for group in groups for text in group),
                       {"batch_size": batch_size} if state == "carry" else {}, state)
@@ -158,11 +157,10 @@ class ElmoEmbedder:
         on_tiles = weight.device.type == "cpu" and computes_in(weight, bilm.backend, bilm.precision) != "highest"
         return 2 * DEFAULT_BATCH_SIZE if is_wide and on_tiles else DEFAULT_BATCH_SIZE
 
-    def _run_of(self, batch_size: int, state: str,
-                dtype: torch.dtype = torch.float32) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
+    def _run_of(self, batch_size: int, state: str) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
         """A function from sentences to their vectors, to be called for one iterable after another; see `SlotStream`."""
         if not self._runs_padded():
-            return SlotStream(self.elmo_bilm, batch_size, dtype=dtype, state=state).run
+            return SlotStream(self.elmo_bilm, batch_size, state=state).run
 
         def run(sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
             for batch in groups_of(sentences, batch_size):
@@ -191,7 +189,7 @@ class ElmoEmbedder:
             layouts.check_output("allennlp", output_file_path, form, "output file")
             with locked(output_file_path) as part:
                 count = scan(input_file, allow_blank)
-                write_corpus(read_lines(input_file, allow_blank), self.runner(batch_size, form),
+                write_corpus(read_lines(input_file, allow_blank), self.runner(batch_size),
                              Target(output_file_path, "allennlp", form, options), resume=resume,
                              progress=Progress(progress, count), lock=part)
 

@@ -12,6 +12,7 @@ import torch
 
 from elmo_fast.arguments import STATES, check_choice, shown
 from elmo_fast.embed.carrying import Span, StreamStates
+from elmo_fast.embed.outputs import output_addresses
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
@@ -21,7 +22,6 @@ from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string
-from elmo_fast.vectors.layouts.text_vectors import fits_float16
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,9 @@ _TABLE_ROWS = 1 << 15
 
 
 # A queued chunk of steps: its pieces, the packed rows of each, and its outputs on their way to the host, which are the
-# vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
-_Chunk = tuple[list[Piece], list[np.ndarray], HostCopy]
+# vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P]; None if the engine has
+# written the outputs to the sentences.
+_Chunk = tuple[list[Piece], list[np.ndarray], HostCopy | None]
 _Numbered = list[tuple[int, np.ndarray]]
 
 
@@ -48,16 +49,11 @@ class SlotStream:
     When the first result of a batch is given out, the model carries the states after that batch, however far slots have
     run. If another call has changed the states since the last batch, the slots run again from its end. An error in
     reading the sentences is raised after the results of the whole batches before it.
-
-    `dtype` is float32, or float16 for vectors that are only stored: on a CPU the vectors of a chunk are then float16 if
-    no value exceeds its range, otherwise float32.
     """
 
-    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, dtype: torch.dtype = torch.float32,
-                 state: str | None = None):
+    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, state: str | None = None):
         self._bilm = bilm
         self._slots = slots
-        self._dtype = dtype
         self._state = bilm.state if state is None else check_choice("state", state, STATES)
         self._runs_empty = runs_empty
         self._tokens = _TokenVectors(bilm)
@@ -225,30 +221,37 @@ class SlotStream:
         packed_rows = np.split(np.argsort(schedule.tokens[0]), np.cumsum(counts)[:-1])
         starts = schedule.sequence_starts.copy()
         starts[[rows[0] for piece, rows in zip(pieces, packed_rows) if piece.begin > 0]] = False
-        schedule = replace(schedule, tokens=tokens, sequence_starts=starts)
+        schedule = replace(schedule, sequence_starts=starts)
+        if self._bilm.can_write:
+            for piece in pieces:
+                if piece.sentence.vectors is None:
+                    self._put_token_vectors(piece.sentence, table)
+            addresses, _boundaries = output_addresses(pieces, schedule)  # the name keeps their memory
+            _, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state, addresses)
+            return (pieces, [], None), state
         layers, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state)
-        vectors = rows_of(table.vectors, schedule.tokens[0])
-        return (pieces, packed_rows, HostCopy(self._converted([vectors, *layers]), self._copies)), state
+        outputs = [output.float() for output in (rows_of(table.vectors, tokens[0]), *layers)]
+        return (pieces, packed_rows, HostCopy(outputs, self._copies)), state
 
-    def _converted(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs of a chunk, in the stream's type if no value exceeds its range."""
-        outputs = [output.float() for output in outputs]
-        # On a GPU, reading the values would wait for the chunk.
-        if self._dtype == torch.float32 or outputs[0].device.type != "cpu" or not all(map(fits_float16, outputs)):
-            return outputs
-        return [output.to(self._dtype) for output in outputs]
+    def _put_token_vectors(self, sentence: Sentence, table: TokenEmbeddings) -> None:
+        """Give a sentence its memory, with the token vectors in both halves of the first layer."""
+        sentence.vectors = self._empty(sentence)
+        tokens, layer = table.vectors.float().numpy().take(sentence.rows[1:-1], 0), sentence.vectors[0]
+        layer.reshape(len(layer), 2, layer.shape[1] // 2)[:] = tokens[:, None]
 
     def _collect(self, chunk: _Chunk) -> None:
         """Copy a chunk's outputs to its sentences, without the outputs of BOS and EOS."""
         pieces, packed, outputs = chunk
+        if outputs is None:
+            self._finished.update((sentence.number, sentence.vectors) for sentence, _, _, last in pieces
+                                  if last == len(sentence.rows))
+            return
         tokens, *layers = (output.numpy() for output in outputs.result())
         half = tokens.shape[1]
         for (sentence, _, first, last), rows in zip(pieces, packed):
             length = len(sentence.rows)
             if sentence.vectors is None:
-                sentence.vectors = self._empty(sentence, tokens.dtype)
-            elif tokens.dtype == np.float32:
-                sentence.vectors = sentence.vectors.astype(np.float32, copy=False)
+                sentence.vectors = self._empty(sentence)
             begin, end = max(first, 1), min(last, length - 1)
             if begin < end:
                 inner = rows[begin - first : end - first]
@@ -260,9 +263,10 @@ class SlotStream:
             if last == length:
                 self._finished[sentence.number] = sentence.vectors
 
-    def _empty(self, sentence: Sentence, dtype: type | np.dtype = np.float32) -> np.ndarray:
+    def _empty(self, sentence: Sentence) -> np.ndarray:
         """Uninitialized vectors of a sentence."""
-        return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype)
+        shape = self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()
+        return np.empty(shape, np.float32)
 
 
 class _TokenVectors:

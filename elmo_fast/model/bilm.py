@@ -271,20 +271,32 @@ class BiLm(OutsideGraphs):
 
     @one_call()
     def run(self, tokens: TokenEmbeddings, rows: torch.Tensor, schedule: Schedule,
-            state: RunState | None = None) -> tuple[list[torch.Tensor], RunState]:
+            state: RunState | None = None,
+            addresses: np.ndarray | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
 
         `tokens` come from `token_encoder`; `rows` int [2, S], best on the host, are the rows that the two directions
         read. The slots start from `state`, by default the result of `begin`. The carried states do not change:
         `lstm.store_state` changes them.
+
+        With `addresses` uint64 [L, 2, S], where `can_write`, the list is empty: each layer writes the output of each
+        direction, float32 [P], at each packed row to its address, in memory that the caller keeps.
         """
         stack = self._elmo_lstm
         if state is None:
             state = self.begin(schedule.slots.size)
         with numerics(self._precision, tokens.vectors.device):
             inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, stack.layer_weights(0))
+            if addresses is not None:
+                last = stack.write(inputs, rows.numpy(), schedule, *state, addresses, self._precision, precomputed)
+                return [], RunState(last, state.initial)
             layers, last = stack.run(inputs, rows, schedule, *state, self.backend, self._precision, precomputed)
         return layers, RunState(last, state.initial)
+
+    @property
+    def can_write(self) -> bool:
+        """Whether `run` takes `addresses`: in the C++ engine, on the CPU and without gradients."""
+        return self._elmo_lstm.can_write(self.backend)
 
     def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray,
                    state: str) -> list[torch.Tensor]:

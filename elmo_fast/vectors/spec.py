@@ -68,11 +68,6 @@ class OutputSpec:
         positions = np.array([at for at, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
         return Selection(mixed[..., positions, :], positions)
 
-    @property
-    def stores_raw_layers(self) -> bool:
-        """Whether values are stored as they are computed, but for their type."""
-        return self.pool is None and self.layers in ("all", "top")
-
     def describe(self) -> dict:
         """The form as JSON values; of the targets only that there are any."""
         return {"layers": self.layers if isinstance(self.layers, str) else list(self.layers), "pool": self.pool,

@@ -64,7 +64,7 @@ def test_a_partial_result_stays_until_another_run_has_one(interrupted):
         raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        write_corpus(texts(), model().runner(1, OutputSpec()), Target(interrupted, "allennlp"), commit_seconds=1000)
+        write_corpus(texts(), model().runner(1), Target(interrupted, "allennlp"), commit_seconds=1000)
     embed(interrupted, resume=True)
 
 
@@ -135,7 +135,7 @@ def test_a_directory_that_is_removed_ends_the_run(tmp_path):
             yield Text(str(number), "a", ["a"])
 
     with pytest.raises(OSError):
-        write_corpus(texts(), model().runner(1, OutputSpec()), Target(folder / "o.h5", "allennlp"))
+        write_corpus(texts(), model().runner(1), Target(folder / "o.h5", "allennlp"))
 
 
 @pytest.mark.parametrize("state", ["carry", "warm"])
@@ -147,7 +147,7 @@ def test_a_stop_keeps_what_was_committed(tmp_path, state):
             yield Text(str(number), " ".join(tokens), tokens)
 
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted; .* texts are done; resume \(--resume\) goes on after"):
-        write_corpus(texts(), model(state).runner(3, OutputSpec()), Target(tmp_path / "o.h5", "allennlp"))
+        write_corpus(texts(), model(state).runner(3), Target(tmp_path / "o.h5", "allennlp"))
     assert names(tmp_path) == ["o.h5.part"]
     embed(tmp_path / "o.h5", state, resume=True)
     embed(tmp_path / "whole.h5", state, seconds=1000)

@@ -158,7 +158,7 @@ def test_errors_of_the_writer_reach_the_caller_and_end_the_queue(tmp_path, monke
 
     target = Target(tmp_path / "o.h5", "allennlp")
     with pytest.raises(ConfigurationError, match="got 'a/.'"):
-        write_corpus(texts(), model("zero").runner(1, target.form), target, commit_seconds=1000)
+        write_corpus(texts(), model("zero").runner(1), target, commit_seconds=1000)
     assert len(taken) < 9_000 and names(tmp_path) == []
 
 
@@ -175,7 +175,7 @@ def test_a_key_given_twice_is_refused_across_segments(tmp_path, name, options, m
 
     target = Target(tmp_path / name, "npz" if name == "o.npz" else "allennlp", options=options)
     with pytest.raises(ConfigurationError, match=f"^{message}"):
-        write_corpus(texts(), model("zero").runner(3, target.form), target)
+        write_corpus(texts(), model("zero").runner(3), target)
 
 
 def test_the_queue_is_bounded_in_bytes(tmp_path, monkeypatch):

@@ -55,19 +55,6 @@ def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
     check([texts(40), texts(7, seed=1)], size, "clips that fire", backend, state=state)
 
 
-@pytest.mark.parametrize("chunks_ahead", [0, 1])
-def test_vectors_in_float16_where_they_fit(monkeypatch, chunks_ahead):
-    bound(monkeypatch, rows=32, chunks_ahead=chunks_ahead)
-    fits = itertools.cycle([True] * 10 + [False])
-    monkeypatch.setattr(slot_stream, "fits_float16", lambda values: next(fits))
-    expected, found = (list(slot_stream.SlotStream(bilm(SHAPES["clips that fire"], backend="native"), 3,
-                                                   dtype=dtype).run(texts(60, longest=40)))
-                       for dtype in (torch.float32, torch.float16))
-    assert {vectors.dtype.name for vectors in found} == {"float16", "float32"}
-    for one, other in zip(found, expected, strict=True):
-        assert one.astype(np.float16).tobytes() == other.astype(np.float16).tobytes()
-
-
 def test_a_model_with_vectors_beyond_float16(tmp_path):
     drawn = weights(SHAPES["two layers"])
     drawn["CNN_proj/W_proj"] *= 1e6

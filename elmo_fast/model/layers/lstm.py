@@ -14,12 +14,14 @@ from elmo_fast.model.layers.carried import CarriedStates
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.calling_thread import stacked, sum_of
 from elmo_fast.ops.numerics import full_precision, numerics
-from elmo_fast.ops.projected_lstm import projected_lstm
+from elmo_fast.ops.projected_lstm import projected_lstm, unsupported_weights
 from elmo_fast.ops.projected_lstm.cpu import drop_lstm
 from elmo_fast.ops.projected_lstm.cuda.lstm import padded_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
+from elmo_fast.ops.projected_lstm.stack import write_outputs
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_snapshot import Tensors
 from elmo_fast.outside_graphs import outside_graphs
@@ -147,6 +149,23 @@ class LstmStack(AllenNlpStateDict):
             outputs.append(x)
             finals.append(final)
         return outputs, _stacked(finals)
+
+    def can_write(self, backend: str) -> bool:
+        """Whether `write` runs with this `backend`: in the C++ engine, on the CPU and without gradients."""
+        bias = self.B_0_0
+        if bias.device.type != "cpu" or bias.dtype == torch.float64 or needs_gradient(self.parameters()):
+            return False
+        lacking = unsupported_weights(self.layer_weights(0))
+        return resolve("projected_lstm", backend, full_precision(bias), unsupported=lacking) == "native"
+
+    def write(self, vectors: torch.Tensor, rows: np.ndarray, schedule: Schedule, initial: State,
+              initial_state: State | None, addresses: np.ndarray, precision: str = "highest",
+              precomputed: bool = False) -> State:
+        """As `run`, with the bits of its outputs written at `addresses` uint64 [L, 2, S] (see `write_outputs`)."""
+        layers = [self.layer_weights(layer) for layer in range(self.options.n_layers)]
+        return write_outputs(vectors, rows, schedule, initial, layers, addresses, **self._clips,
+                             skips=self.options.use_skip_connections, initial_state=initial_state,
+                             precomputed=precomputed, precision=precision)
 
     def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, initial: State,
                    precision: str = "highest") -> tuple[list[torch.Tensor], State]:
