@@ -5,23 +5,23 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from elmo_fast.arguments import STATES, check_choice, shown
+from elmo_fast.arguments import STATES, check_choice
 from elmo_fast.embed.carrying import Span, StreamStates
 from elmo_fast.embed.outputs import output_addresses
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
+from elmo_fast.embed.token_vectors import TokenVectors
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.calling_thread import rows_of
-from elmo_fast.ops.device import HostCopy, to_device
+from elmo_fast.ops.device import HostCopy
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.text.batching import not_a_string
+from elmo_fast.ops.weight_snapshot import one_call
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class SlotStream:
         self._slots = slots
         self._state = bilm.state if state is None else check_choice("state", state, STATES)
         self._runs_empty = runs_empty
-        self._tokens = _TokenVectors(bilm)
+        self._tokens = TokenVectors(bilm.token_source.boundaries, _TABLE_ROWS)
         self._halvings = 0  # times that a chunk was halved after memory ran out
         # On a GPU the outputs of a chunk are copied and collected while the next chunk runs.
         device = next(bilm.parameters()).device
@@ -96,11 +96,13 @@ class SlotStream:
             chunk: _Chunk | None = None
             try:
                 if pieces:
-                    with torch.no_grad():
+                    with torch.no_grad(), one_call():
+                        while new := self._tokens.unencoded(self._most_new):
+                            self._tokens.append(self._bilm.token_encoder.strings(new))
                         in_flight = itertools.chain(*scheduler.queues, (piece.sentence for piece in pieces))
-                        table = self._tokens.update(list(in_flight))
+                        self._tokens.reduce(list(in_flight))
                         self._last = self._last or self._bilm.begin(len(scheduler.queues), self._state)
-                        chunk, after = self._advance(pieces, table, self._last)
+                        chunk, after = self._advance(pieces, self._tokens.table, self._last)
                     self._ran(chunk, pieces, after)
             except (RuntimeError, MemoryError) as error:
                 self._shrink_chunks(error)
@@ -186,7 +188,7 @@ class SlotStream:
         slots = len(self._scheduler.queues)
         self._rows = max(1, slots * max(16, _ROWS_PER_CHUNK // slots) >> self._halvings)
         self._steps, self._width = max(1, self._rows // slots), min(slots, self._rows)
-        self._tokens.most = max(1, _TABLE_ROWS >> self._halvings)
+        self._most_new = max(1, _TABLE_ROWS >> self._halvings)  # tokens encoded at a time
 
     def _plan(self) -> list[Piece]:
         """The pieces of the next chunk of steps."""
@@ -204,7 +206,7 @@ class SlotStream:
 
     def _shrink_chunks(self, error: RuntimeError | MemoryError) -> None:
         """Halve the chunks after an error of memory; raise other errors, and this error if chunks are minimal."""
-        if not _is_out_of_memory(error) or self._rows == self._tokens.most == 1:
+        if not _is_out_of_memory(error) or self._rows == self._most_new == 1:
             raise error
         if not self._halvings:
             logger.warning("out of memory, chunks are smaller from here on: %s", str(error).partition("\n")[0])
@@ -214,29 +216,28 @@ class SlotStream:
     def _advance(self, pieces: list[Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
         """Run the pieces: the chunk, which may still be running on a GPU, and the state after it."""
         counts = [piece.end - piece.begin for piece in pieces]
-        schedule = make_schedule(counts, [piece.slot for piece in pieces], len(self._scheduler.queues))
+        schedule = make_schedule(counts, [piece.slot for piece in pieces], len(self._scheduler.queues),
+                                 np.array([piece.begin > 0 for piece in pieces]))
         forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
         backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
         tokens = np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])  # rows of token vectors
-        packed_rows = np.split(np.argsort(schedule.tokens[0]), np.cumsum(counts)[:-1])
-        starts = schedule.sequence_starts.copy()
-        starts[[rows[0] for piece, rows in zip(pieces, packed_rows) if piece.begin > 0]] = False
-        schedule = replace(schedule, sequence_starts=starts)
         if self._bilm.can_write:
+            vectors = table.vectors.float().numpy()
             for piece in pieces:
                 if piece.sentence.vectors is None:
-                    self._put_token_vectors(piece.sentence, table)
+                    self._put_token_vectors(piece.sentence, vectors)
             addresses, _boundaries = output_addresses(pieces, schedule)  # the name keeps their memory
             _, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state, addresses)
             return (pieces, [], None), state
         layers, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state)
+        packed_rows = np.split(np.argsort(schedule.tokens[0]), np.cumsum(counts)[:-1])
         outputs = [output.float() for output in (rows_of(table.vectors, tokens[0]), *layers)]
         return (pieces, packed_rows, HostCopy(outputs, self._copies)), state
 
-    def _put_token_vectors(self, sentence: Sentence, table: TokenEmbeddings) -> None:
-        """Give a sentence its memory, with the token vectors in both halves of the first layer."""
+    def _put_token_vectors(self, sentence: Sentence, vectors: np.ndarray) -> None:
+        """Give a sentence its memory, with the token `vectors` [R, P] in both halves of the first layer."""
         sentence.vectors = self._empty(sentence)
-        tokens, layer = table.vectors.float().numpy().take(sentence.rows[1:-1], 0), sentence.vectors[0]
+        tokens, layer = vectors.take(sentence.rows[1:-1], 0), sentence.vectors[0]
         layer.reshape(len(layer), 2, layer.shape[1] // 2)[:] = tokens[:, None]
 
     def _collect(self, chunk: _Chunk) -> None:
@@ -267,64 +268,6 @@ class SlotStream:
         """Uninitialized vectors of a sentence."""
         shape = self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()
         return np.empty(shape, np.float32)
-
-
-class _TokenVectors:
-    """A bounded table of token vectors: each unique token is encoded once, until it is dropped from a full table."""
-
-    def __init__(self, bilm: BiLm):
-        self._bilm = bilm
-        self.most = _TABLE_ROWS  # tokens encoded at a time
-        self._table: TokenEmbeddings | None = None
-        self._capacity = torch.empty(0, 0)  # the memory of the table's vectors, with capacity for more
-        self._rows: dict[str, int] = {}
-        self._kept = 0  # tokens that were in flight when the table was last full
-
-    def rows(self, tokens: Sequence[str]) -> np.ndarray:
-        """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
-        first, last = self._bilm.token_source.boundaries
-        bounded, known = (first, *tokens, last), len(self._rows)
-        try:
-            rows = np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
-        except TypeError as error:
-            raise not_a_string(error) from error
-        if len(self._rows) > known:
-            for token in bounded:
-                if not isinstance(token, str):
-                    self._rows = dict(itertools.islice(self._rows.items(), known))
-                    raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
-        return rows
-
-    def update(self, in_flight: list[Sentence]) -> TokenEmbeddings:
-        """The table, with new tokens encoded. A full one keeps the tokens in flight and renumbers their `rows`."""
-        known = len(self._table.vectors) if self._table else 0
-        if known < len(self._rows):
-            tokens = list(self._rows)
-            for begin in range(known, len(tokens), self.most):
-                self._append(self._bilm.token_encoder.strings(tokens[begin : begin + self.most]))
-        if len(self._rows) > max(_TABLE_ROWS, 2 * self._kept):
-            rows = np.concatenate([sentence.rows for sentence in in_flight])
-            kept, renumbered = np.unique(rows, return_inverse=True)
-            tokens, (vectors, table_rows) = list(self._rows), self._table
-            self._table = TokenEmbeddings(vectors[to_device(kept, vectors.device).long()],
-                                          None if table_rows is None else table_rows[kept])
-            self._rows = {tokens[row]: number for number, row in enumerate(kept)}
-            self._capacity, self._kept = self._table.vectors, len(kept)
-            ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
-            for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
-                sentence.rows = rows
-        return self._table
-
-    def _append(self, new: TokenEmbeddings) -> None:
-        if self._table:
-            rows = None if new.rows is None or self._table.rows is None else [self._table.rows, new.rows]
-            known, count = len(self._table.vectors), len(self._table.vectors) + len(new.vectors)
-            if count > len(self._capacity):
-                self._capacity = new.vectors.new_empty(2 * count, new.vectors.shape[1])
-                self._capacity[:known] = self._table.vectors
-            self._capacity[known:count] = new.vectors
-            new = TokenEmbeddings(self._capacity[:count], rows and np.concatenate(rows))
-        self._table = new
 
 
 def _replay(bilm: BiLm, state: RunState, spans: list[Span]) -> RunState:

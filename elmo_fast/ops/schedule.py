@@ -31,12 +31,12 @@ class Schedule:
         return bool((np.diff(self.slots) > 0).all())
 
 
-def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedule:
+def make_schedule(lengths, slots=None, slot_count: int | None = None, continued: np.ndarray | None = None) -> Schedule:
     """Schedule sentences of `lengths` int [sentences]; `slots` int [sentences] names the slot of every sentence.
 
     Tokens are numbered sentence after sentence. Without `slots`, sentence k is alone in slot k. Sentences of one slot
-    run in the order given. A slot without tokens never runs. Raises `ValueError` for negative lengths or slots out of
-    range.
+    run in the order given. A slot without tokens never runs. `continued` bool [sentences]: whether the sentence began
+    in an earlier schedule, by default False. Raises `ValueError` for negative lengths or slots out of range.
     """
     lengths = _int_vector("lengths", lengths)
     slots = np.arange(lengths.size) if slots is None else _int_vector("slots", slots)
@@ -55,13 +55,14 @@ def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedul
     steps = int(totals.max(initial=0))
     batch_sizes = totals.size - np.cumsum(np.bincount(totals, minlength=steps + 1))[:steps]
     sentence = np.repeat(np.arange(lengths.size), lengths)  # [N]
-    offset = np.arange(sentence.size) - _before(lengths)[sentence]
+    token, first = np.arange(sentence.size), _before(lengths)
+    step = first_step[sentence] + token - first[sentence]
+    row = _before(batch_sizes)[step] + position[slots[sentence]]  # the packed row of a token, forward
     tokens = np.empty((2, sentence.size), dtype=np.int32)
+    tokens[0, row] = token
+    tokens[1, row] = (2 * first + lengths - 1)[sentence] - token
     starts = np.zeros(sentence.size, dtype=bool)
-    for direction, step_in_sentence in enumerate((offset, lengths[sentence] - 1 - offset)):
-        row = _before(batch_sizes)[first_step[sentence] + step_in_sentence] + position[slots[sentence]]
-        tokens[direction, row] = np.arange(sentence.size)
-        starts[row] = step_in_sentence == 0
+    starts[row[first[lengths > 0]]] = True if continued is None else ~continued[lengths > 0]
     return Schedule(order, batch_sizes.astype(np.int32), tokens, starts)
 
 

@@ -104,14 +104,13 @@ def test_reading_ahead_is_bounded(monkeypatch):
 
 def test_token_vectors_that_no_later_sentence_needs_are_dropped(monkeypatch):
     bound(monkeypatch, table=25)
-    kept, update = [], slot_stream._TokenVectors.update
+    kept, reduce = [], slot_stream.TokenVectors.reduce
 
-    def counted(store, in_flight):
-        table = update(store, in_flight)
-        kept.append(max(len(table.vectors), len(store._rows)))
-        return table
+    def counted(cache, in_flight):
+        reduce(cache, in_flight)
+        kept.append(max(len(cache.table.vectors), len(cache._rows)))
 
-    monkeypatch.setattr(slot_stream._TokenVectors, "update", counted)
+    monkeypatch.setattr(slot_stream.TokenVectors, "reduce", counted)
     check([[[f"word{number}"] for number in range(500)]], 2)
     assert max(kept) < 60
 

@@ -156,7 +156,8 @@ class TokenEncoder:
         """Vectors of tokens."""
         with numerics(self.precision, self.device):
             if self.table is None:
-                return TokenEmbeddings(self._encode(self.source.token_ids(tokens)), None)
+                ids = to_device(self.source.token_ids(tokens), self.device)
+                return TokenEmbeddings(self.source.encode_rows(ids, self.backend), None)
             self.table.check(self.precision)
             return self._complete(self.table.table.rows(tokens), lambda positions: [tokens[k] for k in positions],
                                   lambda positions: self.source.token_ids([tokens[k] for k in positions]))

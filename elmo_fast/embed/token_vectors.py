@@ -1,0 +1,86 @@
+"""A bounded cache of token vectors: each unique token is encoded once, until it is dropped from a full cache."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from elmo_fast.arguments import shown
+from elmo_fast.embed.scheduler import Sentence
+from elmo_fast.model.token_table.lookup import TokenEmbeddings
+from elmo_fast.ops.device import to_device
+from elmo_fast.text.batching import not_a_string
+
+
+class TokenVectors:
+    """Vectors by row; every token has a row, and its vector after `append`.
+
+    `boundaries` are the tokens around every sentence, `capacity` the tokens of a full cache. `table` holds the vectors;
+    it is None before the first `append`.
+    """
+
+    def __init__(self, boundaries: tuple[str, str], capacity: int):
+        self._boundaries, self._capacity = boundaries, capacity
+        self.table: TokenEmbeddings | None = None
+        self._memory = torch.empty(0, 0)  # of the table's vectors, with capacity for more
+        self._rows = _Rows()
+        self._kept = 0  # tokens that were in flight when the cache was last full
+
+    def rows(self, tokens: Sequence[str]) -> np.ndarray:
+        """Rows of a sentence's tokens, with boundaries: int32 [tokens + 2]. Tokens that are no strings are refused."""
+        first, last = self._boundaries
+        known = len(self._rows)
+        try:
+            return np.fromiter(map(self._rows.__getitem__, (first, *tokens, last)), np.int32, len(tokens) + 2)
+        except (TypeError, ValueError) as error:
+            self._rows = _Rows(itertools.islice(self._rows.items(), known))
+            if isinstance(error, TypeError):
+                raise not_a_string(error) from error
+            raise
+
+    def unencoded(self, most: int) -> list[str]:
+        """At most `most` tokens without a vector, in the order in which `append` takes their vectors."""
+        known = self._encoded
+        return list(itertools.islice(self._rows, known, known + most)) if known < len(self._rows) else []
+
+    def append(self, new: TokenEmbeddings) -> None:
+        """Add the vectors of the next tokens of `unencoded`."""
+        if self.table:
+            rows = None if new.rows is None or self.table.rows is None else [self.table.rows, new.rows]
+            known, count = self._encoded, self._encoded + len(new.vectors)
+            if count > len(self._memory):
+                self._memory = new.vectors.new_empty(2 * count, new.vectors.shape[1])
+                self._memory[:known] = self.table.vectors
+            self._memory[known:count] = new.vectors
+            new = TokenEmbeddings(self._memory[:count], rows and np.concatenate(rows))
+        self.table = new
+
+    def reduce(self, in_flight: Sequence[Sentence]) -> None:
+        """Reduce a full cache to the tokens of the sentences `in_flight`, and renumber the sentences' `rows`."""
+        if len(self._rows) <= max(self._capacity, 2 * self._kept):
+            return
+        rows = np.concatenate([sentence.rows for sentence in in_flight])
+        kept, renumbered = np.unique(rows, return_inverse=True)
+        tokens, (vectors, table_rows) = list(self._rows), self.table
+        self.table = TokenEmbeddings(vectors[to_device(kept, vectors.device).long()],
+                                     None if table_rows is None else table_rows[kept])
+        self._rows = _Rows((tokens[row], number) for number, row in enumerate(kept))
+        self._memory, self._kept = self.table.vectors, len(kept)
+        ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
+        for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
+            sentence.rows = rows
+
+    @property
+    def _encoded(self) -> int:
+        return len(self.table.vectors) if self.table else 0
+
+
+class _Rows(dict[str, int]):
+    """Rows by token; a new token gets the next row."""
+
+    def __missing__(self, token: str) -> int:
+        if not isinstance(token, str):
+            raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
+        row = self[token] = len(self)
+        return row
