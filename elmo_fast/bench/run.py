@@ -90,7 +90,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
 
 def _embed(elmo: LoadedElmo, variant: Variant, sentences: list[list[str]]) -> list[np.ndarray]:
     with variant.active(elmo):
-        return list(elmo._embedder.stream(sentences, SLOTS))
+        return list(elmo.vectors(sentences, SLOTS))
 
 
 def _check(elmo: LoadedElmo, chosen: list[Variant], precision: str) -> dict[str, float]:

@@ -76,6 +76,14 @@ class LoadedElmo:
         run = self._run(_texts(sentences, pool), form, state, batch_size)
         return (vectors for vectors in run)
 
+    def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
+                state: str | None = None) -> Iterator[np.ndarray]:
+        """Vectors of tokenized sentences, lazily and unchecked: float32 [layers, tokens, 2 P] a sentence.
+
+        All other vectors come from this method. `state` is by default the model's.
+        """
+        return self._embedder.stream(sentences, batch_size, state)
+
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Vectors of tokens without context, as the char encoder gives them: float32 [tokens, P]."""
         check_batch([tokens], "tokens")
@@ -119,7 +127,7 @@ class LoadedElmo:
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors
 
-        return map(finish, self._embedder.stream((text.tokens for text in texts), batch_size, state))
+        return map(finish, self.vectors((text.tokens for text in texts), batch_size, state))
 
 
 def _texts(sentences: Iterable[Given], pool: str | None) -> Iterator[Text]:

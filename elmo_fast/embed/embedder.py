@@ -106,11 +106,7 @@ class ElmoEmbedder:
             embeddings, mask = self._padded(batch, state)
             padded = to_host(embeddings.float()).numpy()
             return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
-        with torch.no_grad():
-            layers, lengths = self.elmo_bilm.embed_tokens(batch, state)
-        values = to_host(torch.stack(layers).float()).numpy()  # [layers, N, 2 P]
-        ends = np.cumsum(lengths)
-        return [values[:, end - length + 1 : end - 1].copy() for end, length in zip(ends, lengths)]
+        return list(SlotStream(self.elmo_bilm, len(batch), state=state).run(batch))
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]],
                         batch_size: int | None = None) -> Iterator[np.ndarray]:

@@ -83,7 +83,7 @@ class Worker:
 
     def kept(self, texts: Sequence[Sequence[str]]) -> Iterator[Selection]:
         """What the form keeps of the vectors of tokenized texts, in order."""
-        every = self._elmo._embedder.stream(texts, self._settings.batch_size)
+        every = self._elmo.vectors(texts, self._settings.batch_size)
         return map(self._settings.form.apply, every, texts)
 
 

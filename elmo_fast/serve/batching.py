@@ -296,18 +296,10 @@ class SharedElmo(LoadedElmo):
     """`LoadedElmo` whose vectors come by way of the queue, in the server's state; for every thread but the engine's."""
 
     def __init__(self, batching: Batching):
-        self.bilm = batching.bilm
-        self._embedder = _SharedStream(batching)
+        self.bilm, self._batching = batching.bilm, batching
 
-
-class _SharedStream:
-    """In place of `ElmoEmbedder`: its `stream`, by way of the queue, whose state is the server's."""
-
-    def __init__(self, batching: Batching):
-        self._batching = batching
-
-    def stream(self, sentences: Iterable[Sequence[str]], batch_size: int | None,
-               state: str | None = None) -> Iterator[np.ndarray]:
+    def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
+                state: str | None = None) -> Iterator[np.ndarray]:
         job = self._batching.submit(list(sentences))
         try:
             yield from job.future.result()

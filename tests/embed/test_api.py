@@ -40,7 +40,7 @@ def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state,
         np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=1e-6)
 
 
-def test_the_native_kernels_are_at_most_eight_frames_down(directory, monkeypatch):
+def test_the_native_kernels_are_at_most_six_frames_down(directory, monkeypatch):
     model, depths = elmo_fast.load(directory, backend="native"), {}
     model.embed(["a b"], state="zero")
     native, package = native_module()[0], os.path.dirname(elmo_fast.__file__) + os.sep
@@ -51,7 +51,7 @@ def test_the_native_kernels_are_at_most_eight_frames_down(directory, monkeypatch
 
         monkeypatch.setattr(native, name, spy)
     model.embed(["c d"], state="zero")
-    assert depths.keys() == {"char_cnn_forward", "linear_forward", "lstm_forward"} and max(depths.values()) <= 8
+    assert depths.keys() == {"char_cnn_forward", "linear_forward", "lstm_forward"} and max(depths.values()) <= 6
 
 
 def test_states_of_calls(directory, model):
@@ -69,8 +69,8 @@ def test_states_of_calls(directory, model):
 @pytest.mark.parametrize("state, lengths", [
     ("warm", [7, 5, 4, 3, 1]), ("zero", [7, 5, 4, 3, 1]), ("carry", [7, 3, 1, 5, 4])])
 def test_the_longest_run_first_where_texts_stand_alone(model, monkeypatch, state, lengths):
-    stream, ran = model._embedder.stream, []
-    monkeypatch.setattr(model._embedder, "stream", lambda texts, *settings: stream(
+    vectors, ran = model.vectors, []
+    monkeypatch.setattr(model, "vectors", lambda texts, *settings: vectors(
         (ran.append(len(tokens)) or tokens for tokens in texts), *settings))
     found = model.embed(SENTENCES, state=state)
     assert ran == lengths and [values.shape[1] for values in found] == [*map(len, TOKENS)]
