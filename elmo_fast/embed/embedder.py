@@ -29,6 +29,7 @@ from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.linear import computes_in
+from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence, groups_of
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.vectors import layouts
@@ -88,6 +89,7 @@ class ElmoEmbedder:
         """Vectors of one tokenized sentence: float32 [layers, tokens, 2 P]."""
         return self.embed_batch([check_sentence(sentence)])[0]
 
+    @outside_graphs
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """Vectors of a batch, float32 [layers, tokens, 2 P] per sentence; an empty sentence has 0 tokens.
 

@@ -19,7 +19,7 @@ from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_shapes, expected_shapes, fingerprint, read_model
-from elmo_fast.ops.backend import check_backend, resolve
+from elmo_fast.ops.backend import check_backend, needs_gradient, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import check_precision
@@ -235,10 +235,8 @@ class BiLm(OutsideGraphs):
                                   self._initial_state(state))
         tokens, index, mask = (encoder.batch(ids, boundaries) if word_inputs is None
                                else encoder.numbered_batch(word_inputs, ids))
-        layers = self._run_batch(tokens, index, mask.sum(1).numpy(), state)
-        positions = to_device(mask.flatten().nonzero().squeeze(1), self._device)  # [N], of each token in [B * T]
-        padded = [layer.new_zeros(mask.numel(), layer.shape[1]).index_copy(0, positions, layer) for layer in layers]
-        return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in padded], to_device(mask, self._device))
+        layers = self._run_batch(tokens, index, mask.sum(1).numpy(), state, mask.flatten())
+        return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in layers], to_device(mask, self._device))
 
     @outside_graphs
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
@@ -298,24 +296,51 @@ class BiLm(OutsideGraphs):
         """Whether `run` takes `addresses`: in the C++ engine, on the CPU and without gradients."""
         return self._elmo_lstm.can_write(self.backend)
 
-    def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray,
-                   state: str) -> list[torch.Tensor]:
-        """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
+    def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray, state: str,
+                   mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Representations of sentences laid end to end: a list of [N, 2 P], token layer first.
 
         `index` int [N], best on the host, is the row of `tokens` at each position, `lengths` int [sentences] count the
-        positions. Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
+        positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False. Sentence k
+        runs in slot k; if `state` is `carry`, the carried states are replaced.
         """
         schedule = make_schedule(lengths)
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
+        places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
+        addresses = None
+        if self.can_write and not needs_gradient([tokens.vectors]):
+            made, addresses = self._layers_of(tokens, index, schedule, places, 0 if mask is None else len(mask))
         with self._elmo_lstm.exclusive(state == "carry"):
-            layers, (last, _) = self.run(tokens, rows, schedule, self.begin(schedule.slots.size, state))
+            layers, (last, _) = self.run(tokens, rows, schedule, self.begin(schedule.slots.size, state), addresses)
             if state == "carry":
                 self._elmo_lstm.store_state(last)
         device, dtype = tokens.vectors.device, self._elmo_lstm.B_0_0.dtype
+        if addresses is not None:
+            return [layer.to(dtype) for layer in made]
         order = to_device(schedule.tokens, device).long()
         token_layer = tokens.vectors[to_device(index, device)]  # [N, P]
         layers = [torch.cat([token_layer, token_layer], dim=1), *(in_text_order(layer, order) for layer in layers)]
+        if places is not None:
+            places = to_device(places, device)
+            layers = [layer.new_zeros(len(mask), layer.shape[1]).index_copy(0, places, layer) for layer in layers]
         return [layer.to(dtype) for layer in layers]
+
+    def _layers_of(self, tokens: TokenEmbeddings, index: torch.Tensor, schedule: Schedule,
+                   places: torch.Tensor | None, size: int) -> tuple[torch.Tensor, np.ndarray]:
+        """Layers [1 + L, N, 2 P] with the token layer, and the addresses of the LSTM's outputs for `run`.
+
+        With `places` int [N], layers are [1 + L, size, 2 P], and zero elsewhere.
+        """
+        width, numbers = self.get_output_dim(), schedule.tokens.astype(np.int64)
+        vectors = tokens.vectors[index].float()[:, None]  # [N, 1, P]
+        if places is None:
+            layers = vectors.new_empty(self.num_layers, len(index), width)
+            layers[0].view(-1, 2, width // 2)[:] = vectors
+        else:
+            layers, numbers = vectors.new_zeros(self.num_layers, size, width), places.numpy()[numbers]
+            layers[0].view(-1, 2, width // 2)[places] = vectors
+        first = layers.data_ptr() + np.arange(1, self.num_layers) * (4 * width * layers.shape[1])
+        return layers, (first[:, None, None] + 4 * (numbers * width + [[0], [width // 2]])).astype(np.uint64)
 
     @property
     def _device(self) -> torch.device:

@@ -9,9 +9,10 @@ from elmo_fast import BiLm, ConfigurationError, batch_to_ids
 from elmo_fast.model.bilm import WARM_TEXT
 from elmo_fast.model.layers import batch_layout
 from elmo_fast.model.layers.batch_layout import unique_rows
+from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
-from tests.support.engines import GPU
+from tests.support.engines import GPU, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, weights, word_bilm
 
 IDS = batch_to_ids(SENTENCES)
@@ -54,7 +55,7 @@ def test_what_models_say_is_bounded(shape, monkeypatch):
     """Inputs that are the outputs of one layer: without skip connections those of all layers but the first."""
     op, of = mock.Mock(wraps=projected_lstm), SHAPES[shape].lstm
     monkeypatch.setattr("elmo_fast.model.layers.lstm.projected_lstm", op)
-    bilm(SHAPES[shape]).embed_tokens(SENTENCES)
+    bilm(SHAPES[shape], backend="torch").embed_tokens(SENTENCES)
     assert [call.kwargs["bounded"] for call in op.call_args_list] == [
         number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]
 
@@ -209,3 +210,27 @@ def test_private_handles():
     warm = bilm(state="warm")
     warm._elmo_lstm.stateful = False  # it is not
     assert warm.state == "warm"
+
+
+@needs_native
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_written_outputs_are_those_of_layer_after_layer(state, dtype, monkeypatch):
+    ids = batch_to_ids(SENTENCES)
+    writes, collects = (bilm(backend="native", state=state).to(dtype) for _ in range(2))
+    for call in (lambda model: model(ids).activations, lambda model: model(ids[1:3], "present").activations,
+                 lambda model: model.embed_tokens(SENTENCES)[0]):
+        found = call(writes)
+        with monkeypatch.context() as patch:
+            patch.setattr(LstmStack, "can_write", lambda *_: False)
+            expected = call(collects)
+        assert all(one.dtype == dtype and torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_char_encoder_that_is_trained_alone():
+    model = bilm(backend="auto")
+    model._token_embedder.requires_grad_(True)
+    for activations in (model(batch_to_ids(SENTENCES)).activations, model.embed_tokens(SENTENCES)[0]):
+        model.zero_grad()
+        activations[-1].sin().sum().backward()
+        assert all(weight.grad.any() for weight in (model._token_embedder.W_cnn_0, model._token_embedder.char_embed))

@@ -153,10 +153,14 @@ class LstmStack(AllenNlpStateDict):
     def can_write(self, backend: str) -> bool:
         """Whether `write` runs with this `backend`: in the C++ engine, on the CPU and without gradients."""
         bias = self.B_0_0
-        if bias.device.type != "cpu" or bias.dtype == torch.float64 or needs_gradient(self.parameters()):
+        if bias.device.type != "cpu" or bias.dtype == torch.float64 or needs_gradient(self._weights()):
             return False
         lacking = unsupported_weights(self.layer_weights(0))
         return resolve("projected_lstm", backend, full_precision(bias), unsupported=lacking) == "native"
+
+    def _weights(self) -> list[torch.Tensor]:
+        """All weights; those of a replica of DataParallel are no parameters."""
+        return [getattr(self, name) for name in self.datasets]
 
     def write(self, vectors: torch.Tensor, rows: np.ndarray, schedule: Schedule, initial: State,
               initial_state: State | None, addresses: np.ndarray, precision: str = "highest",
