@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,6 +108,12 @@ class Scheduler:
             if end == len(sentence.rows):
                 self.queues[slot].appendleft(sentence)
             sentence.done = begin
+
+    def drop(self, numbers: Container[int]) -> None:
+        """Remove sentences that are next in their slots."""
+        for queue in self.queues:
+            if queue and queue[0].number in numbers:
+                queue.popleft()
 
     def put(self, spans: list[Span]) -> None:
         """Queue spans, each to the end of its sentence."""

@@ -77,9 +77,7 @@ class SlotStream:
 
     def drop(self, numbers: Container[int]) -> None:
         """Cancel running sentences; to be called between two chunks of `run_as_they_come`."""
-        for queue in self._scheduler.queues:
-            if queue and queue[0].number in numbers:
-                queue.popleft()
+        self._scheduler.drop(numbers)
 
     def _run(self, sentences: Iterable[Sequence[str]], take: Callable[[], Sequence[str] | None] | None,
              begun: tuple[RunState, list[Span]] | None = None) -> Iterator:

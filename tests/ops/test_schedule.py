@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 from elmo_fast.ops.schedule import make_schedule
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=12))
-def test_each_slot_reads_its_sentences_in_turn(sentences):
-    lengths = [length for length, _ in sentences]
-    slots = [slot for _, slot in sentences]
-    schedule = make_schedule(np.array(lengths, dtype=np.int64), np.array(slots, dtype=np.int64), slot_count=4)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), max_size=12), st.booleans())
+def test_each_slot_reads_its_sentences_in_turn(sentences, are_new):
+    lengths, slots, continued = (np.array(values, np.int64) for values in zip(*sentences)) if sentences else [[]] * 3
+    continued = np.array(continued, bool) & (not are_new)
+    schedule = make_schedule(lengths, slots, 4, None if are_new else continued)
     first = np.cumsum([0, *lengths])
     expected, found = ({slot: [] for slot in range(4)} for _ in range(2))  # (forward token, backward token, a start)
-    for number, (length, slot) in enumerate(sentences):
+    for number, (length, slot, _) in enumerate(sentences):
         tokens = range(first[number], first[number] + length)
-        expected[slot].extend(zip(tokens, reversed(tokens), [True] + [False] * length))
+        expected[slot].extend(zip(tokens, reversed(tokens), [not continued[number]] + [False] * length))
     rows = zip(*schedule.tokens, schedule.sequence_starts, strict=True)
     for live in schedule.batch_sizes:
         for slot in schedule.slots[:live]:
