@@ -1,1 +1,1 @@
-"""How fast a model runs on this machine: what `elmo-fast bench` and the benchmarks of the project share."""
+"""Measures how fast a model runs on this machine; shared by `elmo-fast bench` and the project's benchmarks."""

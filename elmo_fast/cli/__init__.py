@@ -1,4 +1,4 @@
-"""`elmo-fast`: each subcommand calls one function, whose module is imported when the subcommand runs."""
+"""The command `elmo-fast`. A subcommand calls one function, whose module is imported when the subcommand runs."""
 
 import argparse
 import io
@@ -16,12 +16,15 @@ _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryErro
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the statuses of `run_command`."""
+    """Run a subcommand and return its exit status (see `run_command`)."""
     return run_command(lambda: _run(arguments))
 
 
 def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
-    """Run a command; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
+    """Run a command and return its exit status: 0 for success, 2 for bad usage or input, 1 for other failures.
+
+    A failure prints one line on stderr.
+    """
     _write_utf8()
     try:
         with stops.stoppable(terminate=True, in_command=True):
@@ -37,12 +40,12 @@ def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all subcommands; each sets `run`, a function of its arguments or the name of one."""
+    """Make the parser of all subcommands. A subcommand sets `run`, a function of its arguments or the name of one."""
     from elmo_fast.cli import bench, cache, embed, info, pictures, score, seqvec, serve, train
 
     parser = Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are unavailable, and why")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for module in (embed, cache, info, pictures, score, train, serve, seqvec, bench):
         module.add_commands(commands)
@@ -60,7 +63,7 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _write_utf8() -> None:
-    """Let what is printed be UTF-8, as all texts are; on Windows a file or a pipe would have the system's code page."""
+    """Encode output in UTF-8, as all texts are; on Windows, files and pipes default to the system's code page."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and "PYTHONIOENCODING" not in os.environ:
             stream.reconfigure(encoding="utf-8", errors=stream.errors)
@@ -72,12 +75,12 @@ def _report(program: str, error: BaseException | str, status: int) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line: the usage would push the reason off the screen."""
+    """A parser that reports errors in one line, without the usage, which would push the reason off the screen."""
 
     program = "elmo-fast"
 
     def error(self, message: str):
-        surplus = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []
-        if any(os.sep in name or "." in name for name in surplus if not name.startswith("-")):
-            message += "; a glob is to be quoted ('*.txt'), else the shell gives its files one by one"
+        unknown = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []
+        if any(os.sep in name or "." in name for name in unknown if not name.startswith("-")):
+            message += "; quote a glob ('*.txt'), else the shell replaces it by the names of its files"
         self.exit(REFUSED, f"{self.program}: error: {message} (see {self.prog} --help)\n")

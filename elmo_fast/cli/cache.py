@@ -1,23 +1,23 @@
 """The subcommand `cache`."""
 
 from elmo_fast.arguments import STORAGES
-from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, taken
+from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, pop_fields
 
 
 def add_commands(commands) -> None:
-    """Add the subcommand to an argparse collection; it sets `run`, a function of the parsed arguments."""
-    parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for "
-                         "embed", *MODEL_FILES, *NUMERICS, "--cuda-device", "--quiet")
-    parser.epilog = ("After an interruption the same command resumes. embed refuses a table of a lower precision than "
-                     "its own.")
+    """Add the subcommand `cache`."""
+    parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary into a token table for "
+                         "embed --token-table", *MODEL_FILES, *NUMERICS, "--cuda-device", "--quiet")
+    parser.epilog = ("After an interruption, run the same command again to resume. embed refuses a table of a lower "
+                     "precision than its own.")
     add = parser.add_argument
-    add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
-    add("output_file", metavar="OUT", help="HDF5 file")
-    add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
-    add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
+    add("vocabulary", metavar="VOCAB", help="vocabulary file, one word per line, with <S> and </S>")
+    add("output_file", metavar="OUT", help="HDF5 file to write")
+    add("--corpus", action="store_true", help="VOCAB is a text, as INPUT of embed; cache all of its words")
+    add("--storage", choices=STORAGES, default="float32", help="data type of the table (default: %(default)s)")
 
 
 def _cache(**flags) -> None:
     from elmo_fast.embed.jobs import ModelChoice, TableJob, write_table
 
-    write_table(TableJob(model=taken(ModelChoice, flags), **flags))
+    write_table(TableJob(model=pop_fields(ModelChoice, flags), **flags))

@@ -3,57 +3,59 @@
 import logging
 
 from elmo_fast import arguments
-from elmo_fast.cli.flags import FORMATS_HELP, MODEL_FILES, NUMERICS, add_command, at_least, taken, value_of
+from elmo_fast.cli.flags import FORMATS_HELP, MODEL_FILES, NUMERICS, add_command, at_least, checked_type, pop_fields
 from elmo_fast.text.records import FORMATS
 from elmo_fast.vectors.layouts.table import LAYOUTS, SUFFIXES
 from elmo_fast.vectors.spec import POOLS
 
 
 def add_commands(commands) -> None:
-    """Add the subcommand to an argparse collection; it sets `run`, a function of the parsed arguments."""
-    parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence a line, into a file of "
-                         "vectors", *MODEL_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
-    parser.epilog = ("Every half minute what is done is stored in OUTPUT.part; after a kill the same command with "
-                     "--resume goes on from there.")
+    """Add the subcommand `embed`."""
+    parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence per line, and write the "
+                         "vectors to a file", *MODEL_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
+    parser.epilog = ("Results are saved in OUTPUT.part every half minute. If the process is killed, run the same "
+                     "command with --resume to continue.")
     add = parser.add_argument
-    add("input_file", metavar="INPUT", help="UTF-8 text, tokens separated by spaces, or "
-        f"{FORMATS_HELP}")
-    add("output_file", metavar="OUTPUT", help=f"{', '.join(SUFFIXES)} (with --pool), or a directory of shards")
+    add("input_file", metavar="INPUT", help=f"UTF-8 text, tokens separated by spaces; {FORMATS_HELP}")
+    add("output_file", metavar="OUTPUT", help=f"file that ends in {arguments.listed(SUFFIXES)} (only with --pool), or "
+        "a directory of shards")
     layers = parser.add_mutually_exclusive_group(required=True)
-    for name, meaning in (("all", "every layer"), ("top", "the top layer"), ("average", "the mean of the layers")):
+    for name, meaning in (("all", "write every layer"), ("top", "write the top layer"),
+                          ("average", "write the mean of the layers")):
         layers.add_argument(f"--{name}", dest="layers", action="store_const", const=name, help=meaning)
-    factors = value_of(lambda text: tuple(map(float, text.split(","))), "numbers with commas between them", bool)
-    layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="the sum of the layers, each "
-                        "times its factor")
+    factors = checked_type(lambda text: tuple(map(float, text.split(","))), "numbers separated by commas", bool)
+    layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="write a weighted sum "
+                        "of the layers")
     size = arguments.DEFAULT_BATCH_SIZE
     add("--batch-size", type=at_least(1), help=f"sentences at a time, at most {arguments.MOST_SENTENCES:,} (default: "
         f"{size}; {2 * size} where that is faster)")
     add("--resume", action="store_true", help="continue an interrupted run")
-    add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
-    add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")
-    add("--unknown", choices=arguments.UNKNOWN, help="a word outside the table gets its own vector, raises an error, "
-        "or gets the vector of <UNK> (default: encode)")
+    add("--allow-blank", action="store_true", help="accept texts without tokens; their arrays are empty")
+    add("--token-table", metavar="FILE", help="read token vectors from a file written by cache")
+    add("--unknown", choices=arguments.UNKNOWN, help="for a word outside the table: encode it, stop with an error, or "
+        "use the vector of <UNK> (default: encode)")
     _add_formats(parser)
-    add = parser.add_argument_group("further flags of `allennlp elmo`").add_argument
-    add("--forget-sentences", action="store_true", help="leave out sentence_to_index")
-    add("--use-sentence-keys", action="store_true", help="sentences as keys, in place of line numbers")
+    add = parser.add_argument_group("other flags of `allennlp elmo`").add_argument
+    add("--forget-sentences", action="store_true", help="do not write sentence_to_index")
+    add("--use-sentence-keys", action="store_true", help="use sentences as keys in place of line numbers")
     add("--file-friendly-logging", action="store_true",
-        help="progress as lines, every ten seconds, also where stderr is a file")
+        help="report progress in lines, every ten seconds, even if stderr is a file")
     add("--include-package", action="append", default=[], metavar="PACKAGE",
         help="import a package and its modules first; repeatable")
-    add("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
+    add("--vocab-path", metavar="FILE", help="ignored, as in AllenNLP 0.9")
     _add_ray(parser)
 
 
 def _add_formats(parser) -> None:
     add = parser.add_argument_group("formats").add_argument
     with_field = arguments.listed([row.title for row in FORMATS.values() if row.has_field], "and")
-    add("--layout", choices=LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
-        "AllenNLP's for HDF5)")
-    add("--dtype", choices=arguments.STORAGES, default="float32", help="(default: %(default)s)")
-    add("--pool", choices=POOLS, help="one vector a text")
-    add("--targets", metavar="FILE", help="keep the vectors of these words alone, one a line")
-    add("--format", choices=FORMATS, help="of INPUT (default: by the suffix)")
+    add("--layout", choices=LAYOUTS, help="layout of OUTPUT; packed is HDF5 for many texts (default: by suffix; "
+        "allennlp for HDF5)")
+    add("--dtype", choices=arguments.STORAGES, default="float32", help="data type of the vectors (default: "
+        "%(default)s)")
+    add("--pool", choices=POOLS, help="write one vector per text")
+    add("--targets", metavar="FILE", help="write only the vectors of the words in FILE, one word per line")
+    add("--format", choices=FORMATS, help="format of INPUT (default: by suffix)")
     add("--field", metavar="NAME", help=f"key or column of the texts in {with_field} (default: text)")
     add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(arguments.TOKENIZERS)} or "
         "package.module:function (default: %(default)s)")
@@ -61,12 +63,11 @@ def _add_formats(parser) -> None:
 
 def _add_ray(parser) -> None:
     add = parser.add_argument_group("many machines, with Ray").add_argument
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="embed on the workers of a Ray cluster, by default "
-        "of this machine alone, into a new directory of shards, with --state zero or warm; the last flag, or with an "
-        "address")
-    add("--ray-workers", type=at_least(1), metavar="N", help="workers (default: as many as there is room for)")
-    add("--ray-cpus", type=at_least(1), default=1, metavar="N", help="threads of a worker (default: %(default)s)")
-    add("--ray-gpus", type=at_least(0), default=0, metavar="N", help="GPUs of a worker (default: %(default)s)")
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="embed on the workers of a Ray cluster (default: "
+        "this machine) into a new directory of shards; needs --state zero or warm; without ADDRESS, give it last")
+    add("--ray-workers", type=at_least(1), metavar="N", help="workers (default: as many as the cluster has room for)")
+    add("--ray-cpus", type=at_least(1), default=1, metavar="N", help="threads per worker (default: %(default)s)")
+    add("--ray-gpus", type=at_least(0), default=0, metavar="N", help="GPUs per worker (default: %(default)s)")
 
 
 def _embed(vocab_path, include_package, file_friendly_logging, progress, ray, ray_workers, ray_cpus, ray_gpus,
@@ -74,9 +75,9 @@ def _embed(vocab_path, include_package, file_friendly_logging, progress, ray, ra
     from elmo_fast.embed.jobs import EmbedJob, ModelChoice, TextInput, VectorOutput, embed_file
 
     if vocab_path is not None:
-        logging.getLogger(__name__).warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
+        logging.getLogger(__name__).warning("--vocab-path: ignored, as in AllenNLP 0.9")
     _import_packages(include_package)
-    job = EmbedJob(taken(TextInput, flags), taken(VectorOutput, flags), taken(ModelChoice, flags),
+    job = EmbedJob(pop_fields(TextInput, flags), pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
                    progress="lines" if progress and file_friendly_logging else progress, **flags)
     if ray:
         from elmo_fast.scale.run import Cluster, embed_file_on_ray

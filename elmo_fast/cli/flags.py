@@ -1,4 +1,4 @@
-"""Flags that several subcommands share, each declared once, and the types of their values."""
+"""Flags that several subcommands share, and argparse types of their values."""
 
 import argparse
 import contextlib
@@ -18,23 +18,26 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--options-file": {"metavar": "FILE", "help": "options.json, a path or URL, given with --weight-file"},
     "--weight-file": {"metavar": "FILE", "help": "HDF5 weights, a path or URL"},
     "--state": {"choices": STATES, "default": "carry", "help": "initial state of a sentence (default: %(default)s)"},
-    "--precision": {"choices": PRECISIONS, "default": "highest", "help": "(default: %(default)s)"},
-    "--backend": {"choices": BACKENDS, "default": "auto", "help": "(default: %(default)s)"},
-    "--cuda-device": {"type": int, "default": -1, "help": "number of the GPU; -1 is the CPU (default)"},
-    "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite, which are an error "
-                          "otherwise"},
+    "--precision": {"choices": PRECISIONS, "default": "highest", "help": "numerical precision (default: "
+                    "%(default)s)"},
+    "--backend": {"choices": BACKENDS, "default": "auto", "help": "implementation of the operations (default: "
+                  "%(default)s)"},
+    "--cuda-device": {"type": int, "default": -1, "help": "number of the GPU, or -1 for the CPU (default)"},
+    "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite (otherwise an error)"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
-# Every format of input files but text.
-FORMATS_HELP = (f"by its suffix {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}, also "
-                "compressed; a glob; - is stdin")
+FORMATS_HELP = (f"or, by suffix, {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}; also "
+                "compressed files and globs; - is stdin")
 MODEL_FILES = "--model", "--options-file", "--weight-file"
 NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 
 
 def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | str, summary: str, *shared: str,
                 **defaults: Any) -> argparse.ArgumentParser:
-    """Add a subcommand with shared flags; `defaults` replace theirs. `run` or `module:function` may return lines."""
+    """Add a subcommand with the flags `shared`, whose default values `defaults` may replace.
+
+    `run`, a function or its name `module:function`, may return lines to print.
+    """
     parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     for flag in shared:
         parser.add_argument(flag, **_SHARED[flag])
@@ -43,17 +46,17 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
 
 
 def shared(flag: str) -> dict[str, Any]:
-    """Arguments of `add_argument` for a shared flag of a parser that `add_command` did not make."""
+    """Return the arguments of `add_argument` for a shared flag, for parsers that `add_command` did not make."""
     return dict(_SHARED[flag])
 
 
-def taken(job: type, flags: dict[str, Any]) -> Any:
-    """A dataclass made of the flags that are named as its fields; they are removed from `flags`."""
+def pop_fields(job: type, flags: dict[str, Any]) -> Any:
+    """Make a dataclass from the flags with the names of its fields, and remove them from `flags`."""
     return job(**{field.name: flags.pop(field.name) for field in dataclasses.fields(job) if field.name in flags})
 
 
-def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """An argparse type: what `kind` reads and `accepts` admits; `expected` are the words for it."""
+def checked_type(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """Make an argparse type that converts with `kind` and checks with `accepts`; errors say what is `expected`."""
     def parse(text: str) -> Any:
         with contextlib.suppress(ValueError):
             if accepts(value := kind(text)):
@@ -63,5 +66,5 @@ def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any],
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """An argparse type: an integer of at least `least`."""
-    return value_of(int, f"an integer of at least {least}", lambda value: value >= least)
+    """Make an argparse type for integers of at least `least`."""
+    return checked_type(int, f"an integer of at least {least}", lambda value: value >= least)

@@ -8,11 +8,11 @@ from elmo_fast.model.sources import find_model
 
 
 def add_commands(commands) -> None:
-    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
+    """Add the subcommands `info`, `models` and `doctor`."""
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *MODEL_FILES[1:],
                 NUMERICS[2])
     add_command(commands, "models", "elmo_fast.model.sources:public_model_lines",
-                "list the public models that can be named")
+                "list the public models by name")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
 

@@ -1,58 +1,58 @@
-"""The subcommands `compare` and `nearest`: pictures of vectors, and their numbers on stdout."""
+"""The subcommands `compare` and `nearest`, which draw vectors and print the numbers."""
 
 from collections.abc import Iterator
 
 from elmo_fast.arguments import FREE_STATES
-from elmo_fast.cli.flags import NUMERICS, add_command, at_least, taken
+from elmo_fast.cli.flags import NUMERICS, add_command, at_least, pop_fields
 from elmo_fast.model.sources import DEFAULT_MODEL
 
 _SHARED = "--model", *NUMERICS, "--cuda-device"
 
 
 def add_commands(commands) -> None:
-    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
-    parser = add_command(commands, "compare", _compare, "print the cosines of the tokens of two sentences, for each "
-                         "layer, and draw them", *_SHARED, model=DEFAULT_MODEL)
+    """Add the subcommands `compare` and `nearest`."""
+    parser = add_command(commands, "compare", _compare, "print the cosine similarities of the tokens of two "
+                         "sentences in every layer, and draw them", *_SHARED, model=DEFAULT_MODEL)
     parser.epilog = "Sentences are split at spaces. Rows are tab-separated. .png, .svg and .pdf need elmo-fast[plots]."
     add = parser.add_argument
-    add("first", metavar="FIRST", help="a sentence: the rows")
-    add("second", metavar="SECOND", help="a sentence: the columns")
-    add("--weights", type=float, nargs="+", metavar="W", help="also a mixture of the layers, a weight for each")
+    add("first", metavar="FIRST", help="the sentence of the rows")
+    add("second", metavar="SECOND", help="the sentence of the columns")
+    add("--weights", type=float, nargs="+", metavar="W", help="also compare in a weighted sum of the layers")
     add("--state", choices=FREE_STATES, default="warm", help="initial state of a sentence (default: %(default)s)")
-    add("-o", "--output", metavar="FILE", help="the picture: .png, .svg, .pdf or .html")
-    parser = add_command(commands, "nearest", _nearest, "print the contexts of a corpus that are nearest to a word in "
-                         "its context, and draw them", *_SHARED, model=DEFAULT_MODEL)
+    add("-o", "--output", metavar="FILE", help="file of the picture: .png, .svg, .pdf or .html")
+    parser = add_command(commands, "nearest", _nearest, "print the contexts in a corpus whose vectors are nearest to "
+                         "that of a word in context, and draw them", *_SHARED, model=DEFAULT_MODEL)
     parser.epilog = ("Rows are tab-separated: cosine, line, token (both from 1) and context. .png, .svg and .pdf need "
                      "elmo-fast[plots].")
     add = parser.add_argument
-    add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence a line, a glob or - for stdin; or a file "
-        "of vectors that --save or embed wrote")
+    add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence per line, a glob, or - for stdin; or a "
+        "file of vectors written by --save or embed")
     add("--word", required=True, help="the word; case is ignored")
     add("--sentence", help="sentence with the word; its nearest contexts are searched (default: occurrences in the "
         "corpus)")
-    add("--top", type=at_least(1), default=10, metavar="K", help="contexts (default: %(default)s)")
-    add("--queries", type=at_least(1), default=3, metavar="N", help="occurrences whose nearest contexts are "
-        "searched, without --sentence (default: %(default)s)")
+    add("--top", type=at_least(1), default=10, metavar="K", help="contexts per query (default: %(default)s)")
+    add("--queries", type=at_least(1), default=3, metavar="N", help="without --sentence: occurrences that are "
+        "used as queries (default: %(default)s)")
     add("--any-word", action="store_true", help="search all tokens, not only occurrences of the word")
     add("--center", action="store_true", help="subtract the mean of the searched vectors first")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument("--layer", metavar="L", help="average (default), top, or the number of a layer, from 0")
-    layers.add_argument("--weights", type=float, nargs="+", metavar="W", help="a mixture of the layers")
+    layers.add_argument("--weights", type=float, nargs="+", metavar="W", help="a weighted sum of the layers")
     add("--state", choices=FREE_STATES, help="initial state of a sentence (default: warm)")
-    add("--save", metavar="FILE", help="also store the vectors of all tokens (HDF5, float16), to be CORPUS later")
-    add("-o", "--output", metavar="FILE", help="the picture: .html, .png, .svg or .pdf; or the rows: .txt")
+    add("--save", metavar="FILE", help="also store the vectors of all tokens (HDF5, float16); FILE can then be CORPUS")
+    add("-o", "--output", metavar="FILE", help="file of the picture: .html, .png, .svg or .pdf; or of the rows: .txt")
 
 
 def _compare(**flags) -> Iterator[str]:
     from elmo_fast.embed.jobs import ModelChoice
     from elmo_fast.explore.jobs import CompareJob, compare_sentences
 
-    return compare_sentences(CompareJob(taken(ModelChoice, flags), **flags))
+    return compare_sentences(CompareJob(pop_fields(ModelChoice, flags), **flags))
 
 
 def _nearest(weights, layer, **flags) -> Iterator[str]:
     from elmo_fast.embed.jobs import ModelChoice
     from elmo_fast.explore.jobs import NearestJob, Search, nearest_contexts
 
-    job = NearestJob(taken(ModelChoice, flags), taken(Search, flags), layer=weights or layer, **flags)
+    job = NearestJob(pop_fields(ModelChoice, flags), pop_fields(Search, flags), layer=weights or layer, **flags)
     return nearest_contexts(job)

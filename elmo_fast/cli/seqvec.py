@@ -3,32 +3,33 @@
 from pathlib import Path
 
 from elmo_fast import arguments
-from elmo_fast.cli.flags import NUMERICS, add_command, value_of
+from elmo_fast.cli.flags import NUMERICS, add_command, checked_type
 
 
 def add_commands(commands) -> None:
     """Add the subcommand `seqvec`, with SeqVec's flags."""
     parser = add_command(commands, "seqvec", "elmo_fast.compat.seqvec:embed_fasta", "embed the protein sequences of "
                          "FASTA files, with SeqVec's flags", "--state", *NUMERICS)
-    parser.epilog = "SeqVec carries states; with zero and warm a sequence's vectors depend on the sequence alone."
+    parser.epilog = ("With --state carry, as in SeqVec, vectors also depend on earlier sequences; with zero and warm "
+                     "on the sequence only.")
     add = parser.add_argument
-    add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file (.gz too), or "
-        "a directory, whose files with fasta in their name are read")
-    add("-o", "--output", dest="output_path", required=True, type=Path, metavar="FILE", help=".h5, a dataset a "
-        "sequence; .npz; or .npy with a .json of identifiers beside it (with --protein)")
+    add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file, also .gz, or "
+        "a directory: all files below it with fasta in their names")
+    add("-o", "--output", dest="output_path", required=True, type=Path, metavar="FILE", help="file to "
+        "write: .h5 (a dataset per sequence), .npz, or with --protein .npy plus a .json of identifiers")
     add("--model", dest="model_dir", type=Path, default=Path("model"), metavar="DIRECTORY", help="directory with "
-        "weights.hdf5 and options.json; without them the published model is fetched (default: ./model)")
-    switch = value_of(lambda text: ("false", "true").index(text.lower()) == 1, "True or False", lambda _: True)
+        "weights.hdf5 and options.json; if they are missing, the published model is downloaded (default: ./model)")
+    switch = checked_type(lambda text: ("false", "true").index(text.lower()) == 1, "True or False", lambda _: True)
     add("--protein", dest="per_protein", nargs="?", type=switch, const=True, default=False, metavar="True|False",
-        help="one vector a protein: the mean over its residues")
+        help="write one vector per protein: the mean over its residues")
     add("--batchsize", type=int, default=arguments.SEQVEC_BATCH_SIZE, metavar="RESIDUES",
-        help="residues that complete a batch (default: %(default)s)")
-    add("--split-char", "--split_char", default="|", metavar="C", help="splits headers into fields (default: |)")
-    add("--id", type=int, default=1, metavar="N", dest="id_field", help="number of the field, from 0, that identifies "
-        "a sequence; -1 takes the whole header (default: %(default)s)")
-    add("--cpu", nargs="?", type=switch, const=True, default=False, metavar="True|False", help="use the CPU where "
-        "there is a GPU")
-    add("--layer", choices=arguments.SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, "
+        help="residues after which a batch ends (default: %(default)s)")
+    add("--split-char", "--split_char", default="|", metavar="C", help="separates the fields of a header (default: |)")
+    add("--id", type=int, default=1, metavar="N", dest="id_field", help="index (from 0) of the header's field that "
+        "identifies a sequence; -1 takes the whole header (default: %(default)s)")
+    add("--cpu", nargs="?", type=switch, const=True, default=False, metavar="True|False", help="use the CPU even "
+        "if there is a GPU")
+    add("--layer", choices=arguments.SEQVEC_LAYERS, default="sum", help="sum of the layers, all layers concatenated, "
         "or a single layer (default: %(default)s)")
     add("--resume", action="store_true", help="continue an interrupted run")
     add("--silent", dest="progress", action="store_false", help="no progress bar")

@@ -4,27 +4,28 @@ import argparse
 import math
 
 from elmo_fast.arguments import SIZES
-from elmo_fast.cli.flags import add_command, at_least, shared, value_of
+from elmo_fast.cli.flags import add_command, at_least, checked_type, shared
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
-_TEXT = "files or globs of UTF-8 text, one tokenized sentence a line"
-_FRACTION = value_of(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
-_POSITIVE = value_of(float, "a number from 0 to inf", lambda value: 0 <= value < math.inf)
+_TEXT = "files or globs of UTF-8 text, one tokenized sentence per line"
+_FRACTION = checked_type(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+_NONNEGATIVE = checked_type(float, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
 _CHECKPOINT = {"metavar": "FILE", "help": "a checkpoint of the run (default: the best, else the last)"}
 _COUNT = {"type": at_least(1), "metavar": "N"}
-_WORKERS = value_of(int, "an integer from 0 to 256", lambda value: 0 <= value <= 256)
+_WORKERS = checked_type(int, "an integer from 0 to 256", lambda value: 0 <= value <= 256)
 
 
 def add_commands(commands) -> None:
-    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
+    """Add the subcommands `vocab`, `train`, `perplexity`, `export` and `import-tf`."""
     add = add_command(commands, "vocab", _vocab, "count the words of a tokenized text and write a vocabulary "
                       "file").add_argument
     add("inputs", metavar="TEXT", nargs="+", help=_TEXT)
     add("output", metavar="OUTPUT", help="the vocabulary file, most frequent word first")
-    add("--min-count", type=at_least(1), default=1, help="leave out rarer words (default: %(default)s)")
-    add("--max-size", type=at_least(4), help="words at most, <S>, </S> and <UNK> included")
-    add("--processes", type=at_least(1), help="processes that count (default: one per core)")
+    add("--min-count", type=at_least(1), default=1, help="leave out words that occur less often (default: "
+        "%(default)s)")
+    add("--max-size", type=at_least(4), help="largest number of words, including <S>, </S> and <UNK>")
+    add("--processes", type=at_least(1), help="number of processes (default: one per core)")
     add_train_arguments(add_command(commands, "train", train, "train a model from a tokenized text, resume a run, or "
                                     "fine-tune a model"))
     add = add_command(commands, "perplexity", _perplexity, "print the perplexity of a trained model on a text",
@@ -32,10 +33,12 @@ def add_commands(commands) -> None:
     add("model", metavar="MODEL", help="a run's directory, or an exported model with its softmax")
     add("text", metavar="TEXT", nargs="+", help=_TEXT)
     add("--checkpoint", **_CHECKPOINT)
-    add("--softmax", dest="softmax_file", metavar="FILE", help="of an exported model (default: softmax.hdf5 beside it)")
-    add("--vocab", dest="vocab_file", metavar="FILE", help="of an exported model (default: vocab.txt beside it)")
-    add("--batch-size", **_COUNT, default=256, help="rows (default: %(default)s)")
-    add("--device", default="cpu", metavar="NAME", help="(default: %(default)s)")
+    add("--softmax", dest="softmax_file", metavar="FILE", help="softmax of an exported model (default: softmax.hdf5 "
+        "beside it)")
+    add("--vocab", dest="vocab_file", metavar="FILE", help="vocabulary of an exported model (default: vocab.txt "
+        "beside it)")
+    add("--batch-size", **_COUNT, default=256, help="rows per batch (default: %(default)s)")
+    add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 (default: %(default)s)")
     _add_exchange(commands)
 
 
@@ -46,36 +49,37 @@ def _add_exchange(commands) -> None:
     add("output", metavar="OUTPUT", help="directory for options.json, weights.hdf5 and vocab.txt")
     add("--checkpoint", **_CHECKPOINT)
     add("--softmax", action="store_true", help="also write softmax.hdf5")
-    add("--float16", action="store_true", help="store 16-bit numbers: half the size")
+    add("--float16", action="store_true", help="store float16 numbers: half the size")
     add("--from-module", metavar="FILE", help="in place of RUN: a checkpoint (state_dict) of a fine-tuned Elmo, or of "
-        "an AllenNLP model around it")
-    add("--options-file", metavar="FILE", help="options.json of that module")
-    parser = add_command(commands, "import-tf", _import_tf, "import a checkpoint of bilm-tf's training as a run to "
-                         "continue", "--allow-nonfinite")
-    parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's "
-                     "Python that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
+        "an AllenNLP model that contains it")
+    add("--options-file", metavar="FILE", help="options.json of --from-module")
+    parser = add_command(commands, "import-tf", _import_tf, "import a training checkpoint of bilm-tf as a run that "
+                         "train can resume", "--allow-nonfinite")
+    parser.epilog = ("The checkpoint is read with TensorFlow: install elmo-fast[tensorflow], or set "
+                     "ELMO_FAST_TENSORFLOW_PYTHON to the Python of an environment that has it.")
     add = parser.add_argument
-    add("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, whose last is "
-        "imported, or a checkpoint's path such as DIR/model.ckpt-1250")
-    add("output", metavar="OUT", help="a new directory, for `train OUT --resume --train TEXT`, perplexity and export")
-    add("--vocab", dest="vocab_file", metavar="FILE", help="vocabulary it was trained with (default: vocab.txt beside "
+    add("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, of which the "
+        "last is imported, or the path of a checkpoint, such as DIR/model.ckpt-1250")
+    add("output", metavar="OUT", help="new directory of the run, for `train OUT --resume --train TEXT`, perplexity and "
+        "export")
+    add("--vocab", dest="vocab_file", metavar="FILE", help="vocabulary of the training (default: vocab.txt beside "
         "the checkpoint)")
-    add("--options-file", metavar="FILE", help="its options (default: options.json beside it)")
-    add("--fresh-accumulators", action="store_true", help="begin Adagrad's accumulators at 1 where the checkpoint has "
-        "none, in place of an error")
+    add("--options-file", metavar="FILE", help="options of the training (default: options.json beside the checkpoint)")
+    add("--fresh-accumulators", action="store_true", help="set Adagrad accumulators that the checkpoint lacks to 1, "
+        "otherwise an error")
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `train`. An absent argument is None: the options file, the run or a default decides."""
+    """Add the arguments of `train`. They default to None: the options file, the run or a default then decides."""
     parser.add_argument("run_directory", metavar="RUN", help="directory of the run: options, log and checkpoints")
     add = parser.add_argument_group("data").add_argument
     add("--train", metavar="TEXT", nargs="+", help=_TEXT)
-    add("--heldout", metavar="TEXT", nargs="+", help="text to compute the perplexity of during training")
+    add("--heldout", metavar="TEXT", nargs="+", help="held-out text, whose perplexity is computed during training")
     add("--vocab", metavar="FILE", help="vocabulary file with <S>, </S> and <UNK>, most frequent first")
     add = parser.add_argument_group("start").add_argument
     add("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
-    add("--resume-from", metavar="FILE", help="continue RUN from this checkpoint; later ones are replaced")
-    add("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP or tar, URL or name, as in embed")
+    add("--resume-from", metavar="FILE", help="continue RUN from this checkpoint; replaces later checkpoints")
+    add("--from-model", metavar="MODEL", help="fine-tune: the model, as --model of embed")
     add("--from-options", metavar="FILE", help="fine-tune: options.json, with --from-weights")
     add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
     add("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax (default: "
@@ -84,12 +88,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model").add_argument
     add("--options-file", metavar="FILE", help="options.json with bilm-tf's keys: lstm, char_cnn, dropout, batch_size, "
         "...; arguments given here override it")
-    add("--size", choices=SIZES, help="the sizes of a published model in place of an options file")
+    add("--size", choices=SIZES, help="use the sizes of a published model, without an options file")
     add("--one-direction", dest="bidirectional", action="store_false", default=None,
-        help="a forward language model; it cannot be exported")
-    add("--dropout", type=_FRACTION, metavar="P", help="(default: 0.1)")
+        help="train only the forward language model; it cannot be exported")
+    add("--dropout", type=_FRACTION, metavar="P", help="dropout probability (default: 0.1)")
     add("--full-softmax", dest="sample_softmax", action="store_false", default=None,
-        help="no sampling: the loss over the whole vocabulary")
+        help="compute the loss over the whole vocabulary, without sampling")
     add("--negatives", dest="n_negative_samples_batch", **_COUNT,
         help="samples per batch and direction (default: 8192)")
     _add_training(parser)
@@ -97,34 +101,38 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
-    add("--batch-size", **_COUNT, help="rows (default: 128)")
+    add("--batch-size", **_COUNT, help="rows per batch (default: 128)")
     add("--unroll-steps", **_COUNT, help="tokens per row and step (default: 20)")
     add("--reset-states", type=_FRACTION, metavar="P", help="fraction of rows whose state is zeroed before a batch, so "
         "that the model also learns from zero states (default: 0, as bilm-tf)")
-    add("--accumulate", **_COUNT, help="batches, from separate streams, whose gradients are averaged in a "
-        "step, as by N processes (default: 1)")
-    add("--epochs", dest="n_epochs", type=_POSITIVE, metavar="N", help="(default: 10)")
-    add("--max-steps", **_COUNT, help="in place of --epochs")
-    add("--optimizer", choices=OPTIMIZERS, help="(default: adagrad)")
-    add("--learning-rate", type=_POSITIVE, metavar="R", help="(default: 0.2 for adagrad, 0.001 for adamw)")
-    add("--warmup-steps", type=at_least(0), metavar="N", help="steps to the full rate (default: 0 for adagrad, 500 for "
-        "adamw)")
-    add("--decay", choices=DECAYS, help="(default: constant for adagrad, cosine for adamw)")
-    add("--weight-decay", type=_FRACTION, metavar="W", help="adamw, matrices only (default: 0.01)")
-    add("--clip-norm", dest="all_clip_norm_val", type=_POSITIVE, metavar="N",
-        help="largest norm of all gradients together (default: 10)")
-    add("--seed", type=at_least(0), metavar="N", help="of weights, order, dropout and samples (default: 0)")
-    add("--patience", **_COUNT, help="stop after N held-out perplexities without a new best (default: never)")
+    add("--accumulate", **_COUNT, help="batches per step, from separate streams; their gradients are "
+        "averaged, as with N processes (default: 1)")
+    add("--epochs", dest="n_epochs", type=_NONNEGATIVE, metavar="N", help="epochs to train (default: 10)")
+    add("--max-steps", **_COUNT, help="steps to train, in place of --epochs")
+    add("--optimizer", choices=OPTIMIZERS, help="optimizer (default: adagrad)")
+    add("--learning-rate", type=_NONNEGATIVE, metavar="R", help="learning rate (default: 0.2 for adagrad, "
+        "0.001 for adamw)")
+    add("--warmup-steps", type=at_least(0), metavar="N", help="steps before the full learning rate (default: 0 for "
+        "adagrad, 500 for adamw)")
+    add("--decay", choices=DECAYS, help="learning rate schedule after the warmup (default: constant for adagrad, "
+        "cosine for adamw)")
+    add("--weight-decay", type=_FRACTION, metavar="W", help="weight decay of adamw, matrices only (default: 0.01)")
+    add("--clip-norm", dest="all_clip_norm_val", type=_NONNEGATIVE, metavar="N",
+        help="maximum norm of all gradients together (default: 10)")
+    add("--seed", type=at_least(0), metavar="N", help="random seed of weights, order, dropout and samples "
+        "(default: 0)")
+    add("--patience", **_COUNT, help="stop after N evaluations without a new best perplexity (default: never)")
     add = parser.add_argument_group("run").add_argument
-    add("--evaluate-every", **_COUNT, help="steps (default: ten times an epoch)")
-    add("--evaluate-batch-size", **_COUNT, help="rows of the held-out text (default: 256)")
-    add("--checkpoint-every", **_COUNT, help="steps (default: 500)")
-    add("--log-every", **_COUNT, help="steps (default: 10)")
+    add("--evaluate-every", **_COUNT, help="steps between evaluations (default: ten evaluations per epoch)")
+    add("--evaluate-batch-size", **_COUNT, help="rows per batch of held-out text (default: 256)")
+    add("--checkpoint-every", **_COUNT, help="steps between checkpoints (default: 500)")
+    add("--log-every", **_COUNT, help="steps between log lines (default: 10)")
     add("--keep", type=at_least(1), metavar="K", help="number of checkpoints to keep (default: 2)")
-    add("--workers", type=_WORKERS, metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 for a "
+    add("--workers", type=_WORKERS, metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 on a "
         "GPU)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
-    add("--precision", choices=PRECISIONS, help="(default: medium, which is bf16, on GPUs that have it, else highest)")
+    add("--precision", choices=PRECISIONS, help="numerical precision (default: medium, which is bf16, on GPUs "
+        "that have it, else highest)")
     add("--tensorboard", action="store_true", default=None, help="also write TensorBoard events into RUN")
     add("--quiet", action="store_true", default=None, help="no progress bar")
 
@@ -140,7 +148,7 @@ def _vocab(inputs, output, **limits) -> list[str]:
     from elmo_fast.text.corpus import make_vocabulary
 
     words, total = make_vocabulary(inputs, output, **limits)
-    return [f"{words:,} words of {total:,} tokens in {output}"]
+    return [f"{output}: {words:,} words, from {total:,} tokens"]
 
 
 def _perplexity(**arguments) -> list[str]:
@@ -149,7 +157,7 @@ def _perplexity(**arguments) -> list[str]:
     return [str(perplexity_of(**arguments))]
 
 
-def _export(source, output, from_module, options_file, float16, allow_nonfinite, **of_run) -> None:
+def _export(source, output, from_module, options_file, float16, allow_nonfinite, **run_options) -> None:
     from elmo_fast.train.export import export_run, export_state_dict
 
     if (source is None) == (from_module is None):
@@ -157,13 +165,13 @@ def _export(source, output, from_module, options_file, float16, allow_nonfinite,
     if from_module is not None:
         export_state_dict(from_module, options_file, output, float16, allow_nonfinite)
     else:
-        export_run(source, output, float16=float16, allow_nonfinite=allow_nonfinite, **of_run)
+        export_run(source, output, float16=float16, allow_nonfinite=allow_nonfinite, **run_options)
 
 
 def _import_tf(output, **arguments) -> list[str]:
     from elmo_fast.train.import_tf import import_checkpoint
 
-    done = import_checkpoint(output=output, **arguments)
-    with_accumulators = done.variables - done.fresh_accumulators
-    return [(f"{output}: {done.checkpoint} after {done.step:,} steps, {done.variables} variables, "
+    imported = import_checkpoint(output=output, **arguments)
+    with_accumulators = imported.variables - imported.fresh_accumulators
+    return [(f"{output}: imported {imported.checkpoint} after {imported.step:,} steps, {imported.variables} variables, "
              f"{with_accumulators} with their accumulators; continue with train {output} --resume --train TEXT")]

@@ -227,7 +227,7 @@ def finish(process, text=None):
 
 def test_stdin(model, tmp_path):
     result = finish(start_embedding(model, tmp_path, "--vocab-path", "none.txt"), "\n".join(SENTENCES))
-    assert result == (0, "", "WARNING: --vocab-path: not used, neither here nor by AllenNLP 0.9\n")
+    assert result == (0, "", "WARNING: --vocab-path: ignored, as in AllenNLP 0.9\n")
     found = read_hdf5(tmp_path / "out.hdf5")
     for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences([line.split() for line in SENTENCES])):
         np.testing.assert_array_equal(found[str(key)], values)

@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-_QUOTED = "a glob is to be quoted ('*.txt'), else the shell gives its files one by one"
+_QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of its files"
 
 
 @pytest.mark.parametrize("command, message", [

@@ -107,4 +107,4 @@ def test_a_wrong_call_is_refused_in_one_line(capsys, monkeypatch, world, script,
 def test_without_a_script_or_with_an_opened_glob(capsys, monkeypatch, world):
     assert call(capsys, monkeypatch, "fly", [])[0] == 2
     status, error = call(capsys, monkeypatch, "dump_weights", ["--save_dir", "a", "--outfile", "b", "c.txt", "d.txt"])
-    assert status == 2 and "unrecognized arguments: c.txt d.txt; a glob is to be quoted" in error
+    assert status == 2 and "unrecognized arguments: c.txt d.txt; quote a glob" in error

@@ -245,7 +245,7 @@ def test_two_processes_resume_exactly_and_only_as_two(tmp_path, corpus):
 def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
     options = write_options(tmp_path / "o.json", content)
     status, out, _ = run(capsys, "vocab", corpus["train"][0], tmp_path / "v.txt", "--max-size", 20)
-    assert status == 0 and "20 words of" in out
+    assert status == 0 and "20 words, from" in out
     arguments = command_arguments(corpus, tmp_path, vocab=tmp_path / "v.txt", **{"options-file": options})
     status, _, errors = run(capsys, *arguments, "--max-steps", 5, "--batch-size", 2, "--full-softmax", "--seed", 4)
     assert status == 0, errors
