@@ -18,12 +18,12 @@ from elmo_fast.text.batching import check_batch
 
 
 class Embedder:
-    """Vectors of tokenized sentences by the model in a directory or ZIP, on the first GPU where there is one.
+    """Computes vectors of tokenized sentences with the model in a directory or ZIP, on the first GPU if there is one.
 
-    As in the original, sentences are sorted by length, batches run in an order drawn from `random`, and states are
-    carried from batch to batch and call to call: the same for the same `random.seed`. With `state` `zero` or `warm` a
-    result depends on its sentence alone. `precision` and `backend` are those of `BiLm`. NaN and
-    infinities in the weights are refused unless `allow_nonfinite`.
+    As in the original, sentences are sorted by length, batches run in random order (`random.shuffle`), and states are
+    carried from batch to batch and from call to call, so that results repeat only with the same `random.seed`. With
+    `state` `zero` or `warm` a sentence's vectors depend on that sentence only. `precision` and `backend` are those of
+    `BiLm`. NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
 
     def __init__(self, model_dir: str | os.PathLike, batch_size: int = DEFAULT_BATCH_SIZE, *, state: str = "carry",
@@ -37,22 +37,22 @@ class Embedder:
         self.model.to("cuda" if self.use_cuda else "cpu").eval()
 
     def sents2elmo(self, sents: Sequence[Sequence[str]], output_layer: int = -1) -> list[np.ndarray]:
-        """Vectors of each sentence, float32 [tokens, 2 P].
+        """Return the vectors of every sentence, float32 [tokens, 2 P].
 
-        `output_layer` -1 is the mean of the layers, -2 all of them, [layers, tokens, 2 P], and 0, 1, 2 a layer, the
-        token layer first.
+        `output_layer` is -1 for the mean of the layers, -2 for all layers, [layers, tokens, 2 P], or the number of a
+        layer; 0 is the token layer.
         """
         sents, layers = check_batch(sents, "sents"), self.model.num_layers
         if type(output_layer) is bool or not isinstance(output_layer, Integral) or not -2 <= output_layer < layers:
             raise ValueError(f"output_layer: expected -1 for the mean, -2 for all layers, or a layer from 0 to "
                              f"{layers - 1}, got {shown(output_layer)}")
-        arrays = self._carried(sents) if self.model.state == "carry" else ElmoEmbedder.from_bilm(
+        arrays = self._embed_carried(sents) if self.model.state == "carry" else ElmoEmbedder.from_bilm(
             self.model).stream(sents, self.batch_size)
         if output_layer == -1:
             return [vectors.mean(axis=0) for vectors in arrays]
         return [vectors if output_layer == -2 else vectors[output_layer] for vectors in arrays]
 
-    def _carried(self, sents: list[Sequence[str]]) -> list[np.ndarray]:
+    def _embed_carried(self, sents: list[Sequence[str]]) -> list[np.ndarray]:
         order = sorted(range(len(sents)), key=lambda number: -len(sents[number]))
         batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
         random.shuffle(batches)
@@ -67,5 +67,5 @@ class Embedder:
 
 
 if __name__ == "__main__":
-    sys.exit("elmoformanylangs: expected `elmo-fast embed INPUT OUTPUT --all --model DIR` from the shell; this module "
-             "has its Embedder alone")
+    sys.exit("elmoformanylangs: expected `elmo-fast embed INPUT OUTPUT --all --model DIR`; this module only provides "
+             "the class Embedder")

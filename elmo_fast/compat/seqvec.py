@@ -1,6 +1,6 @@
-"""SeqVec's functions and command: protein sequences of FASTA files to embeddings. One residue is one token.
+"""SeqVec's functions and command: embeds the protein sequences of FASTA files. A residue is a token.
 
-Names, batches and identifiers as in SeqVec's script (Heinzinger et al. 2019, BMC Bioinformatics 20:723).
+Names, batches and identifiers are those of SeqVec's script (Heinzinger et al. 2019, BMC Bioinformatics 20:723).
 """
 
 import functools
@@ -35,16 +35,16 @@ logger = logging.getLogger(__name__)
 
 
 def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> ElmoEmbedder:
-    """SeqVec's embedder, of the model in a directory or archive (`find_model`); on the first GPU unless `cpu`.
+    """Load the model in a directory or archive (see `find_model`), on the first GPU unless `cpu`.
 
-    Where the directory is absent or lacks one of the two files, the published model is fetched into the cache.
-    `arguments` are keywords of `ElmoEmbedder`.
+    If the directory or one of its two files is missing, the published model is downloaded into the cache. `arguments`
+    are keyword arguments of `ElmoEmbedder`.
     """
     folder = Path(check_path("model", model_dir))
     if folder.is_file() or (folder.is_dir() and has_model(folder)):
         files = find_model(folder)
     else:
-        logger.info("no options.json and weights in %s: the published SeqVec model is used", folder)
+        logger.info("no options.json and weights in %s: using the published SeqVec model", folder)
         files = find_model("seqvec")
     device = 0 if torch.cuda.is_available() and not cpu else -1
     return ElmoEmbedder(files.options_file, files.weight_file, device, **arguments)
@@ -56,9 +56,10 @@ def _cpu_model(model_dir: str | os.PathLike, **arguments) -> ElmoEmbedder:
 
 
 def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
-    """Add a FASTA file's sequences, in upper case, to a dictionary by identifier, which must be new.
+    """Add the sequences of a FASTA file, in upper case, to the dictionary `sequences` by identifier.
 
-    The identifier is field `id_field` of the header split at `split_char`, the whole header for -1.
+    The identifier is field `id_field` of the header split at `split_char`, or the whole header for -1.
+    `ConfigurationError` for a missing field, and for an identifier that is empty or occurs twice.
     """
     source = os.fspath(fasta_path)
     for header, sequence in fasta.read_fasta(fasta_path):
@@ -72,12 +73,15 @@ def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_c
             raise ConfigurationError(f"id: expected an identifier, got {identifier!r} from {header!r:.60} in {source}")
         if identifier in sequences:
             raise ConfigurationError(f"FASTA file: expected different identifiers, got {identifier!r:.60} twice "
-                                     f"(at last in {source})")
+                                     f"(the second time in {source})")
         sequences[identifier] = sequence.upper()
 
 
 def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) -> dict[str, str]:
-    """Sequences by identifier of a FASTA file (`.gz` too), or of all below a directory with `fasta` in their name."""
+    """Read sequences by identifier from a FASTA file, also `.gz`, or from all files below a directory.
+
+    In a directory, files with `fasta` in their names are read.
+    """
     root = Path(check_path("input", seq_dir))
     sequences: dict[str, str] = {}
     if not root.exists():
@@ -91,7 +95,10 @@ def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) 
 
 
 def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> np.ndarray:
-    """[layers, L, 2 P] -> [L, 2 P] for `sum` or a layer, [L, layers * 2 P] for `all`; `per_protein` the mean over L."""
+    """Reduce layers [layers, L, 2 P] to [L, 2 P] for `sum` or a layer, [L, layers * 2 P] for `all`.
+
+    With `per_protein` the result is the mean over L.
+    """
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
     if layer == "sum":
         embedding = embedding.sum(axis=0)
@@ -106,10 +113,11 @@ def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> n
 
 def embed_with_fallback(batch: list[tuple[str, str]], model: ElmoEmbedder,
                         model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
-    """Layers [layers, L, 2 P] of each (identifier, sequence): as one batch, else one by one, else on the CPU.
+    """Yield the identifier and layers [layers, L, 2 P] of every (identifier, sequence) in a batch.
 
-    Fallbacks are logged as errors in SeqVec's words; the last error is raised. `model` may be any object with
-    `embed_batch` and `embed_sentence`.
+    If the batch fails, its sequences run one by one; a sequence that fails on the GPU then runs on the CPU. Fallbacks
+    are logged as errors in SeqVec's words; the last error is raised. `model` may be any object with `embed_batch` and
+    `embed_sentence`.
     """
     try:
         arrays = model.embed_batch([list(sequence) for _, sequence in batch])
@@ -125,16 +133,16 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
                    cpu: bool = False, layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE,
                    per_protein: bool = False, *, progress: bool = True,
                    **arguments) -> Iterator[tuple[str, np.ndarray]]:
-    """Identifiers and embeddings (see `process_embedding`) of every sequence, the shortest first.
+    """Yield the identifier and embedding (see `process_embedding`) of every sequence, shortest first.
 
-    A batch is complete when it holds more than `batchsize` residues, or with a sequence longer than half of that.
-    Input and model (`get_elmo_model`, with the `arguments`) are read at the first step of the iteration.
+    A batch ends when it has more than `batchsize` residues, or after a sequence longer than half of `batchsize`. Input
+    and model (`get_elmo_model` with `arguments`) are read when the iteration starts.
     """
     check_count("batchsize", batchsize)
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
 
     def embeddings():
-        ordered = _ordered(read_fasta_file(seq_dir, split_char, id_field))
+        ordered = _sorted_by_length(read_fasta_file(seq_dir, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)
         with tqdm(total=len(ordered), unit=" sequences", disable=None if progress else True) as bar:
             for batch in _batches(ordered, batchsize):
@@ -147,7 +155,7 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
 
 def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
                         the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write (identifier, array) pairs to `.h5`, `.npz` or, for `per_protein`, `.npy`, as `write_arrays`."""
+    """Write (identifier, array) pairs with `write_arrays` to `.h5`, `.npz` or, for `per_protein`, `.npy`."""
     _check_output(emb_path, per_protein)
     write_arrays(emb_path, the_generator)
 
@@ -156,15 +164,15 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
                 per_protein: bool = False, split_char: str = "|", id_field: int = 1, cpu: bool = False,
                 layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE, *, progress: bool = True, resume: bool = False,
                 **arguments) -> None:
-    """SeqVec's command: what `get_embeddings` gives, to `.h5`, `.npz` or, for `per_protein`, `.npy`.
+    """Run SeqVec's command: write the embeddings of `get_embeddings` to `.h5`, `.npz` or, for `per_protein`, `.npy`.
 
-    With `resume` it goes on after the batches that a run which was killed has left (see `write_corpus`).
+    With `resume` it continues after the batches that an interrupted run has saved (see `write_corpus`).
     """
     _check_output(output_path, per_protein)
     check_count("batchsize", batchsize)
     form = _SeqVecSpec(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein)
     with locked(output_path) as part:
-        ordered = _ordered(read_fasta_file(input_path, split_char, id_field))
+        ordered = _sorted_by_length(read_fasta_file(input_path, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)
 
         def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
@@ -182,7 +190,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
 
 @dataclass(frozen=True)
 class _SeqVecSpec(OutputSpec):
-    """What `process_embedding` keeps."""
+    """The output spec of `process_embedding`."""
 
     layer: str = "sum"
     per_protein: bool = False
@@ -195,13 +203,13 @@ class _SeqVecSpec(OutputSpec):
 
 
 def _check_output(path: str | os.PathLike, per_protein: bool) -> None:
-    """Raise `ConfigurationError` or `OSError` for what could not be written there; `.npy` is for whole proteins."""
+    """Raise `ConfigurationError` or `OSError` if the output cannot be written; `.npy` needs `per_protein`."""
     if Path(check_path("output", path)).suffix not in WRITERS:
         raise ConfigurationError(f"output: expected a file that ends in {', '.join(WRITERS)}, got {os.fspath(path)}")
     layouts.check_output(layout_of(path), path, OutputSpec("average", "mean" if per_protein else None))
 
 
-def _ordered(sequences: dict[str, str]) -> list[tuple[str, str]]:
+def _sorted_by_length(sequences: dict[str, str]) -> list[tuple[str, str]]:
     logger.info("%d sequences", len(sequences))
     return sorted(sequences.items(), key=lambda item: len(item[1]))
 
@@ -215,14 +223,14 @@ def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir)
         logger.error("RuntimeError for %s with %d residues: %s", identifier, len(sequence), error)
         logger.error("Single sequence processing failed. Switching to CPU now. This slows down the embedding process.")
         names = ("state", "precision", "backend") if hasattr(model, "elmo_bilm") else ()
-        same = {name: getattr(model.elmo_bilm, name) for name in names}
+        settings = {name: getattr(model.elmo_bilm, name) for name in names}
         if names and not all(weights.isfinite().all() for weights in model.elmo_bilm.parameters()):
-            same["allow_nonfinite"] = True
-        return _cpu_model(model_dir, **same).embed_sentence(list(sequence))
+            settings["allow_nonfinite"] = True
+        return _cpu_model(model_dir, **settings).embed_sentence(list(sequence))
 
 
 def _batches(ordered: Iterable[tuple[str, str] | Text], batchsize: int) -> Iterator[list]:
-    """Batches of pairs or texts, whose second item is the sequence."""
+    """Group (identifier, sequence) pairs, or texts, into batches as `get_embeddings` describes."""
     batch, residues = [], 0
     for item in ordered:
         batch.append(item)
@@ -235,4 +243,4 @@ def _batches(ordered: Iterable[tuple[str, str] | Text], batchsize: int) -> Itera
 
 
 if __name__ == "__main__":
-    sys.exit("seqvec: expected `elmo-fast seqvec`, with SeqVec's flags, from the shell; this module has its functions")
+    sys.exit("seqvec: expected `elmo-fast seqvec`, which has SeqVec's flags; this module only provides functions")

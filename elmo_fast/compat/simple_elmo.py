@@ -24,12 +24,12 @@ from elmo_fast.vectors.spec import mix_layers
 
 
 class ElmoModel:
-    """Contextual vectors of tokenized sentences, as padded arrays. The arguments are those of `ElmoEmbedder`.
+    """Computes contextual vectors of tokenized sentences as padded arrays. The arguments are those of `ElmoEmbedder`.
 
-    As in simple_elmo, a call begins from zero states, `warmup` runs its first batch once more before all others, and
-    its batches carry their states on. A call with a `session`, any object, begins where the last call with that
-    session ended. With `state` `zero` or `warm` results depend on the sentence alone, and `warmup` and `session` do
-    nothing. Threads may share a model; their calls run one after the other.
+    As in simple_elmo, a call starts from zero states, `warmup` runs its first batch an extra time beforehand, and
+    states are carried from batch to batch. A call with a `session` (any object) starts from the final states of the
+    last call with that session. With `state` `zero` or `warm` a sentence's vectors depend on that sentence only, and
+    `warmup` and `session` have no effect. Threads may share a model; their calls run one after another.
     """
 
     def __init__(self, *, state: str = "carry", precision: str = "highest", backend: str = "auto",
@@ -37,10 +37,10 @@ class ElmoModel:
         self._arguments = {"state": state, "precision": precision, "backend": backend, "cuda_device": cuda_device}
         self._embedder: ElmoEmbedder | None = None
         self._head: SoftmaxHead | None = None
-        self._sessions: dict[int, tuple[Any, State | None]] = {}  # by identity: the session, states after its last call
+        self._sessions: dict[int, tuple[Any, State | None]] = {}  # by id: the session, its final states
         self.batch_size: int = 0
         self.vocab: Vocabulary | None = None
-        self._lock = threading.RLock()  # of the states that the model carries in a call
+        self._lock = threading.RLock()  # guards the carried states of the model during a call
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sessions": {}, "_lock": None}
@@ -50,11 +50,11 @@ class ElmoModel:
 
     def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100,
              full: bool = False, *, allow_nonfinite: bool = False) -> None:
-        """Read a model from a directory or ZIP with `options.json` and `model.hdf5`, or else its first `*.hdf5`.
+        """Read a model from a directory or ZIP: `options.json`, and `model.hdf5` or else the first `*.hdf5`.
 
-        `max_batch_size` sentences run at a time. `limit`, of words to prepare, is ignored: every unique word of a batch
-        is encoded once anyway. `full=True` is for `get_elmo_substitutes`. NaN and infinities in the weights are refused
-        unless `allow_nonfinite`.
+        `max_batch_size` sentences run at a time. `limit`, the number of words to precompute, is ignored: every unique
+        word of a batch is encoded once anyway. `get_elmo_substitutes` needs `full=True`. NaN and infinities in the
+        weights are refused unless `allow_nonfinite`.
         """
         check_count("max_batch_size", max_batch_size)
         folder = Path(check_path("directory", directory))
@@ -82,17 +82,17 @@ class ElmoModel:
 
     @property
     def n_layers(self) -> int:
-        """Layers of representations, the token layer included."""
+        """Number of layers, including the token layer."""
         return self._loaded().elmo_bilm.num_layers
 
     @property
     def vector_size(self) -> int:
-        """Values of one token in one layer."""
+        """Size of a token's vector in a layer, 2 P."""
         return self._loaded().elmo_bilm.get_output_dim()
 
     def get_elmo_vectors(self, texts: Sequence[Sequence[str]], warmup: bool = True, layers: str = "average",
                          session=None) -> np.ndarray:
-        """Vectors of tokenized sentences: float32 [sentences, T, 2 P], zero past a sentence's end, T the longest.
+        """Return vectors of sentences: float32 [sentences, T, 2 P], T the longest, zero past a sentence's end.
 
         `layers` is `average` (the mean of the layers), `top`, or `all`: [sentences, layers, T, 2 P].
         """
@@ -104,7 +104,10 @@ class ElmoModel:
 
     def get_elmo_vector_average(self, texts: Sequence[Sequence[str]], warmup: bool = True, layers: str = "average",
                                 session=None) -> np.ndarray:
-        """The mean of each sentence's tokens, scaled to length 1, zeros of none: float32 [sentences, (layers,) 2 P]."""
+        """Return the mean vector of every sentence, scaled to norm 1: float32 [sentences, (layers,) 2 P].
+
+        Zeros for a sentence without tokens.
+        """
         arrays, _, axes = self._run(texts, warmup, layers, session)
         averages = np.zeros((*axes, self.vector_size), np.float32)
         for row, vectors in zip(averages, arrays, strict=True):
@@ -115,11 +118,11 @@ class ElmoModel:
 
     def get_elmo_substitutes(self, data: Sequence[str], topn: int = 3,
                              nodelimiters: bool = True) -> list[list[dict[str, Any]]]:
-        """The `topn` likeliest words in place of each token of raw sentences, by the language model of each direction.
+        """Return the `topn` most likely words in place of every token of raw sentences, in both directions.
 
-        A dictionary a token: `word`, and under `forward` and `backward` `candidates`, their ids, `candidate_words` and
-        `logp`, their logits, the highest first. `nodelimiters` leaves out `<S>` and `</S>`. Sentences are split at
-        whitespace; each begins from zero states, or where `state` says.
+        A token has a dictionary: `word`, and `forward` and `backward` with `candidates` (ids), `candidate_words` and
+        `logp` (logits), highest first. `nodelimiters` excludes `<S>` and `</S>`. Sentences are split at whitespace and
+        start from zero states, or from warm states with `state="warm"`.
         """
         if self._head is None:
             raise RuntimeError("get_elmo_substitutes: expected load(..., full=True) to be called first")
@@ -132,21 +135,21 @@ class ElmoModel:
             with self._lock:
                 self._loaded().elmo_bilm.reset_states()
                 logits = self._head.logits(tokens)
-            best = [self._best(scores, topn, nodelimiters) for scores in logits]
+            best = [self._top_words(scores, topn, nodelimiters) for scores in logits]
             substitutes.append([{"word": word, "forward": forward, "backward": backward}
                                 for word, forward, backward in zip(tokens, *best)])
         return substitutes
 
-    def _best(self, scores: torch.Tensor, topn: int, nodelimiters: bool) -> list[dict[str, list]]:
-        left_out = BOUNDARIES if nodelimiters else ()
-        scores[:, [self.vocab.word_to_id(word) for word in left_out]] = -torch.inf
-        values, ids = scores.topk(min(topn, self.vocab.size - len(left_out)), dim=1)
+    def _top_words(self, scores: torch.Tensor, topn: int, nodelimiters: bool) -> list[dict[str, list]]:
+        excluded = BOUNDARIES if nodelimiters else ()
+        scores[:, [self.vocab.word_to_id(word) for word in excluded]] = -torch.inf
+        values, ids = scores.topk(min(topn, self.vocab.size - len(excluded)), dim=1)
         return [{"candidates": row, "candidate_words": [self.vocab.id_to_word(word) for word in row], "logp": logits}
                 for row, logits in zip(ids.tolist(), values.tolist())]
 
     def _run(self, texts: Sequence[Sequence[str]], warmup: bool, layers: str,
              session: Any) -> tuple[Iterator[np.ndarray], list[Sequence[str]], tuple[int, ...]]:
-        """Vectors of each sentence, [T, 2 P] or [layers, T, 2 P], in order; the sentences; the axes before T."""
+        """Return the vectors of every sentence, [T, 2 P] or [layers, T, 2 P], the sentences, and the axes before T."""
         bilm = self._loaded().elmo_bilm
         check_choice("layers", layers, LAYERS)
         texts = check_batch(texts, "texts")

@@ -226,7 +226,7 @@ def test_subclass_that_sets_attributes_before_the_model_is_read(files):
 def test_fine_tuning_warns_and_trains_the_table(files, caplog):
     with caplog.at_level(logging.WARNING):
         cached = _ElmoBiLm(*files, requires_grad=True, vocab_to_cache=WORDS)
-    assert "cached vectors are trained by themselves" in caplog.text
+    assert "cached vectors are trained separately" in caplog.text
     for _ in range(2):  # a second step must not run into a graph that is gone
         cached(batch_to_ids([["The", "."]]), torch.tensor([[2, 5]]))["activations"][-1].sum().backward()
     assert cached._word_embedding.weight.grad[2].any() and not cached._word_embedding.weight.grad[[0, 1, 3]].any()
@@ -309,10 +309,10 @@ def test_what_is_not_there_says_so(files):
 
 @pytest.mark.parametrize("call, named", [
     (lambda *files: Elmo.from_params({"options_file": files[0], "num_output_representations": 1}),
-     "Elmo: expected options_file, .*, got none for weight_file"),
+     "Elmo: expected options_file, .*, missing weight_file"),
     *((lambda *files, change=change: Elmo.from_params(
         {"options_file": files[0], "weight_file": files[1], "num_output_representations": "2", **change}), named)
-      for change, named in [({"surplus": 1}, "Elmo: expected nothing but .*, got surplus"),
+      for change, named in [({"surplus": 1}, "Elmo: expected only .*, got surplus"),
                             ({"dropout": "much"}, "Elmo: dropout: got 'much'"),
                             ({"requires_grad": 1}, "Elmo: requires_grad: got 1 .expected true or false")]),
     *((lambda *files, ids=ids: _ElmoCharacterEncoder(*files)(ids), named) for ids, named in [

@@ -50,7 +50,7 @@ def test_files(files, tmp_path, count, batch_size):
 @pytest.mark.parametrize("text, out, arguments, named", [
     (b"@@UNKNOWN@@\n", "out", {"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
     (b"@@UNKNOWN@@\n", "out", {"device": 99}, "device: expected -1"),
-    (b"", "out", {}, "vocab_path: expected a word a line, got an empty file"),
+    (b"", "out", {}, "vocab_path: expected one word per line, got an empty file"),
     (b"@@UNKNOWN@@\ncaf\xe9\n", "out", {}, "vocab_path .*: expected UTF-8 text"),
     (b"<unk>\na\n", "out", {}, "vocab_path: expected @@UNKNOWN@@ on the first line, got '<unk>'"),
     (b"@@UNKNOWN@@\n", "in", {}, "output_dir: expected another folder"),

@@ -127,7 +127,7 @@ def test_names(tmp_path, model, ids):
         ("input", model(ids), {"l2_coef": 0.5}, "expected a new name, got 'input', which is taken; reuse=True"),
         ("new", arrays(), {"variables": mine}, "expected a new name, got 'new', which is taken"),
         ("no", model(ids), {"reuse": True}, "expected the name of weights that were made before, got 'no'"),
-        ("input", arrays(), {"reuse": True}, "expected the Variables that hold the weights to reuse"),
+        ("input", arrays(), {"reuse": True}, "expected the Variables with the weights to reuse"),
         *(("input", model(ids), {"reuse": True, **settings}, "expected the settings that 'input' was made with")
           for settings in ({"l2_coef": 0.1}, {"use_top_only": True}, {"do_layer_norm": True})),
     ]:
@@ -139,7 +139,7 @@ def test_names(tmp_path, model, ids):
     ("a", arrays(lm_embeddings=np.zeros((3, 4, 6), np.float32)), 0, "bilm_ops: expected lm_embeddings of shape"),
     ("a", arrays(lm_embeddings=np.zeros((3, 3, 4, 6), np.int64)), 0, "bilm_ops: .* of shape .* got torch.int64"),
     ("a", arrays(mask=MASK[:, :3]), 0, r"bilm_ops: expected a mask of shape \(3, 4\), got \(3, 3\)"),
-    ("a", {"lm_embeddings": 0}, 0, "bilm_ops: expected lm_embeddings and mask, got none of mask"),
+    ("a", {"lm_embeddings": 0}, 0, "bilm_ops: expected lm_embeddings and mask, missing mask"),
     *((name, arrays(), 0, "name: expected a string without dots") for name in ("", "a.b", None)),
     *(("a", arrays(), value, "l2_coef: expected a number or None") for value in ("0.5", True, float("nan"))),
 ])

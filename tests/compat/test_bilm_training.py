@@ -185,7 +185,7 @@ def test_without_the_key_the_data_and_the_checkpoint_decide(tmp_path, corpus, ca
     options = options_of(kind)
     silent = without(options, "bidirectional")
     training.train(silent, data_of(options, corpus), 1, tmp_path / "silent")
-    assert f"no key bidirectional: a {directions} model is trained" in caplog.text
+    assert f"no key bidirectional: training a {directions} model" in caplog.text
     training.train(options, data_of(options, corpus), 1, tmp_path / "named")
     saved, last = training.load_options_latest_checkpoint(tmp_path / "silent")
     assert saved["bidirectional"] == options["bidirectional"]
@@ -217,7 +217,7 @@ def test_refuses(tmp_path, corpus):
         ({**options, "n_tokens_vocab": 9}, data, f"n_tokens_vocab: expected the {VOCABULARY} words of the data's"),
         ({**options, "n_train_tokens": "36"}, data, "n_train_tokens: expected a number, got '36'"),
         ({**options, "sample_softmax": None}, data, "sample_softmax: expected a value, or no such key, got null"),
-        ({**options, "optimizer": "adamw"}, data, "optimizer: expected adagrad, which is bilm-tf's, got 'adamw'"),
+        ({**options, "optimizer": "adamw"}, data, "optimizer: expected adagrad, as in bilm-tf, got 'adamw'"),
         ({**options, "n_train_tokens": 3}, data, "n_train_tokens: expected enough for a batch of 3 x 4 x 1 tokens"),
         (options, data_of(options_of("words"), corpus),
          r"data: expected tokens_characters and tokens_characters_reverse of shape \[rows, steps, 12\]"),

@@ -1,8 +1,8 @@
 """AllenNLP 0.9's ELMo calls: `from elmo_fast.compat.allennlp import Elmo, ElmoEmbedder, batch_to_ids`.
 
-The modules lie where AllenNLP has them (`modules.elmo`, `commands.elmo`, `data.token_indexers.elmo_indexer`, ...), so
-that putting `elmo_fast.compat.` in front of an old import is enough. What differs on purpose: docs/migrating.md.
-Where AllenNLP itself is installed, its configurations build these classes as soon as this package is imported.
+The modules have the names of AllenNLP's (`modules.elmo`, `commands.elmo`, `data.token_indexers.elmo_indexer`, ...): put
+`elmo_fast.compat.` in front of an old import. docs/migrating.md lists the intended differences. If AllenNLP is
+installed, its configurations build these classes once this package is imported.
 """
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE
@@ -28,4 +28,4 @@ def __getattr__(name: str):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from elmo_fast.compat.allennlp.tools import create_elmo_embeddings_from_vocab as tool
 
-    return tool.main  # imported at its first use: `python -m` warns of a module that is imported before it runs
+    return tool.main  # imported on first use: `python -m` warns about a module that was imported before

@@ -1,4 +1,4 @@
-"""AllenNLP's registry and parameters, where AllenNLP 0.9 to 2.x is installed; nothing here needs it."""
+"""Connects to the registry and parameters of AllenNLP 0.9 to 2.x if it is installed; AllenNLP is optional."""
 
 import importlib
 import logging
@@ -17,15 +17,15 @@ MODEL_FILES = "options_file", "weight_file"
 
 
 def base_class(module: str, name: str, otherwise: type) -> type:
-    """AllenNLP's class, so that ours are instances of it; `otherwise` where AllenNLP is absent or does not import.
+    """Return AllenNLP's class, as a base of ours; `otherwise` if AllenNLP is not installed or cannot be imported.
 
-    Importing its module also registers AllenNLP's own classes, which therefore cannot come after ours.
+    The import also registers AllenNLP's classes, so that they cannot replace ours later.
     """
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # of any kind: an old AllenNLP may fail in any of its requirements
+    except Exception as error:  # any error: an old AllenNLP may fail in any of its requirements
         if not isinstance(error, ModuleNotFoundError) or error.name != "allennlp":
-            logger.warning("%s does not import (%s: %s): ELMo classes are not registered with AllenNLP", module,
+            logger.warning("%s cannot be imported (%s: %s): ELMo classes are not registered with AllenNLP", module,
                            type(error).__name__, error)
         return otherwise
 
@@ -37,7 +37,7 @@ def register(base: type, name: str, subclass: type) -> None:
 
 
 def import_submodules(package: str) -> None:
-    """Import a package or module, from the working directory too, and every module below it, as `--include-package`."""
+    """Import a package or module, also from the working directory, and all its submodules, for `--include-package`."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     root = importlib.import_module(package)
@@ -47,31 +47,32 @@ def import_submodules(package: str) -> None:
 
 def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping[str, Callable[[Any], Any]],
                   required: Sequence[str] = ()) -> dict[str, Any]:
-    """Arguments of a constructor from AllenNLP's `Params`, which are emptied, or from a dict, which is not changed.
+    """Convert the arguments of a constructor from AllenNLP's `Params`, which are emptied, or from a dict, which is not.
 
-    `convert` has a function for every allowed name. `ConfigurationError` for wrong or missing names and values.
+    `convert` maps every allowed name to a function of the value. `ConfigurationError` for unknown and missing names,
+    and for invalid values.
     """
     if params is not None and not hasattr(params, "pop"):
         raise ConfigurationError(f"{owner}: expected a mapping of arguments, got {type(params).__name__}")
-    left = dict(params or {}) if params is None or isinstance(params, dict) else params
-    missing = [name for name in required if name not in left]
+    remaining = dict(params or {}) if params is None or isinstance(params, dict) else params
+    missing = [name for name in required if name not in remaining]
     if missing:
-        raise ConfigurationError(f"{owner}: expected {', '.join(required)}, got none for {', '.join(missing)}")
+        raise ConfigurationError(f"{owner}: expected {', '.join(required)}, missing {', '.join(missing)}")
     arguments = {}
     for name, function in convert.items():
-        if name in left:
-            value = left.pop(name)
+        if name in remaining:
+            value = remaining.pop(name)
             try:
                 arguments[name] = value if value is None else function(value)
             except (TypeError, ValueError, AttributeError) as error:
                 raise ConfigurationError(f"{owner}: {name}: got {shown(value)} ({error})") from error
-    if len(left):
-        raise ConfigurationError(f"{owner}: expected nothing but {', '.join(convert)}, got {', '.join(sorted(left))}")
+    if len(remaining):
+        raise ConfigurationError(f"{owner}: expected only {', '.join(convert)}, got {', '.join(sorted(remaining))}")
     return arguments
 
 
 def elmo_arguments(params: Mapping[str, Any] | None) -> dict[str, Callable[[Any], Any]]:
-    """`convert` of the arguments that both ELMo modules share; adds the files to the archive that `params` may have."""
+    """Return `convert` for the arguments of both ELMo modules; adds the files to the archive of `params`, if any."""
     for name in MODEL_FILES:
         if hasattr(params, "add_file_to_archive") and name in params:
             params.add_file_to_archive(name)
@@ -82,7 +83,7 @@ def elmo_arguments(params: Mapping[str, Any] | None) -> dict[str, Callable[[Any]
 
 
 def boolean(value: Any) -> bool:
-    """A truth value, also as the words `true` and `false`."""
+    """Return a bool, also from the strings `true` and `false`; `ValueError` for other values."""
     value = {"true": True, "false": False}.get(value) if isinstance(value, str) else value
     if not isinstance(value, bool):
         raise ValueError("expected true or false")

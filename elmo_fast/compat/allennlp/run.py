@@ -1,4 +1,4 @@
-"""`python -m allennlp.run elmo ...`."""
+"""`python -m elmo_fast.compat.allennlp.run elmo ...`, for `python -m allennlp.run elmo ...`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""bilm-tf's public names (github.com/allenai/bilm-tf) on PyTorch; docs/migrating.md shows each old call."""
+"""bilm-tf's public names (github.com/allenai/bilm-tf) on PyTorch; docs/migrating.md lists the old calls."""
 
 from elmo_fast.compat.bilm.data import Batcher, TokenBatcher
 from elmo_fast.compat.bilm.elmo import LayerWeights, Variables, weight_layers

@@ -19,9 +19,9 @@ class _Parser(Parser):
 
 
 def main() -> int:
-    """Run `train_elmo`, `restart`, `run_test` or `dump_weights` with the flags of bilm-tf's script of that name.
+    """Run `train_elmo`, `restart`, `run_test` or `dump_weights` with the flags of the same script of bilm-tf.
 
-    The status is that of `elmo_fast.cli.run_command`.
+    Returns the exit status of `elmo_fast.cli.run_command`.
     """
     parser = _Parser(prog="python -m elmo_fast.compat.bilm", description="bilm-tf's scripts.")
     commands = parser.add_subparsers(required=True, metavar="SCRIPT")
@@ -31,32 +31,33 @@ def main() -> int:
         for flag in ("save_dir", *flags):
             command.add_argument(f"--{flag}", required=True)
         if run in (train_elmo, restart):
-            command.add_argument("--n_gpus", type=int, default=1, help="parts of batch_size rows (default: 1)")
+            command.add_argument("--n_gpus", type=int, default=1,
+                                 help="parts of a step, each of batch_size rows (default: 1)")
             for name in _CHANGES:
-                command.add_argument(f"--{name}", type=int, default=0, help="(default: that of the options)")
+                command.add_argument(f"--{name}", type=int, default=0, help="(default: the value in the options)")
         if run is train_elmo:
-            command.add_argument("--options_file", help="in place of the options written into bilm-tf's script")
+            command.add_argument("--options_file", help="options, in place of those in bilm-tf's script")
         if run is run_test:
-            command.add_argument("--batch_size", type=int, default=256)
+            command.add_argument("--batch_size", type=int, default=256, help="rows per batch (default: 256)")
         command.set_defaults(run=run)
-    given = vars(parser.parse_args())
-    run = given.pop("run")
-    return run_command(lambda: run(**given), _Parser.program)
+    arguments = vars(parser.parse_args())
+    run = arguments.pop("run")
+    return run_command(lambda: run(**arguments), _Parser.program)
 
 
-def train_elmo(save_dir, vocab_file, train_prefix, options_file, **given) -> None:
+def train_elmo(save_dir, vocab_file, train_prefix, options_file, **changes) -> None:
     """train a new model"""
     options = read_json(options_file) if options_file else {**published_size("original"), "bidirectional": True}
     if "bidirectional" not in options:
-        logger.warning("options_file %s: no key bidirectional: a model of two directions is trained, as the files of "
-                       "published models mean it; \"bidirectional\": false trains a forward model", options_file)
-    _train({"bidirectional": True, **options}, save_dir, vocab_file, train_prefix, None, **given)
+        logger.warning("options_file %s: no key bidirectional: training a model of two directions, as for published "
+                       "models; \"bidirectional\": false trains a forward model", options_file)
+    _train({"bidirectional": True, **options}, save_dir, vocab_file, train_prefix, None, **changes)
 
 
-def restart(save_dir, vocab_file, train_prefix, **given) -> None:
-    """train on from the last checkpoint"""
+def restart(save_dir, vocab_file, train_prefix, **changes) -> None:
+    """continue training from the last checkpoint"""
     options, last = load_options_latest_checkpoint(save_dir)
-    _train(options, save_dir, vocab_file, train_prefix, last, **given)
+    _train(options, save_dir, vocab_file, train_prefix, last, **changes)
 
 
 def run_test(save_dir, vocab_file, test_prefix, batch_size) -> None:
@@ -77,12 +78,12 @@ def _train(options, save_dir, vocab_file, train_prefix, last, n_gpus, **changes)
     train({"n_tokens_vocab": data.vocab.size, **options}, data, n_gpus, save_dir, save_dir, last)
 
 
-def _data(options, vocab_file, pattern, **how) -> LMDataset | BidirectionalLMDataset:
-    # Without the key two directions, as `train`; the vocabulary's size comes later.
+def _data(options, vocab_file, pattern, **arguments) -> LMDataset | BidirectionalLMDataset:
+    # As in `train`, two directions without the key. The size is a placeholder, since the vocabulary is not read yet.
     config = bilm_tf_config({"n_tokens_vocab": 1, "bidirectional": True, **options}, "options")
     char_cnn = config.model.char_cnn
     vocab = load_vocab(vocab_file, char_cnn and char_cnn.max_characters_per_token)
-    return (BidirectionalLMDataset if config.bidirectional else LMDataset)(pattern, vocab, **how)
+    return (BidirectionalLMDataset if config.bidirectional else LMDataset)(pattern, vocab, **arguments)
 
 
 if __name__ == "__main__":

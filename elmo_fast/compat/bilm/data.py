@@ -1,4 +1,4 @@
-"""bilm-tf's module `bilm.data`: vocabularies, batchers, and the data sets that its training reads."""
+"""bilm-tf's module `bilm.data`: vocabularies, batchers, and data sets for training."""
 
 import glob
 import itertools
@@ -15,7 +15,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.text.batching import Batcher, TokenBatcher
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 
-# bilm-tf refuses options with 261 characters with this error. Here the weight file says which it is.
+# bilm-tf raises this error for options with 261 characters. Here the weight file decides the number of characters.
 InvalidNumberOfCharacters = ConfigurationError
 
 __all__ = ["Batcher", "BidirectionalLMDataset", "InvalidNumberOfCharacters", "LMDataset", "TokenBatcher",
@@ -23,16 +23,15 @@ __all__ = ["Batcher", "BidirectionalLMDataset", "InvalidNumberOfCharacters", "LM
 
 logger = logging.getLogger(__name__)
 
-Sentence = tuple[np.ndarray, np.ndarray | None]  # word ids int32 [T + 2], and character ids [T + 2, C]
+Sentence = tuple[np.ndarray, np.ndarray | None]  # word ids int32 [T + 2], character ids [T + 2, C]
 
 
 class LMDataset:
-    """Sentences of the text files that a glob matches, a tokenized sentence a line. From bilm-tf's `LMDataset`.
+    """Sentences of the text files that match a glob, one tokenized sentence per line. From bilm-tf's `LMDataset`.
 
-    Files come in random order, all of them before any comes again, without end; with `test` once, the last one that
-    `glob` finds first. `shuffle_on_load` shuffles the sentences of a file. Both use Python's `random`, and for the same
-    seed give bilm-tf's order. With `reverse` a sentence is read from its end. Without a `UnicodeCharsVocabulary` there
-    are no character ids.
+    Files are read without end, in a new random order in every pass; with `test` once, in the reverse order of `glob`.
+    `shuffle_on_load` shuffles the sentences of a file. Both use Python's `random` and give bilm-tf's order for the same
+    seed. `reverse` reverses the sentences. Character ids need a `UnicodeCharsVocabulary`.
     """
 
     def __init__(self, filepattern: str | os.PathLike, vocab: Vocabulary, reverse: bool = False, test: bool = False,
@@ -51,7 +50,7 @@ class LMDataset:
         self._load_shard()
 
     def get_sentence(self) -> Iterator[Sentence]:
-        """Ids of one sentence after the other, boundaries included."""
+        """Yield the ids of one sentence after another, boundaries included."""
         while True:
             yield from self._sentences
             if self._test and not self._all_shards:
@@ -59,7 +58,7 @@ class LMDataset:
             self._load_shard()
 
     def _load_shard(self) -> None:
-        """The file is read, and shuffled, now; its words are numbered one sentence at a time."""
+        """Read the next file, and shuffle it with `shuffle_on_load`; its sentences are encoded when they are needed."""
         if not self._test and not self._shards:
             self._shards = list(self._all_shards)
             random.shuffle(self._shards)
@@ -84,14 +83,15 @@ class LMDataset:
 
     @property
     def max_word_length(self) -> int | None:
-        """Characters of a token; None for a vocabulary of words alone."""
+        """Number of character ids per token; None for a vocabulary without characters."""
         return getattr(self.vocab, "max_word_length", None)
 
     def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[dict[str, np.ndarray | None]]:
-        """Batches of rows of text: `token_ids` and `next_token_id` int32 [batch_size, num_steps], and
-        `tokens_characters` int32 [batch_size, num_steps, max_word_length], raw, or None.
+        """Yield batches of rows of text, until one cannot be filled.
 
-        A row at the end of its sentence takes the next one. A batch that cannot be filled is dropped.
+        A batch has `token_ids` and `next_token_id`, int32 [batch_size, num_steps], and `tokens_characters`, int32
+        [batch_size, num_steps, max_word_length], raw (no +1), or None. A row continues with the next sentence of the
+        data set.
         """
         for name, size in (("batch_size", batch_size), ("num_steps", num_steps)):
             check_count(name, size)
@@ -109,7 +109,7 @@ class LMDataset:
 
 
 class BidirectionalLMDataset:
-    """Two independent `LMDataset`, the second one reversed. From bilm-tf's class of that name."""
+    """Two independent `LMDataset`, the second reversed. From bilm-tf's `BidirectionalLMDataset`."""
 
     def __init__(self, filepattern: str | os.PathLike, vocab: Vocabulary, test: bool = False,
                  shuffle_on_load: bool = False):
@@ -118,13 +118,13 @@ class BidirectionalLMDataset:
                                                   for reverse in (False, True))
 
     def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[dict[str, np.ndarray | None]]:
-        """Batches as `LMDataset.iter_batches`, with those of reversed text under the same names and `_reverse`."""
+        """Yield batches as `LMDataset.iter_batches`; the arrays of reversed text have names that end in `_reverse`."""
         both = (data.iter_batches(batch_size, num_steps) for data in (self._data_forward, self._data_reverse))
         for forward, reverse in zip(*both):
             yield {**forward, **{f"{name}_reverse": values for name, values in reverse.items()}}
 
 
 def _predictions(sentences: Iterator[Sentence]) -> Iterator[tuple[np.int32, np.ndarray | None, np.int32]]:
-    """A row of the batches: a token's id, its characters and the next token's id, one sentence after the other."""
+    """Yield the id, the characters and the next token's id for every token of a row."""
     for ids, characters in sentences:
         yield from zip(ids[:-1], itertools.repeat(None) if characters is None else characters, ids[1:])

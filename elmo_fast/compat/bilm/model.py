@@ -1,4 +1,4 @@
-"""bilm-tf's `bilm.model`: `BidirectionalLanguageModel`, called with id arrays, and the two dumps."""
+"""bilm-tf's module `bilm.model`: `BidirectionalLanguageModel`, called with id arrays, and the two dump functions."""
 
 import dataclasses
 import os
@@ -40,13 +40,13 @@ class BilmOps(dict):
 
 
 class BidirectionalLanguageModel(OutsideGraphs):
-    """A pretrained biLM with bilm-tf's call: ids in, layers out, states carried from call to call, no weight trained.
+    """A pretrained biLM with bilm-tf's call: it maps ids to layers and carries states from call to call.
 
-    Files are paths or URLs. With `use_character_inputs=False` it reads word ids (`TokenBatcher`), whose vectors are in
-    `embedding_weight_file` (`dump_token_embeddings`, `elmo-fast cache`). `state`, `precision` and `backend` are those
-    of `BiLm`. States are kept separately for each `stream`, as bilm-tf keeps them for each placeholder: name a stream
-    for each kind of batch that alternates with others, such as contexts and questions. NaN and infinities in the
-    weights and the token vectors are refused unless `allow_nonfinite`.
+    Files are paths or URLs. No weight is trained. With `use_character_inputs=False` it reads word ids (`TokenBatcher`),
+    whose vectors are in `embedding_weight_file` (`dump_token_embeddings`, `elmo-fast cache`). `state`, `precision` and
+    `backend` are those of `BiLm`. Every `stream` has its own states, like a placeholder of bilm-tf: name a stream for
+    every kind of batch that alternates with others, such as contexts and questions. NaN and infinities in the weights
+    and the token vectors are refused unless `allow_nonfinite`.
     """
 
     def __init__(self, options_file: _Path, weight_file: _Path, use_character_inputs: bool = True,
@@ -55,7 +55,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
         super().__init__()
         if not use_character_inputs and embedding_weight_file is None:
             raise ValueError("embedding_weight_file: expected the file of token vectors, which "
-                             "use_character_inputs=False reads, got None")
+                             "use_character_inputs=False needs, got None")
         self.max_batch_size = int(check_count("max_batch_size", max_batch_size, most=MOST_SENTENCES))
         self.use_character_inputs = bool(use_character_inputs)
         table = None if use_character_inputs else embedding_weight_file
@@ -66,16 +66,16 @@ class BidirectionalLanguageModel(OutsideGraphs):
 
     @outside_graphs
     def forward(self, ids: np.ndarray | torch.Tensor, stream: Hashable = "") -> BilmOps:
-        """Run a batch: ids int [n, T + 2, C], or word ids [n, T + 2], as the batchers give them.
+        """Run a batch of ids int [n, T + 2, C], or word ids [n, T + 2], as returned by the batchers.
 
         Returns `lm_embeddings` [n, layers, T, 2 P], token layer first and zero past a sentence's end, `lengths` int64
         [n] and `mask` bool [n, T], all without `<S>` and `</S>`, and `token_embeddings` [n, T + 2, P] with them.
-        Raises `ValueError` for more than `max_batch_size` sentences, missing boundaries, and ids that are none.
+        Raises `ValueError` for more than `max_batch_size` sentences, missing boundaries and invalid ids.
         """
-        ids, mask = self._checked(ids)
+        ids, mask = self._check_ids(ids)
         if len(ids) > self.max_batch_size:
             raise ValueError(f"ids: expected at most max_batch_size ({self.max_batch_size}) sentences, "
-                             f"got {len(ids)}; give a larger max_batch_size when the model is made")
+                             f"got {len(ids)}; make the model with a larger max_batch_size")
         lengths = mask.sum(1) - 2
         if (lengths < 0).any():
             row = int((lengths < 0).nonzero()[0])
@@ -92,7 +92,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
         return ops
 
     def _layers(self, ids: torch.Tensor, stream: Hashable) -> list[torch.Tensor]:
-        """Layers of a batch of a stream. Streams are the model's own, beside what `bilm` carries."""
+        """Run a batch with the states of a stream; the states that `bilm` itself carries do not change."""
         state, lstm = self.bilm.state, self.bilm.lstm
         with lstm.exclusive(state == "carry"):
             if state == "carry":
@@ -108,15 +108,15 @@ class BidirectionalLanguageModel(OutsideGraphs):
 
     @outside_graphs
     def token_embeddings(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Vectors without context, [n, T, P] for ids [n, T, ...] with boundaries or not; states do not change."""
-        ids, mask = self._checked(ids)
+        """Return vectors without context, [n, T, P] for ids [n, T, ...] with or without boundaries; keeps states."""
+        ids, mask = self._check_ids(ids)
         vectors = self._zeros(*mask.shape, self.bilm.get_output_dim() // 2)
         if mask.any():
             vectors[mask] = self.bilm.encode_ids(ids[mask]).to(vectors.dtype)
         return vectors
 
     def lstm_init_states(self, stream: Hashable = "") -> dict[str, list[list[torch.Tensor]]]:
-        """Initial states of the next batch of a stream: `["forward"][layer]` and `["backward"][layer]` are [c, h].
+        """Return initial states of a stream's next batch: `["forward"][layer]` and `["backward"][layer]` are [c, h].
 
         c [max_batch_size, D], h [max_batch_size, P]; rows that never ran are zero.
         """
@@ -128,20 +128,21 @@ class BidirectionalLanguageModel(OutsideGraphs):
                 for number, direction in enumerate(("forward", "backward"))}
 
     def reset_states(self, *streams: Hashable) -> None:
-        """Forget the carried states of the named streams, or of all."""
+        """Reset the carried states of the given streams, or of all."""
         for stream in streams or list(self._streams):
             self._streams.pop(stream, None)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         return self.bilm.lstm.B_0_0.new_zeros(shape)
 
-    def _checked(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids on the model's device, and where they are tokens, bool [n, T]."""
+    def _check_ids(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Check ids and return them on the model's device, with the mask of tokens, bool [n, T]."""
         if not isinstance(ids, torch.Tensor):
             try:
                 ids = np.asarray(ids)
             except ValueError as error:
-                raise ValueError(f"ids: expected an array of integers, got lists of other lengths ({error})") from error
+                raise ValueError("ids: expected an array of integers, got lists of different lengths "
+                                 f"({error})") from error
             if ids.dtype.kind not in "iu":
                 raise ValueError(f"ids: expected integers, got {ids.dtype}")
             ids = torch.from_numpy(ids.astype(np.int64, copy=False))
@@ -155,10 +156,11 @@ class BidirectionalLanguageModel(OutsideGraphs):
 def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _Path, outfile: _Path, *,
                           device: torch.device | str = "cpu", precision: str = "highest", backend: str = "auto",
                           progress: bool = True, allow_nonfinite: bool = False) -> None:
-    """Write the vectors of a vocabulary atomically: `embedding`, float32 [words, P], row k for line k of the file.
+    """Write the token vectors of a vocabulary: dataset `embedding`, float32 [words, P], row k for line k of the file.
 
-    The file serves as `embedding_weight_file`, here and in bilm-tf; an attribute names its model, and another model
-    refuses it. NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    The output is written atomically and can be used as `embedding_weight_file`, here and in bilm-tf. An attribute
+    identifies its model; other models refuse the file. NaN and infinities in the weights are refused unless
+    `allow_nonfinite`.
     """
     check_target(outfile, "outfile")
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, precision=precision,
@@ -173,12 +175,12 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
                          outfile: _Path, *, batch_size: int = 1, state: str = "carry",
                          device: torch.device | str = "cpu", precision: str = "highest", backend: str = "auto",
                          progress: bool = True, allow_nonfinite: bool = False) -> None:
-    """Write the layers of every line of a text file, float32 [layers, tokens, 2 P], keyed `0`, `1`, ... by line.
+    """Write the layers of every line of a text file, float32 [layers, tokens, 2 P], with keys `0`, `1`, ... by line.
 
-    By default every line starts from the state that the line before ended in, as in bilm-tf, and in larger batches,
-    which are much faster, from that of line `i - batch_size`. With `state` `zero` or `warm` the size does not matter.
-    A blank line has no tokens and runs as `<S> </S>`. The output is written atomically. NaN and infinities in the
-    weights are refused unless `allow_nonfinite`.
+    By default line i starts from the final state of the line before, as in bilm-tf. Larger batches are much faster;
+    line i then starts from the final state of line `i - batch_size`. With `state` `zero` or `warm` the result does not
+    depend on the batch size. A blank line has no tokens and runs as `<S> </S>`. The output is written atomically. NaN
+    and infinities in the weights are refused unless `allow_nonfinite`.
     """
     check_count("batch_size", batch_size, most=MOST_SENTENCES)
     check_target(outfile, "output file")
@@ -216,6 +218,6 @@ def _vocabulary_and_model(vocab_file: _Path, options_file: _Path, weight_file: _
     vocabulary = Vocabulary(vocab_file)
     vocabulary.require(*BOUNDARIES)  # without them bilm-tf gives its last word the vector of `</S>`
     files = find_model(options_file=options_file, weight_file=weight_file)
-    words_file = files.vocab_file or vocab_file  # numbers the words of a model of words
+    words_file = files.vocab_file or vocab_file  # gives the ids of a model of word ids
     bilm = BiLm.from_model(dataclasses.replace(files, vocab_file=words_file), **arguments)
     return vocabulary.words, bilm.to(device)

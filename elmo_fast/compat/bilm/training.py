@@ -1,6 +1,6 @@
-"""bilm-tf's module `bilm.training` on this project's trainer: `train`, `test` and what its scripts call around them.
+"""bilm-tf's module `bilm.training` on this project's trainer: `train`, `test` and the other functions of its scripts.
 
-A directory that `train` writes is a run: `elmo-fast perplexity`, `export` and `train --resume` read it too.
+`train` writes a run's directory, which `elmo-fast perplexity`, `export` and `train --resume` also read.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from elmo_fast.ops.device import available_device
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 from elmo_fast.train import checkpoint
-from elmo_fast.train import model as networks  # whose LanguageModel is not bilm-tf's
+from elmo_fast.train import model as networks  # its LanguageModel is not that of bilm-tf
 from elmo_fast.train.config import RunConfig, TrainConfig
 from elmo_fast.train.data import Batch
 from elmo_fast.train.evaluate import STEPS, perplexity_of_batches
@@ -45,23 +45,23 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Dataset(Protocol):
-    """What `train` and `test` read: an `LMDataset`, a `BidirectionalLMDataset`, or the caller's own."""
+    """Input of `train` and `test`: an `LMDataset`, a `BidirectionalLMDataset`, or a class of the caller."""
 
     vocab: Vocabulary
 
     def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[Arrays]:
-        """Batches as those of `BidirectionalLMDataset`."""
+        """Yield batches like those of `BidirectionalLMDataset`."""
 
 
 def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: str | os.PathLike,
           tf_log_dir: str | os.PathLike | None = None, restart_ckpt_file: str | os.PathLike | None = None) -> None:
     """Train for `n_epochs * int(n_train_tokens / (batch_size * unroll_steps * n_gpus))` batches of `data`.
 
-    The gradient of a step is the mean over `n_gpus` parts of `batch_size` rows, which carry states of their own; all
-    run on one device, the first GPU where there is one. Options without the key `bidirectional` train the directions
-    that `data` reads, two for a `BidirectionalLMDataset`, and a warning says so. Options, vocabulary, log, and a
-    checkpoint every 1250 batches are written into `tf_save_dir`; `tf_log_dir` is not used. `restart_ckpt_file`
-    continues with that checkpoint's weights and accumulators, from zero states, for as many batches again. From
+    The gradient of a step is the mean over `n_gpus` parts of `batch_size` rows, which have separate states; all run on
+    one device, the first GPU if there is one. Without the key `bidirectional` in the options, `data` decides the
+    directions, two for a `BidirectionalLMDataset`, and a warning is logged. Options, vocabulary, log, and a checkpoint
+    every 1250 batches are written into `tf_save_dir`; `tf_log_dir` is ignored. With `restart_ckpt_file` training starts
+    from the weights and accumulators of that checkpoint and zero states, and runs for the same number of batches. From
     bilm-tf's `train`.
     """
     check_count("n_gpus", n_gpus)
@@ -87,17 +87,17 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
 
 def _config(options: Mapping[str, Any], data: Dataset, n_gpus: int) -> TrainConfig:
     if options.get("optimizer", "adagrad") != "adagrad":
-        raise ConfigurationError(f"options: optimizer: expected adagrad, which is bilm-tf's, got "
+        raise ConfigurationError(f"options: optimizer: expected adagrad, as in bilm-tf, got "
                                  f"{shown(options['optimizer'])}; elmo-fast train has others")
     if "bidirectional" not in options:
         options = {**options, "bidirectional": isinstance(data, BidirectionalLMDataset)}
-        logger.warning("options: no key bidirectional: a %s model is trained, as the data is",
+        logger.warning("options: no key bidirectional: training a %s model, by the directions of the data",
                        "two-direction" if options["bidirectional"] else "forward")
     return bilm_tf_config({**options, "accumulate": n_gpus}, "options")
 
 
 def _batches(options: Mapping[str, Any], config: TrainConfig, n_gpus: int) -> tuple[int, int]:
-    """Batches of an epoch, and of the run."""
+    """Return the number of batches in an epoch, and in the run."""
     tokens, training = options.get("n_train_tokens", _N_TRAIN_TOKENS), config.training
     if isinstance(tokens, bool) or not isinstance(tokens, numbers.Real) or not 0 <= tokens < math.inf:
         raise ConfigurationError(f"options: n_train_tokens: expected a number, got {shown(tokens)}")
@@ -110,10 +110,10 @@ def _batches(options: Mapping[str, Any], config: TrainConfig, n_gpus: int) -> tu
 
 
 def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset,
-         batch_size: int = 256) -> float:  # noqa: PT028 (bilm-tf's name, and no test)
-    """Perplexity of a checkpoint on all batches of a single step of `data`. From bilm-tf's `test`.
+         batch_size: int = 256) -> float:  # noqa: PT028 (the name is bilm-tf's)
+    """Return the perplexity of a checkpoint on all of `data`, read in batches of a single step. From bilm-tf's `test`.
 
-    Without the key `bidirectional` in the options the checkpoint decides.
+    Without the key `bidirectional` in the options, the checkpoint decides the directions.
     """
     weights = {name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()}
     config = bilm_tf_config({"bidirectional": any(name.startswith("RNN_1/") for name in weights), **options}, "options")
@@ -129,21 +129,21 @@ def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset
 
 
 def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict[str, Any], str]:
-    """The options of a directory that `train` wrote, and its last checkpoint. From bilm-tf.
+    """Return the options and the path of the last checkpoint in a directory that `train` wrote. From bilm-tf.
 
-    TensorFlow's checkpoints are read by `elmo-fast import-tf`, which writes such a directory.
+    `elmo-fast import-tf` makes such a directory from a TensorFlow checkpoint.
     """
     tf_save_dir = check_path("tf_save_dir", tf_save_dir)
     checkpoints = checkpoint.in_order(tf_save_dir)
     if not checkpoints:
         raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "
-                                f"{tf_save_dir}; elmo-fast import-tf makes one of a TensorFlow checkpoint")
+                                f"{tf_save_dir}; elmo-fast import-tf makes one from a TensorFlow checkpoint")
     checkpoint.check_files(tf_save_dir, checkpoints[-1], checkpoint.read(checkpoints[-1]))
     return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(checkpoints[-1])
 
 
 def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None) -> Vocabulary:
-    """A vocabulary with `<S>`, `</S>` and `<UNK>`; with characters where `max_word_length` is given. From bilm-tf."""
+    """Read a vocabulary with `<S>`, `</S>` and `<UNK>`; with characters if `max_word_length` is given. From bilm-tf."""
     if max_word_length:
         return UnicodeCharsVocabulary(vocab_file, max_word_length, validate_file=True)
     return Vocabulary(vocab_file, validate_file=True)
@@ -163,7 +163,7 @@ def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike, *, 
 
 
 class _Trainer(Trainer):
-    """A trainer on the batches of a data set, whose rows it deals out to its streams."""
+    """Trains on the batches of a data set, and splits their rows among its streams."""
 
     def __init__(self, config: TrainConfig, data: Dataset, weights: Arrays):
         device = available_device(None)
@@ -184,18 +184,18 @@ class _Trainer(Trainer):
         raise ConfigurationError("data: expected batches without end (test=False), got too few")
 
     def state(self) -> dict[str, Any] | None:
-        """As bilm-tf's checkpoints, without LSTM states and the position in the text."""
+        """Return the state without LSTM states and the position in the text, as in bilm-tf's checkpoints."""
         return {**super().state(), "streams": None, "shards": None}
 
 
 def _batch(config: TrainConfig, arrays: Arrays) -> Batch:
-    """A batch of the trainer, of arrays as `iter_batches` gives them, without sampled words."""
+    """Make a batch of the trainer from the arrays of `iter_batches`, without sampled words."""
     char_cnn = config.model.char_cnn
     name, shape = ("token_ids", ()) if char_cnn is None else ("tokens_characters", (char_cnn.max_characters_per_token,))
     suffixes = ("", "_reverse")[: 2 if config.bidirectional else 1]
     if any(arrays.get(name + suffix) is None for suffix in suffixes) or arrays[name].shape[2:] != shape:
         raise ConfigurationError(f"data: expected {' and '.join(name + suffix for suffix in suffixes)} of shape [rows, "
-                                 f"steps{''.join(f', {size}' for size in shape)}], as the options say, got "
+                                 f"steps{''.join(f', {size}' for size in shape)}], as in the options, got "
                                  f"{ {key: np.shape(value) for key, value in arrays.items() if value is not None} }")
     ids, targets = (np.stack([arrays[key + suffix] for suffix in suffixes]).swapaxes(1, 2).astype(np.int64)
                     for key in (name, "next_token_id"))  # [D, steps, rows, ...]

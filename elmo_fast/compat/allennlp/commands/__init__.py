@@ -10,10 +10,10 @@ __all__ = ["main"]
 
 
 def main(prog: str | None = None, subcommand_overrides: Mapping[str, Any] | None = None) -> None:
-    """Run `elmo ...` of the command line. From AllenNLP's `main`, whose other subcommands stay with AllenNLP.
+    """Run the subcommand `elmo` of the command line. From AllenNLP's `main`, without its other subcommands.
 
-    Exits with 2 for wrong usage, raises what goes wrong later, and prints its help without a subcommand.
-    `subcommand_overrides` are further subcommands by name, with AllenNLP's `add_subparser(name, parsers)`.
+    Exits with status 2 for bad usage; later errors are raised. Without a subcommand it prints the help.
+    `subcommand_overrides` are more subcommands by name, with AllenNLP's method `add_subparser(name, parsers)`.
     """
     from elmo_fast.compat.allennlp.commands.elmo import Elmo
 

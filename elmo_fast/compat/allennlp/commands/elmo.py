@@ -1,4 +1,4 @@
-"""`allennlp.commands.elmo`: `ElmoEmbedder`, its default files, and the subcommand around it."""
+"""`allennlp.commands.elmo`: `ElmoEmbedder`, its default files, and the subcommand `elmo`."""
 
 import argparse
 
@@ -14,9 +14,9 @@ __all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", 
 
 
 class ElmoEmbedder(embedder.ElmoEmbedder):
-    """Vectors of tokenized sentences; `elmo_bilm` is an `_ElmoBiLm`. From AllenNLP's `ElmoEmbedder`.
+    """Computes vectors of tokenized sentences; `elmo_bilm` is an `_ElmoBiLm`. From AllenNLP's `ElmoEmbedder`.
 
-    It runs on the device of `elmo_bilm`, also after `elmo_bilm.to(device)`; `cuda_device` is only the argument.
+    It runs on the device of `elmo_bilm`, also after `elmo_bilm.to(device)`, which does not change `cuda_device`.
     """
 
     _bilm = _ElmoBiLm
@@ -27,22 +27,22 @@ class ElmoEmbedder(embedder.ElmoEmbedder):
 
 
 class Elmo:
-    """The subcommand `elmo` with AllenNLP's flags and `--allow-nonfinite`. `elmo-fast embed` has them, and more."""
+    """The subcommand `elmo`, with AllenNLP's flags and `--allow-nonfinite`. `elmo-fast embed` has more flags."""
 
     def add_subparser(self, name: str, parser) -> argparse.ArgumentParser:
         """Add the subcommand to argparse's collection of subparsers."""
         subparser = parser.add_parser(name, description="Create word vectors using ELMo.", help="embed a text")
         add = subparser.add_argument
-        add("input_file", help="tokenized text, UTF-8, one sentence a line")
-        add("output_file", help="HDF5 file")
+        add("input_file", help="tokenized UTF-8 text, one sentence per line")
+        add("output_file", help="HDF5 file to write")
         layers = subparser.add_mutually_exclusive_group(required=True)
         for layer in ("all", "top", "average"):
             layers.add_argument(f"--{layer}", dest="output_format", action="store_const", const=layer)
-        add("--vocab-path", help="not used, as in AllenNLP 0.9")
+        add("--vocab-path", help="ignored, as in AllenNLP 0.9")
         add("--options-file", default=DEFAULT_OPTIONS_FILE)
         add("--weight-file", default=DEFAULT_WEIGHT_FILE)
         add("--batch-size", type=int, default=DEFAULT_BATCH_SIZE)
-        add("--file-friendly-logging", action="store_true", help="progress as lines")
+        add("--file-friendly-logging", action="store_true", help="report progress in lines")
         add("--cuda-device", type=int, default=-1)
         add("--forget-sentences", action="store_true")
         add("--use-sentence-keys", action="store_true")
@@ -54,7 +54,7 @@ class Elmo:
 def elmo_command(args: argparse.Namespace) -> None:
     """Embed `args.input_file` with the parsed arguments of `Elmo.add_subparser`."""
     with open(check_file("input_file", args.input_file), encoding="utf-8") as file:
-        made = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device,
-                            allow_nonfinite=getattr(args, "allow_nonfinite", False))  # not in a namespace of AllenNLP's
-        made.embed_file(file, args.output_file, args.output_format, args.batch_size, args.forget_sentences,
+        elmo = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device,
+                            allow_nonfinite=getattr(args, "allow_nonfinite", False))  # AllenNLP's parser lacks it
+        elmo.embed_file(file, args.output_file, args.output_format, args.batch_size, args.forget_sentences,
                         args.use_sentence_keys, progress="lines" if args.file_friendly_logging else True)

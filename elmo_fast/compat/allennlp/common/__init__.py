@@ -1,1 +1,1 @@
-"""`allennlp.common`, the part that code around ELMo imports."""
+"""`allennlp.common`, the part that code using ELMo imports."""

@@ -1,4 +1,4 @@
-"""`allennlp.common.file_utils`: files of paths and URLs."""
+"""`allennlp.common.file_utils`: local files for paths and URLs."""
 
 import os
 
@@ -9,9 +9,9 @@ __all__ = ["cached_path"]
 
 
 def cached_path(url_or_filename: str | os.PathLike) -> str:
-    """Local path of a file or URL; a URL is downloaded once, into `ELMO_FAST_CACHE`.
+    """Return the local path of a file or URL; a URL is downloaded once, into `ELMO_FAST_CACHE`.
 
-    `FileNotFoundError` for a path without a file. AllenNLP's `cache_dir` is that variable.
+    `FileNotFoundError` if the path does not exist. The variable replaces AllenNLP's argument `cache_dir`.
     """
     path = fetch(check_path("url_or_filename", url_or_filename))
     if not path.exists():

@@ -1,4 +1,4 @@
-"""`allennlp.common.util`: what AllenNLP's ELMo modules, and code made from them, import."""
+"""`allennlp.common.util`, the functions that AllenNLP's ELMo modules and code derived from them import."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["import_submodules", "lazy_groups_of", "pad_sequence_to_length"]
 
 def pad_sequence_to_length(sequence: Sequence[Any], desired_length: int, default_value: Callable[[], Any] = lambda: 0,
                            padding_on_right: bool = True) -> list[Any]:
-    """A list of `desired_length`: cut, or padded with calls of `default_value`, both on the same side."""
+    """Return a list of `desired_length`: truncated, or padded with results of `default_value`, on the same side."""
     cut = list(sequence[:desired_length] if padding_on_right else sequence[-desired_length:])
     padding = [default_value() for _ in range(desired_length - len(cut))]
     return cut + padding if padding_on_right else padding + cut

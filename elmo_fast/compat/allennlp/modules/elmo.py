@@ -1,4 +1,4 @@
-"""`allennlp.modules.elmo`: `Elmo` and the biLM and char encoder below it, with AllenNLP's arguments and results."""
+"""`allennlp.modules.elmo`: `Elmo`, its biLM and its char encoder, with AllenNLP's arguments and results."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ElmoCharacterEncoder(CharacterEncoder):
-    """Token vectors without context, of a model's files or URLs. From AllenNLP's `_ElmoCharacterEncoder`."""
+    """Computes token vectors without context; files are paths or URLs. From AllenNLP's `_ElmoCharacterEncoder`."""
 
     # Character ids of `<S>` and `</S>`, int64 [C].
     _beginning_of_sentence_characters = property(lambda self: self.boundary_ids()[0])
@@ -55,12 +55,12 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         self.precision, self.backend = check_precision(precision), check_backend(backend)
 
     def get_output_dim(self) -> int:
-        """Values of one token, P."""
+        """Return the size of a token's vector, P."""
         return self.output_dim
 
 
 def _boundary_vector(k: int) -> property:
-    """Cached vector of `<S>` (0) or `</S>` (1), [P], or None."""
+    """Make the property of the cached vector of `<S>` (k = 0) or `</S>` (k = 1), [P] or None."""
     def get(bilm: "_ElmoBiLm") -> torch.Tensor | None:
         return None if bilm._word_embedding is None else bilm._word_embedding.boundaries[k]
 
@@ -72,10 +72,10 @@ def _boundary_vector(k: int) -> property:
 
 
 class _ElmoBiLm(BiLm):
-    """The biLM, with AllenNLP's call and result. From AllenNLP's `_ElmoBiLm`.
+    """The biLM with AllenNLP's arguments and results. From AllenNLP's `_ElmoBiLm`.
 
-    `word_inputs` are indices into `vocab_to_cache`, where index 0 is padding. `arguments` are those of `BiLm`,
-    `allow_nonfinite` that of `BiLm.from_model`.
+    `word_inputs` are indices into `vocab_to_cache`, whose index 0 is padding. `arguments` are those of `BiLm`,
+    `allow_nonfinite` is that of `BiLm.from_model`.
     """
 
     words_come_second = True
@@ -107,11 +107,11 @@ class _ElmoBiLm(BiLm):
     @outside_graphs
     def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None, *,
                 state: str | None = None) -> dict[str, Any]:
-        """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.
+        """Compute the layers of sentences from character ids int [B, T, C], zero past the end, without boundaries.
 
-        `word_inputs` int [B, T] are numbers of cached words, and are not looked at when none are cached; a number
-        beyond them is read off the characters. Returns `activations`, a list of [B, T + 2, 2 P], token layer first,
-        and `mask`, int64 [B, T + 2].
+        `word_inputs` int [B, T] are indices of cached words, ignored if no words are cached. Words with larger indices
+        are encoded from their characters. Returns `activations`, a list of [B, T + 2, 2 P], token layer first, and
+        `mask`, int64 [B, T + 2].
         """
         if "options" not in self.__dict__:
             raise RuntimeError(f"{type(self).__name__}: expected _ElmoBiLm's constructor to be called with the two "
@@ -121,24 +121,24 @@ class _ElmoBiLm(BiLm):
         return {"activations": output.activations, "mask": output.mask.long()}
 
     def create_cached_cnn_embeddings(self, tokens: Sequence[str]) -> None:
-        """Keep the vectors of `tokens`, in AllenNLP's numbering: number k is `tokens[k]`, and 0 is padding."""
+        """Cache the vectors of `tokens` by AllenNLP's indices: index k is `tokens[k]`, and 0 is padding."""
         self.cache_words(tokens)
 
     def cache_words(self, words: Sequence[str]) -> None:
         super().cache_words(words)
         if self._word_embedding.weight.requires_grad:
-            logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained by themselves, "
-                           "and the char encoder by the other words alone")
+            logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained separately, "
+                           "and the char encoder only on the other words")
 
 
 class Elmo(elmo.Elmo):
-    """`elmo_fast.Elmo` over an `_ElmoBiLm`. From AllenNLP's `Elmo`."""
+    """`elmo_fast.Elmo` with an `_ElmoBiLm`. From AllenNLP's `Elmo`."""
 
     _bilm = _ElmoBiLm
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "Elmo":
-        """From a section of an AllenNLP configuration (`Params`), or a dict of the constructor's arguments."""
+        """Construct from a section of an AllenNLP configuration (`Params`), or from a dict of arguments."""
         return cls(**registry.pop_arguments(params, cls.__name__, {
             **registry.elmo_arguments(params), "num_output_representations": int,
             "keep_sentence_boundaries": registry.boolean,

@@ -1,4 +1,4 @@
-"""`allennlp.modules.elmo_lstm`: the stack of LSTM layers by itself, over padded vectors and a mask."""
+"""`allennlp.modules.elmo_lstm`: the stack of LSTM layers, over padded vectors and a mask."""
 
 import itertools
 import os
@@ -24,12 +24,11 @@ from elmo_fast.outside_graphs import outside_graphs
 
 
 class ElmoLstm(LstmStack):
-    """Two-direction LSTM layers with projection, clipping and skip connections. From AllenNLP's `ElmoLstm`.
+    """Bidirectional LSTM layers with projection, clipping and skip connections. From AllenNLP's `ElmoLstm`.
 
-    New weights are random and trainable; `load_weights` reads a file's, which train if `requires_grad`. States are
-    carried from call to call unless `stateful` is set to False. `recurrent_dropout_probability` drops the same
-    values of h at every step of a sentence, in training, which runs in plain torch. `precision` and `backend` are
-    those of `BiLm`.
+    New weights are random and trainable; those of `load_weights` are trainable if `requires_grad`. States are carried
+    from call to call unless `stateful` is set to False. In training, `recurrent_dropout_probability` drops the same
+    values of h at every step of a sentence; such a run uses plain torch. `precision` and `backend` are those of `BiLm`.
     """
 
     def __init__(self, input_size: int, hidden_size: int, cell_size: int, num_layers: int, requires_grad: bool = False,
@@ -54,7 +53,7 @@ class ElmoLstm(LstmStack):
 
     @property
     def forward_layers(self) -> list[LstmCellWithProjection]:
-        """The forward direction of every layer; its parameters are those of the stack. With hooks they are called."""
+        """The forward direction of every layer, with the stack's parameters. `forward` calls it if it has hooks."""
         return self._cells(0)
 
     @property
@@ -63,15 +62,15 @@ class ElmoLstm(LstmStack):
         return self._cells(1)
 
     def _cells(self, direction: int) -> list[LstmCellWithProjection]:
-        kept = self.__dict__.setdefault("_kept_cells", {})  # not among the modules: the parameters are the stack's
+        cells = self.__dict__.setdefault("_kept_cells", {})  # not submodules: the parameters belong to the stack
         for layer in range(self.num_layers):
             cell = LstmCellWithProjection.of_stack(self, layer, direction)
-            kept.setdefault((layer, direction), cell).take(cell)
-        return [kept[layer, direction] for layer in range(self.num_layers)]
+            cells.setdefault((layer, direction), cell).copy_from(cell)
+        return [cells[layer, direction] for layer in range(self.num_layers)]
 
     @property
     def unregistered_parts(self) -> list[LstmCellWithProjection]:
-        """The cells that were asked for."""
+        """The cells that `forward_layers` and `backward_layers` have made."""
         return list(self.__dict__.get("_kept_cells", {}).values())
 
     def load_weights(self, weight_file: str | os.PathLike) -> None:
@@ -86,9 +85,9 @@ class ElmoLstm(LstmStack):
     @outside_graphs
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor, initial_state: State | None = None,
                 carried: bool | None = None) -> torch.Tensor:
-        """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
+        """Return the outputs of every layer: inputs [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 
-        Zero where the mask is zero. The carried state of a row whose mask is all zero does not change.
+        Outputs are zero where the mask is zero. The carried state of a row without tokens does not change.
         """
         cells, carried = self.unregistered_parts, self._is_carried(initial_state, carried)
         if (self.training and self.recurrent_dropout_probability) or (cells and is_hooked(*cells)):
@@ -98,9 +97,9 @@ class ElmoLstm(LstmStack):
 
     def _run_cells(self, inputs: torch.Tensor, present: torch.Tensor, initial_state: State | None,
                    carried: bool) -> torch.Tensor:
-        """As `forward`, by calls of `forward_layers` and `backward_layers`, as AllenNLP makes them: the longest first.
+        """Like `forward`, but calls `forward_layers` and `backward_layers` as AllenNLP does, longest sentence first.
 
-        In training every direction of every layer has its own dropout mask.
+        In training every direction of every layer draws its own dropout mask.
         """
         lengths, order = present.sum(1).sort(descending=True, stable=True)
         order = order[lengths > 0]
@@ -127,7 +126,7 @@ class ElmoLstm(LstmStack):
 
 
 def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]:
-    """Weights by dataset name."""
+    """Draw random weights by dataset name."""
     weights = {}
     for direction, layer in itertools.product(DIRECTIONS, range(lstm.n_layers)):
         values = random_cell(lstm.projection_dim if layer else input_size, lstm.projection_dim, lstm.dim)

@@ -1,4 +1,4 @@
-"""`allennlp.modules.highway`: highway layers (Srivastava et al. 2015) of any activation."""
+"""`allennlp.modules.highway`: highway layers (Srivastava et al. 2015) with any activation."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import nn
 class Highway(nn.Module):
     """`g * x + (1 - g) * activation(A x)` with `g = sigmoid(B x)`, `num_layers` times. From AllenNLP's `Highway`.
 
-    `_layers[k](x)` is `A x` and `B x`, `input_dim` values each; a new one is biased towards passing its input on.
+    `_layers[k](x)` is `A x` followed by `B x`, of `input_dim` values each. Initial biases favor passing x on.
     """
 
     def __init__(self, input_dim: int, num_layers: int = 1,

@@ -1,4 +1,4 @@
-"""`allennlp.modules.lstm_cell_with_projection`: one direction of one LSTM layer by itself, in plain torch."""
+"""`allennlp.modules.lstm_cell_with_projection`: one direction of an LSTM layer, in plain torch."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class LstmCellWithProjection(AllenNlpStateDict):
     """An LSTM over padded vectors, with projection and clipping. From AllenNLP's `LstmCellWithProjection`.
 
     Parameters have bilm-tf's layout: `W_0` [input_size + P, 4 D], `B` [4 D], `W_P_0` [D, P]; `state_dict()` has
-    AllenNLP's. `recurrent_dropout_probability` drops the same values of h at every step of a sentence, in training.
+    AllenNLP's. In training, `recurrent_dropout_probability` drops the same values of h at every step of a sentence.
     """
 
     def __init__(self, input_size: int, hidden_size: int, cell_size: int, go_forward: bool = True,
@@ -40,7 +40,7 @@ class LstmCellWithProjection(AllenNlpStateDict):
 
     @classmethod
     def of_stack(cls, stack: LstmStack, layer: int, direction: int) -> "LstmCellWithProjection":
-        """A direction of a layer of an `ElmoLstm`, whose parameters it shares."""
+        """Make the cell of a direction of a layer of an `ElmoLstm`; it shares the parameters of the stack."""
         cell, options = cls.__new__(cls), stack.options
         nn.Module.__init__(cell)
         for name in LSTM_DATASETS:
@@ -52,8 +52,8 @@ class LstmCellWithProjection(AllenNlpStateDict):
         cell.memory_cell_clip_value, cell.state_projection_clip_value = options.cell_clip, options.proj_clip
         return cell.train(stack.training)
 
-    def take(self, cell: "LstmCellWithProjection") -> None:
-        """Be as another cell, but with the hooks of this one."""
+    def copy_from(self, cell: "LstmCellWithProjection") -> None:
+        """Copy the attributes of another cell, but keep the hooks."""
         for name, value in vars(cell).items():
             if "hook" not in name:
                 self.__dict__[name] = value
@@ -61,9 +61,9 @@ class LstmCellWithProjection(AllenNlpStateDict):
     @outside_graphs
     def forward(self, inputs: torch.Tensor, batch_lengths: Sequence[int],
                 initial_state: State | None = None) -> tuple[torch.Tensor, State]:
-        """Outputs of sentences of `batch_lengths` tokens, in any order: [B, T, I] -> [B, T, P], zero past their ends.
+        """Return outputs [B, T, P], zero past a sentence's end, and the final state, for inputs [B, T, I].
 
-        States, given and returned, are h [1, B, P] and c [1, B, D].
+        `batch_lengths` are the numbers of tokens, in any order. States are h [1, B, P] and c [1, B, D].
         """
         if inputs.dim() != 3 or inputs.shape[2] != self.input_size or len(batch_lengths) != len(inputs):
             raise ValueError(f"inputs: expected {len(batch_lengths)} sentences of vectors of {self.input_size} values, "
@@ -77,16 +77,16 @@ class LstmCellWithProjection(AllenNlpStateDict):
         return outputs, tuple(value[None] for value in final)
 
     def run(self, x: torch.Tensor, present: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """x [B, T, I], present bool [B, T] -> outputs [B, T, P], final h [B, P] and c [B, D]."""
+        """x [B, T, I], mask `present` bool [B, T] -> outputs [B, T, P], final h [B, P] and c [B, D]."""
         h, c = state
         dropout_mask = nn.functional.dropout(torch.ones_like(h), self.recurrent_dropout_probability, self.training)
         outputs = [torch.zeros_like(h)] * x.shape[1]
         for step in sorted(range(x.shape[1]), reverse=not self.go_forward):
             new_h, new_c = reference.lstm_cell(x[:, step], h, c, self.W_0, self.B, self.W_P_0,
                                                self.memory_cell_clip_value, self.state_projection_clip_value)
-            here = present[:, step, None]
-            outputs[step] = torch.where(here, dropout_mask * new_h, outputs[step])
-            h, c = torch.where(here, dropout_mask * new_h, h), torch.where(here, new_c, c)
+            is_token = present[:, step, None]
+            outputs[step] = torch.where(is_token, dropout_mask * new_h, outputs[step])
+            h, c = torch.where(is_token, dropout_mask * new_h, h), torch.where(is_token, new_c, c)
         return torch.stack(outputs, dim=1), (h, c)
 
     def conversions(self) -> Iterator[Conversion]:
@@ -94,7 +94,7 @@ class LstmCellWithProjection(AllenNlpStateDict):
 
 
 def check_lstm(dropout: float, cell_clip: float | None, proj_clip: float | None, **sizes: int) -> None:
-    """`ConfigurationError` for arguments of AllenNLP's LSTMs that are out of range."""
+    """Raise `ConfigurationError` for arguments of AllenNLP's LSTMs that are out of range."""
     for name, size in sizes.items():
         check_count(name, size, ConfigurationError)
     for name, clip in (("memory_cell_clip_value", cell_clip), ("state_projection_clip_value", proj_clip)):
@@ -108,7 +108,7 @@ def _check(fits: bool, name: str, expected: str, value) -> None:
 
 
 def random_cell(input_size: int, projection_dim: int, dim: int) -> dict[str, np.ndarray]:
-    """Weights by name: orthogonal blocks for each gate, uniform projections, zero biases."""
+    """Draw random weights by name: an orthogonal block per gate, uniform projections, zero biases."""
     limit = 1 / math.sqrt(dim)
     rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, dim)) for _ in range(4)], dim=1)
             for width in (input_size, projection_dim)]

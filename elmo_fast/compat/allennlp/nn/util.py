@@ -1,4 +1,4 @@
-"""`allennlp.nn.util`: sentence boundaries on and off."""
+"""`allennlp.nn.util`: adds and removes sentence boundaries."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ from elmo_fast.model.layers.batch_layout import add_boundaries, remove_boundarie
 
 
 def remove_sentence_boundaries(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drop `<S>` and `</S>`: tensor [B, T, ...] and mask [B, T] -> T - 2 positions, zero past the end; int64 mask."""
+    """Remove `<S>` and `</S>`: tensor [B, T, ...] and mask [B, T] -> T - 2 positions, zero past the end; int64 mask."""
     inner, inner_mask = remove_boundaries(tensor, mask)
     return inner, inner_mask.long()
 
 
 def add_sentence_boundary_token_ids(tensor: torch.Tensor, mask: torch.Tensor, sentence_begin_token: Any,
                                     sentence_end_token: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a begin and an end token to each sentence: tensor [B, T] or [B, T, D], mask [B, T] -> T + 2 positions.
+    """Add a begin and an end token to every sentence: tensor [B, T] or [B, T, D], mask [B, T] -> T + 2 positions.
 
-    The tokens are numbers for [B, T], vectors [D] for [B, T, D]. The new mask, int64, follows from the old one.
+    The tokens are numbers for [B, T], vectors [D] for [B, T, D]. The new mask is int64.
     """
     if tensor.dim() not in (2, 3):
         raise ValueError("tensor: expected shape [batch, tokens] or [batch, tokens, values], "

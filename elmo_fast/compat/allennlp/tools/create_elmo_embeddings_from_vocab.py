@@ -1,4 +1,4 @@
-"""`python -m` this module: AllenNLP's tool for vectors of words without context, as GloVe-format text."""
+"""AllenNLP's tool, run with `python -m`: writes word vectors without context as text in GloVe's format."""
 
 import argparse
 import gzip
@@ -25,13 +25,13 @@ def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config
                                       elmo_weights_path: str | os.PathLike, output_dir: str | os.PathLike,
                                       batch_size: int = 64, device: int = -1,
                                       use_custom_oov_token: bool = False, *, allow_nonfinite: bool = False) -> None:
-    """Write `elmo_embeddings.txt.gz`, a word and its P numbers a line, and the vocabulary with `<S>` and `</S>` added.
+    """Write `elmo_embeddings.txt.gz`, with a word and its P numbers per line, and the vocabulary with `<S>` and `</S>`.
 
-    `vocab_path` is UTF-8 text, a word a line, the unknown word first: `@@UNKNOWN@@` unless `use_custom_oov_token`.
-    `<S>` and `</S>` follow it in both files, and are moved there if the file has them. The new vocabulary keeps the
-    old one's name, in `output_dir`. `batch_size` is in sentences of 50 words, `device` -1 for the CPU or the number of
-    a GPU. Both files are written atomically, after all words are encoded. NaN and infinities in the weights are
-    refused unless `allow_nonfinite`. From AllenNLP's tool of that name.
+    `vocab_path` is UTF-8 text with one word per line, the unknown word first: `@@UNKNOWN@@` unless
+    `use_custom_oov_token`. `<S>` and `</S>` are put after it in both files, and removed elsewhere. The new vocabulary
+    is written to `output_dir` under the name of the old one. `batch_size` counts sentences of 50 words; `device` is -1
+    for the CPU or the number of a GPU. Both files are written atomically, after all words are encoded. NaN and
+    infinities in the weights are refused unless `allow_nonfinite`. From AllenNLP's tool of that name.
     """
     vocab_path = check_file("vocab_path", vocab_path)
     words = _read_vocabulary(vocab_path, use_custom_oov_token)
@@ -51,21 +51,21 @@ def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config
             file.writelines(f"{word}\n" for word in words)
 
 
-main = create_elmo_embeddings_from_vocab  # the name that AllenNLP's tool has for its function
+main = create_elmo_embeddings_from_vocab  # the name in AllenNLP's tool
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the tool; 0 when done, 2 for bad usage or input, with one line on stderr."""
+    """Run the tool and return its exit status: 0 for success, 2 for bad input, with one line on stderr."""
     parser = argparse.ArgumentParser(prog="create_elmo_embeddings_from_vocab",
                                      description="Write vectors without context for the words of a vocabulary.")
-    parser.add_argument("--vocab_path", required=True, help="vocabulary, UTF-8, a word a line, the unknown word first")
+    parser.add_argument("--vocab_path", required=True, help="UTF-8 vocabulary, one word per line, unknown word first")
     parser.add_argument("--elmo_config", required=True, help="options.json, a path or URL")
     parser.add_argument("--elmo_weights", required=True, help="HDF5 weights, a path or URL")
     parser.add_argument("--output_dir", required=True, help="folder for elmo_embeddings.txt.gz and the new vocabulary")
     parser.add_argument("--batch_size", type=int, default=64, help="sentences of 50 words at a time (default: 64)")
-    parser.add_argument("--device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
+    parser.add_argument("--device", type=int, default=-1, help="number of the GPU, or -1 for the CPU (default)")
     parser.add_argument("--use_custom_oov_token", nargs="?", type=_boolean, const=True, default=False,
-                        metavar="true|false", help="the first word is the unknown word, whatever it is")
+                        metavar="true|false", help="use the first word as the unknown word, whatever it is")
     parser.add_argument("--allow_nonfinite", action="store_true", help="load weights that are NaN or infinite")
     parsed = parser.parse_args(arguments)
     try:
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _read_vocabulary(path: str | os.PathLike, use_custom_oov_token: bool) -> list[str]:
-    """The words of a file, `<S>` and `</S>` after the first."""
+    """Read the words of a file, with `<S>` and `</S>` after the first."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             first, *words = file.read().strip().split("\n")
@@ -87,10 +87,10 @@ def _read_vocabulary(path: str | os.PathLike, use_custom_oov_token: bool) -> lis
         raise ConfigurationError(f"vocab_path {os.fspath(path)}: expected UTF-8 text, "
                                  f"got undecodable bytes ({error})") from error
     if not (first or words):
-        raise ConfigurationError("vocab_path: expected a word a line, got an empty file")
+        raise ConfigurationError("vocab_path: expected one word per line, got an empty file")
     if first != UNKNOWN and not use_custom_oov_token:
-        raise ConfigurationError(f"vocab_path: expected {UNKNOWN} on the first line, got {first!r}; where that is "
-                                 "the unknown word, say so with use_custom_oov_token")
+        raise ConfigurationError(f"vocab_path: expected {UNKNOWN} on the first line, got {first!r}; if that is "
+                                 "the unknown word, set use_custom_oov_token")
     return [first, *BOUNDARIES, *(word for word in words if word not in BOUNDARIES)]
 
 

@@ -1,4 +1,4 @@
-"""`allennlp.data.token_indexers.elmo_indexer`: tokens to the character ids that ELMo reads."""
+"""`allennlp.data.token_indexers.elmo_indexer`: maps tokens to ELMo's character ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from elmo_fast.text import characters
 from elmo_fast.text.batching import check_iterable
 
 _TokenIndexer = registry.base_class("allennlp.data.token_indexers.token_indexer", "TokenIndexer", object)
-_KEY = "elmo_tokens"  # the name of the ids from AllenNLP 1.0 on
+_KEY = "elmo_tokens"  # name of the ids in AllenNLP 1.0 and later
 
 
 class ELMoCharacterMapper:
-    """One word to its character ids, 1 to 261: a list of `max_word_length`. From AllenNLP's `ELMoCharacterMapper`.
+    """Maps a word to a list of `max_word_length` character ids, 1 to 261. From AllenNLP's `ELMoCharacterMapper`.
 
-    `tokens_to_add` maps words to the character (0 to 260) that replaces the whole word. For models of another
-    `max_characters_per_token` subclass it with that `max_word_length`.
+    `tokens_to_add` maps words to the character (0 to 260) that replaces the whole word. For a model with another
+    `max_characters_per_token`, set it as `max_word_length` in a subclass.
     """
 
     max_word_length = characters.MAX_CHARACTERS_PER_TOKEN
@@ -38,15 +38,15 @@ class ELMoCharacterMapper:
         self.tokens_to_add = dict(tokens_to_add or {})
         for word, character in self.tokens_to_add.items():
             if character not in range(self.padding_character + 1):
-                raise ConfigurationError(f"tokens_to_add: expected a character from 0 to {self.padding_character} a "
-                                         f"word, got {character!r} for {word!r}")
+                raise ConfigurationError(f"tokens_to_add: expected a character from 0 to {self.padding_character} "
+                                         f"per word, got {character!r} for {word!r}")
 
     def convert_word_to_char_ids(self, word: str) -> list[int]:
-        """Character ids of one word."""
+        """Return the character ids of a word."""
         return self.convert_words([word])[0].tolist()
 
     def convert_words(self, words: Sequence[str]) -> np.ndarray:
-        """Character ids of words: int32 [words, max_word_length]."""
+        """Return the character ids of words, int32 [words, max_word_length]."""
         special = {**characters.SENTENCE_MARKS, **self.tokens_to_add}
         return characters.to_model_ids(characters.encode_tokens(words, self.max_word_length, special))
 
@@ -57,9 +57,9 @@ class ELMoCharacterMapper:
 
 
 class ELMoTokenCharactersIndexer(_TokenIndexer):
-    """Tokens to character ids, with the calls of AllenNLP's indexer of that name, 0.9 and later.
+    """Maps tokens to character ids. From AllenNLP's `ELMoTokenCharactersIndexer`, 0.9 and later.
 
-    `tokens` are objects with a `text`, or strings. `vocabulary` and `namespace` are not used.
+    `tokens` are strings or objects with an attribute `text`. `vocabulary` and `namespace` are ignored.
     """
 
     def __init__(self, namespace: str = "elmo_characters", tokens_to_add: Mapping[str, int] | None = None,
@@ -70,38 +70,38 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "ELMoTokenCharactersIndexer":
-        """From a section of an AllenNLP configuration, or a dict of the constructor's arguments."""
+        """Construct from a section of an AllenNLP configuration, or from a dict of the constructor's arguments."""
         return cls(**registry.pop_arguments(params, cls.__name__, {
             "namespace": str, "token_min_padding_length": int,
             "tokens_to_add": lambda words: {word: int(character) for word, character in words.items()}}))
 
     def count_vocab_items(self, token: Any, counter: dict[str, dict[str, int]]) -> None:
-        """Nothing: characters need no vocabulary."""
+        """Do nothing: characters need no vocabulary."""
 
     def tokens_to_indices(self, tokens: Sequence[Any], vocabulary: Any = None,
                           index_name: str = _KEY) -> dict[str, list[list[int]]]:
-        """`{index_name: character ids of each token}`; AllenNLP 0.9 passes the name, 1.0 and later do not."""
+        """Return `{index_name: character ids of every token}`; AllenNLP 0.9 passes the name, later versions do not."""
         check_iterable(tokens, "tokens")
         texts = [token if isinstance(token, str) else getattr(token, "text", token) for token in tokens]
         if None in texts:
-            raise ConfigurationError("tokens: expected tokens with their text, got one whose text is None; "
-                                     "use a tokenizer that keeps it")
+            raise ConfigurationError("tokens: expected tokens with their text, got a token whose text is None; "
+                                     "use a tokenizer that keeps the text")
         return {index_name: self._mapper.convert_words(texts).tolist()}
 
     def get_padding_lengths(self, token: Any) -> dict[str, int]:
-        """Of one token's ids (0.9) nothing; of a dictionary of lists (1.0 on) the padded length of each."""
+        """Return the padded length of every list in a dictionary (1.0 and later), or {} for a token's ids (0.9)."""
         if not isinstance(token, Mapping):
             return {}
         return {name: max(len(ids), self._token_min_padding_length) for name, ids in token.items()}
 
     def as_padded_tensor(self, tokens: Mapping[str, list[list[int]]], desired_num_tokens: Mapping[str, int],
                          padding_lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """int64 [desired tokens, characters] for each list: zeros where tokens are missing, surplus ones cut."""
+        """Return an int64 tensor [desired tokens, characters] per list: padded with zeros, or truncated."""
         padded = {name: torch.zeros(desired_num_tokens[name], self._mapper.max_word_length, dtype=torch.int64)
                   for name in tokens}
         for name, ids in padded.items():
-            if kept := tokens[name][: len(ids)]:
-                ids[: len(kept)] = torch.tensor(kept)
+            if values := tokens[name][: len(ids)]:
+                ids[: len(values)] = torch.tensor(values)
         return padded
 
     def as_padded_tensor_dict(self, tokens: Mapping[str, list[list[int]]],
@@ -110,15 +110,15 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
         return self.as_padded_tensor(tokens, padding_lengths, {})
 
     def get_empty_token_list(self) -> dict[str, list]:
-        """The ids of an empty list of tokens."""
+        """Return the ids of an empty list of tokens."""
         return {_KEY: []}
 
     def get_keys(self, index_name: str) -> list[str]:
-        """Names of the lists that `tokens_to_indices` returns."""
+        """Return the names of the lists that `tokens_to_indices` returns."""
         return [index_name]
 
     def get_token_min_padding_length(self) -> int:
-        """Fewest tokens that a field pads to."""
+        """Return the smallest number of tokens that a field is padded to."""
         return self._token_min_padding_length
 
     __eq__ = ELMoCharacterMapper.__eq__

@@ -1,4 +1,4 @@
-"""`allennlp.modules.token_embedders.elmo_token_embedder`: one ELMo representation, projected if asked."""
+"""`allennlp.modules.token_embedders.elmo_token_embedder`: an ELMo representation with an optional projection."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ _TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_emb
 
 
 class ElmoTokenEmbedder(_TokenEmbedder):
-    """`Elmo` with one representation, followed by a linear layer to `projection_dim` where that is given.
+    """`Elmo` with one representation, followed by a linear layer to `projection_dim` if that is given.
 
-    Names and results are AllenNLP's, 0.9 and later; further `arguments` are those of `Elmo`.
+    Names and results are those of AllenNLP 0.9 and later; more `arguments` are those of `Elmo`.
     """
 
     def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
@@ -39,13 +39,13 @@ class ElmoTokenEmbedder(_TokenEmbedder):
         self._projection = nn.Linear(self._elmo.get_output_dim(), projection_dim) if projection_dim else None
 
     def get_output_dim(self) -> int:
-        """Values of one token."""
+        """Return the size of a token's vector."""
         return self.output_dim
 
     @outside_graphs
     def forward(self, inputs: torch.Tensor | None = None, word_inputs: torch.Tensor | None = None, *,
                 elmo_tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Ids as in `Elmo`, int [B, ..., T, C] -> [B, ..., T, output_dim]; AllenNLP 1.0 calls them `elmo_tokens`."""
+        """Embed ids as in `Elmo`: int [B, ..., T, C] -> [B, ..., T, output_dim]. AllenNLP 1.0 passes `elmo_tokens`."""
         ids = elmo_tokens if inputs is None else inputs
         representation = self._elmo(ids, word_inputs)["elmo_representations"][0]
         return representation if self._projection is None else self._projection(representation)
@@ -53,7 +53,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
     @classmethod
     def from_params(cls, vocab: Any = None, params: Mapping[str, Any] | None = None,
                     **extras: Any) -> "ElmoTokenEmbedder":
-        """As `Elmo.from_params`; `namespace_to_cache` caches the words of that namespace of `vocab`."""
+        """Like `Elmo.from_params`; `namespace_to_cache` names the namespace of `vocab` whose words are cached."""
         arguments = registry.pop_arguments(params, cls.__name__, {
             **registry.elmo_arguments(params), "projection_dim": int, "namespace_to_cache": str})
         namespace = arguments.pop("namespace_to_cache", None)
