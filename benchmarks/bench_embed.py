@@ -7,10 +7,12 @@ were compared with those of the first peer; a disagreement ends it. `times_as_fa
 `ratio_to` has the ratios to several. The slow sides have fewer batches a turn: every turn takes the next batches of the
 same text. On the CPU every figure stands beside its floor (benchmarks/floor.py), and the machine's rates are also
 measured between the turns; a turn is marked as busy where its precision's rate fell a third below the best. On a GPU
-(`--device cuda`) ours also run from ids on the device.
+(`--device cuda`) ours also run from ids on the device. --latency measures one sentence, idle and busy, and the host's
+time instead (benchmarks/latency.py).
 
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT --plain reference torch --precisions highest
+    python -m benchmarks.bench_embed --model bundled --latency
     python -m benchmarks.bench_embed --bilm-tf CHECKOUT --simple-elmo CHECKOUT --tf-python PYTHON --out FILE
 """
 
@@ -27,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks import agreement, common, floor, models, recorded, workloads
+from benchmarks import agreement, common, floor, latency, models, recorded, workloads
 from benchmarks.peers import allennlp, tensorflow_elmo
 from elmo_fast import batch_to_ids
 
@@ -320,6 +322,7 @@ def parse() -> argparse.Namespace:
     add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
         help="of ours (default: all; the file says which this machine lacks)")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="of ours, and of AllenNLP's code (default: cpu)")
+    add("--latency", action="store_true", help="of our engine in `highest`, in place of the comparison with peers")
     add("--plain", nargs="+", choices=PLAIN, default=[], metavar="NAME", help="our plain backends too")
     add("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
     add("--bilm-tf", metavar="PATH", help="a source checkout of bilm-tf")
@@ -334,6 +337,9 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
+    if arguments.latency:
+        file = f"latency-{arguments.model}{recorded.suffix()}.json"
+        return common.run_and_write(arguments, latency.run, file, latency.table)
     return common.run_and_write(arguments, run, f"embed-{arguments.model}{recorded.suffix()}.json", common.table)
 
 

@@ -39,7 +39,7 @@ class Variant:
 
     @contextlib.contextmanager
     def active(self, elmo: LoadedElmo) -> Iterator[None]:
-        """The model runs this way in the body."""
+        """Run the model this way inside the body."""
         before, elmo.bilm.backend = elmo.bilm.backend, self.backend
         if self.path:
             os.environ[choice.VARIABLE] = self.path
@@ -52,7 +52,7 @@ class Variant:
 
 
 def variants(elmo: LoadedElmo) -> list[Variant]:
-    """The engine as it is chosen here; then on a GPU the LSTM's paths, which it is chosen from, else plain torch."""
+    """The default choice, and its alternatives: on a GPU every path of the LSTM, on a CPU plain torch."""
     device = next(elmo.bilm.parameters()).device
     if device.type != "cuda":
         runs_native = any(resolve(op, "auto", next(elmo.bilm.parameters())) == "native" for op in OPS)
@@ -64,11 +64,11 @@ def variants(elmo: LoadedElmo) -> list[Variant]:
 
 def bench(model: str | os.PathLike = "bundled", device: str | None = None, precision: str = "highest",
           seconds: float = 30.0) -> dict:
-    """Measure a model for about `seconds`: a document with machine, settings and a row a variant.
+    """Measure a model for about `seconds`: a document with the machine, the settings and one row per variant.
 
-    Every variant is compared with the reference path first; `RuntimeError` when one is further off than the precision's
-    `model_tolerance`. The text is made up, 64 sentences run at a time, warm state. Timings are taken by turns, five
-    rounds.
+    Every variant is first compared with the reference path; `RuntimeError` if the difference exceeds the precision's
+    `model_tolerance`. The text is generated; 64 sentences run at a time, in the warm state. Variants are timed by turns
+    in five rounds.
     """
     elmo = load(model, device=device, precision=precision)
     chosen = variants(elmo)
@@ -108,7 +108,7 @@ def _check(elmo: LoadedElmo, chosen: list[Variant], precision: str) -> dict[str,
 
 
 def _texts(elmo: LoadedElmo, chosen: list[Variant], seconds: float) -> tuple[list[list[str]], list[str]]:
-    """As many sentences as all variants together run in a round, and the sentence that runs alone."""
+    """The sentences of a round, as many as fit `seconds`, and the sentence that runs alone."""
     text = generated_sentences(8192)
     alone = next(tokens for tokens in text if len(tokens) == SENTENCE_TOKENS)
     once = sum(_seconds(lambda variant=variant: _embed(elmo, variant, text[:SLOTS])) for variant in chosen)
@@ -145,7 +145,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _flop(elmo: LoadedElmo, sentences: list[list[str]]) -> float | None:
-    """The text's arithmetic, or None for a model whose options no `options.json` can hold: it is not counted."""
+    """The floating-point operations of the text; None for a model whose options `options.json` cannot express."""
     try:
         options = elmo.bilm.options.to_dict()
     except ConfigurationError:
@@ -154,7 +154,7 @@ def _flop(elmo: LoadedElmo, sentences: list[list[str]]) -> float | None:
 
 
 def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
-    """Measures FLOP/s of PyTorch's own product of large matrices, in the precision's operand type."""
+    """A function that measures the FLOP/s of PyTorch's product of large matrices in the precision's operand type."""
     device = next(elmo.bilm.parameters()).device
     row = PRECISIONS[elmo.bilm.computes_in]
     dtype = type_of(row.bounded if device.type == "cuda" else row.cpu)
@@ -169,7 +169,7 @@ def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
 
 
 def _memory(elmo: LoadedElmo) -> dict[str, float]:
-    """Peak MiB of the process, where the system says it, and of the GPU."""
+    """Peak memory in MiB: of the process, where the system reports it, and of the GPU."""
     peak = peak_memory()
     memory = {} if peak is None else {"process": peak / 2**20}
     if torch.cuda.is_available():
@@ -178,7 +178,7 @@ def _memory(elmo: LoadedElmo) -> dict[str, float]:
 
 
 def report(document: dict) -> Iterator[str]:
-    """Lines for a terminal."""
+    """The document as lines for a terminal."""
     cpu, facts = document["machine"]["cpu"], document["settings"]
     gpu = document["machine"]["gpu"]
     chip = gpu["name"] if facts["device"].startswith("cuda") else cpu["model"]
@@ -201,7 +201,7 @@ def report(document: dict) -> Iterator[str]:
 
 
 def plot(document: dict, path: str | os.PathLike) -> None:
-    """Bars of tokens per second with the ceiling marked, into `.png`, `.svg` or `.pdf`; needs matplotlib."""
+    """Draw tokens per second as bars, with the ceiling, to a `.png`, `.svg` or `.pdf` file; needs matplotlib."""
     from matplotlib.figure import Figure
 
     rows = document["results"][::-1]
@@ -224,7 +224,7 @@ def plot(document: dict, path: str | os.PathLike) -> None:
 
 def command(model: str, device: str | None, precision: str, json_file: str | None, plot_file: str | None,
             seconds: float) -> Iterator[str]:
-    """The subcommand: the lines of `report`; the document and the picture into files where asked for."""
+    """Run the subcommand: the lines of `report`; also write the document and the chart if files are given."""
     for path, name in ((json_file, "--json"), (plot_file, "--plot")):
         if path is not None:
             check_target(path, name)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bench_embed, bench_table, bench_train, common, floor, models, workloads
+from benchmarks import bench_embed, bench_table, bench_train, common, floor, latency, models, workloads
 from benchmarks.peers import bilm_tf, external, tensorflow_elmo
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.train.export import export_run
 from elmo_fast.train.setup import start_or_resume
+from tests.support.engines import needs_native
 from tests.support.files import python
 from tests.support.training import TINY, write_corpus, write_options
 
@@ -40,6 +41,7 @@ def bench(dry_run, monkeypatch, floor_program):
     """Run a benchmark: its settings and results, or the reason on stderr for which it ended without a file."""
     def run(module, *more):
         monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
+        monkeypatch.setattr(latency, "SECONDS", 0.01)
         if floor_program:
             monkeypatch.setattr(floor, "_compile_command", lambda program: ["cp", floor_program, program])
         document = dry_run(module, *SMALLEST[module].split(), "--model", "tiny", *more)
@@ -48,6 +50,19 @@ def bench(dry_run, monkeypatch, floor_program):
         assert all(0 < case["p20"] <= case["median"] <= case["p80"] for case in document["results"])
         return document["settings"], document["results"]
     return run
+
+
+@needs_native
+def test_latency_has_every_length_load_and_number_of_threads(bench):
+    settings, cases = bench(bench_embed, "--latency", "--threads", "2")
+    assert settings["default_threads"] == 2 and settings["busy_processes"] >= 1
+    ways = [*(f"{count} tokens" for count in latency.TOKENS), "slots of 3"]
+    assert sorted((case["way"], case["variant"], case["threads"]) for case in cases if case["way"] != "host") == sorted(
+        itertools.product(ways, ["idle", "busy"], [1, 2]))
+    assert all(case["p99"] >= case["median"] for case in cases if "p99" in case)
+    engine = {case["way"]: case for case in cases if "engine_s" in case}
+    assert engine.keys() == set(ways[:-1]) and all(case["engine_s"] > 0 for case in engine.values())
+    assert [case["variant"] for case in cases if case["way"] == "host"] == ["zero state", "carry state"]
 
 
 def test_embedding_has_every_way_and_precision(bench):
