@@ -284,7 +284,7 @@ class BiLm(OutsideGraphs):
         if state is None:
             state = self.begin(schedule.slots.size)
         with numerics(self._precision, tokens.vectors.device):
-            inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, stack.layer_weights(0))
+            inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, lambda: stack.layer_weights(0))
             if addresses is not None:
                 last = stack.write(inputs, rows.numpy(), schedule, *state, addresses, self._precision, precomputed)
                 return [], RunState(last, state.initial)

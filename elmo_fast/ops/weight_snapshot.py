@@ -8,6 +8,7 @@ training to evaluation. Reading samples on a GPU would wait for all queued work,
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -30,7 +31,8 @@ _BLOCK = 512  # words in a checksum
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 _current = WeakTensorKeyDictionary()  # first tensor -> number of tensors -> snapshot
-_compared: ContextVar["set[Snapshot] | None"] = ContextVar("compared", default=None)
+# within `one_call`: (id of the first tensor, number of tensors) -> tensors that were compared, and their snapshot
+_compared: ContextVar["dict[tuple[int, int], tuple[Tensors, Snapshot]] | None"] = ContextVar("compared", default=None)
 
 
 def snapshot_of(tensors: Tensors) -> "Snapshot":
@@ -38,16 +40,20 @@ def snapshot_of(tensors: Tensors) -> "Snapshot":
 
     The tensors, some of which may be None, are on one device and used together, such as the weights of a layer.
     """
-    of_first, compared = _current.setdefault(tensors[0], {}), _compared.get()
-    snapshot, key = of_first.get(len(tensors)), _key(tensors)
-    is_known = snapshot is not None and snapshot.key == key
-    if not (is_known and ((compared and snapshot in compared) or snapshot.holds(tensors))):
+    compared, place = _compared.get(), (id(tensors[0]), len(tensors))
+    if compared and place in compared:
+        before, snapshot = compared[place]
+        if all(map(operator.is_, before, tensors)):
+            return snapshot
+    of_first, key = _current.setdefault(tensors[0], {}), _key(tensors)
+    snapshot = of_first.get(len(tensors))
+    if snapshot is None or snapshot.key != key or not snapshot.holds(tensors):
         snapshot = of_first[len(tensors)] = Snapshot(tensors, key)
         for size, earlier in list(of_first.items()):  # outdated snapshots keep the first tensor's former memory
             if earlier.key[:1] != snapshot.key[:1]:
                 of_first.pop(size, None)
     if compared is not None:
-        compared.add(snapshot)
+        compared[place] = tensors, snapshot
     return snapshot
 
 
@@ -60,7 +66,7 @@ def drop_values(tensors: Tensors) -> None:
 @contextlib.contextmanager
 def one_call() -> Iterator[None]:
     """Compare weights only once in the body, however often their snapshots are asked for."""
-    token = _compared.set(set()) if _compared.get() is None else None
+    token = _compared.set({}) if _compared.get() is None else None
     try:
         yield
     finally:

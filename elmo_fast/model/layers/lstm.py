@@ -153,7 +153,9 @@ class LstmStack(AllenNlpStateDict):
     def can_write(self, backend: str) -> bool:
         """Whether `write` runs with this `backend`: in the C++ engine, on the CPU and without gradients."""
         bias = self.B_0_0
-        if bias.device.type != "cpu" or bias.dtype == torch.float64 or needs_gradient(self._weights()):
+        if bias.device.type != "cpu" or bias.dtype == torch.float64:
+            return False
+        if torch.is_grad_enabled() and needs_gradient(self._weights()):
             return False
         lacking = unsupported_weights(self.layer_weights(0))
         return resolve("projected_lstm", backend, full_precision(bias), unsupported=lacking) == "native"

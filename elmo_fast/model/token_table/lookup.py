@@ -213,14 +213,14 @@ class TokenEncoder:
         return TokenEmbeddings(torch.cat([embeddings.vectors, self._vectors(rare).vectors]), None), rows, mask
 
     def inputs(self, tokens: TokenEmbeddings, rows: torch.Tensor,
-               weights: tuple[LstmWeights, LstmWeights]) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """The inputs of the first LSTM layer with `weights`, for `rows` int [2, S] of tokens.
+               weights: Callable[[], tuple[LstmWeights, LstmWeights]]) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """The inputs of the first LSTM layer, for `rows` int [2, S] of tokens; `weights` returns the layer's weights.
 
         Returns vectors, their rows, and False; or, for a small token table, input projections, their rows, and True.
         """
         if self.table is not None and tokens.rows is not None:
             table_rows = torch.as_tensor(tokens.rows)
-            projections = self.table.input_projections(table_rows, weights, self.backend, self.precision)
+            projections = self.table.input_projections(table_rows, weights(), self.backend, self.precision)
             if projections is not None:
                 return projections, table_rows[rows.long()], True
         return tokens.vectors, rows, False
