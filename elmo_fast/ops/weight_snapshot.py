@@ -30,9 +30,12 @@ _MOST = 1 << 13  # samples of a matrix
 _BLOCK = 512  # words in a checksum
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
+_NOT_FOLLOWED = (None,)  # differs from the key of any tensors
+
 _current = WeakTensorKeyDictionary()  # first tensor -> number of tensors -> snapshot
-# within `one_call`: (id of the first tensor, number of tensors) -> tensors that were compared, and their snapshot
-_compared: ContextVar["dict[tuple[int, int], tuple[Tensors, Snapshot]] | None"] = ContextVar("compared", default=None)
+# within `one_call`: (id of the first tensor, number of tensors) -> tensors that were compared, counts, and the snapshot
+_compared: ContextVar["dict[tuple[int, int], tuple[Tensors, list, Snapshot]] | None"] = ContextVar(
+    "compared", default=None)
 
 
 def snapshot_of(tensors: Tensors) -> "Snapshot":
@@ -42,8 +45,8 @@ def snapshot_of(tensors: Tensors) -> "Snapshot":
     """
     compared, place = _compared.get(), (id(tensors[0]), len(tensors))
     if compared and place in compared:
-        before, snapshot = compared[place]
-        if all(map(operator.is_, before, tensors)):
+        before, counts, snapshot = compared[place]
+        if all(map(operator.is_, before, tensors)) and counts == _counts(tensors):
             return snapshot
     of_first, key = _current.setdefault(tensors[0], {}), _key(tensors)
     snapshot = of_first.get(len(tensors))
@@ -52,8 +55,8 @@ def snapshot_of(tensors: Tensors) -> "Snapshot":
         for size, earlier in list(of_first.items()):  # outdated snapshots keep the first tensor's former memory
             if earlier.key[:1] != snapshot.key[:1]:
                 of_first.pop(size, None)
-    if compared is not None:
-        compared[place] = tensors, snapshot
+    if compared is not None and snapshot.key != _NOT_FOLLOWED:
+        compared[place] = tensors, _counts(tensors), snapshot
     return snapshot
 
 
@@ -96,7 +99,7 @@ class Snapshot:
         held = _held(tensors)
         is_followed = not any(tensor.is_inference() or not _is_dense(tensor) or is_capturing(tensor.device)
                               for tensor in held)
-        self.key = key if is_followed else (None,)  # differs from every key
+        self.key = key if is_followed else _NOT_FOLLOWED
         self.is_doubtful, self._gradients = False, _gradients(tensors)
         self._samples = _samples(held if is_followed else [])  # views: they keep the address from being reused
         self._read = _read(self._samples)
@@ -129,6 +132,11 @@ def version_key(tensor: torch.Tensor) -> tuple:
         _count_fused_updates()
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device, tensor.dtype,
             object() if tensor.is_inference() else tensor._version)
+
+
+def _counts(tensors: Tensors) -> list[tuple[int, int] | None]:
+    """What changes in a tensor with an edit that torch counts, or with another memory."""
+    return [None if tensor is None else (tensor.data_ptr(), tensor._version) for tensor in tensors]
 
 
 def _key(tensors: Tensors) -> tuple:
