@@ -1,4 +1,4 @@
-"""`open_embeddings`: files and directories of vectors, in every layout, as sequences of arrays."""
+"""`open_embeddings` opens a file or directory of vectors, in any layout, as a sequence of arrays."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ from elmo_fast.vectors.layouts.table import LAYOUTS, by_first_bytes
 
 
 def open_embeddings(path: str | os.PathLike) -> Embeddings:
-    """Open what `embed`, `seqvec`, `LoadedElmo.save_vectors`, AllenNLP or SeqVec wrote.
+    """Open vectors that `embed`, `seqvec`, `LoadedElmo.save_vectors`, AllenNLP or SeqVec wrote.
 
-    Nothing is read but what is asked for. Raises `FileNotFoundError`, and `ConfigurationError` for files that are
-    incomplete, damaged, or hold something else.
+    Vectors are read when they are accessed. Raises `FileNotFoundError`, and `ConfigurationError` for files that are
+    incomplete or damaged, or hold other data.
     """
     return _open(Path(os.path.abspath(check_path("embeddings", path))))
 

@@ -1,8 +1,8 @@
-"""The partial result of a long run: segments of texts that are done, the states after them, and the run's settings.
+"""The partial result of a long run: segments of finished texts, the LSTM states after them, and the run's settings.
 
-It is the directory `OUTPUT.part`, written under the lock of `OUTPUT`. A segment, a complete file of the layout, and the
-states after it are on the disk before `progress.json`, replaced as a whole, names them with sizes and checksums. All
-else that is found there a killed run has left.
+It is the directory `OUTPUT.part`, written under the lock of `OUTPUT`. A segment is a complete file of the layout.
+Segments and states are synced to the disk before `progress.json`, which lists them with sizes and checksums, is
+replaced atomically. Files that it does not list are leftovers of a killed run.
 """
 
 import json
@@ -31,7 +31,7 @@ _PROGRESS, _STATES = "progress.json", ".states"
 
 @dataclass(frozen=True)
 class Commit:
-    """Files of a segment, and of the states after it where they are carried; `texts` and `digest` are those so far."""
+    """The files of a segment and its states. `texts` and `digest` count and hash all texts up to its end."""
 
     texts: int
     digest: str
@@ -39,10 +39,10 @@ class Commit:
 
 
 class PartialResult:
-    """The partial result of an output. `settings` are JSON values that must be equal in a run that goes on.
+    """The partial result of an output. `settings` are JSON values; a run continues only with equal settings.
 
-    `head` are the number and the digest of the first texts, by which another input is recognized. `workspace` is a
-    directory beside the output, which is removed after a kill: the partial result appears and disappears as a whole.
+    `head` has the count and the digest of the first texts, by which a different input is detected. `workspace` is a
+    temporary directory beside the output, so that the partial result is created and removed by a rename.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any], workspace: Path):
@@ -56,7 +56,7 @@ class PartialResult:
         return self.commits[-1].texts if self.commits else 0
 
     def links(self) -> list[Path]:
-        """Other names of the segments, in order, for what moves or changes their files' names."""
+        """Hard links to the segments, in order, for a caller that moves or renames them."""
         folder = self._workspace / "links"
         folder.mkdir()
         for commit in self.commits:
@@ -65,34 +65,34 @@ class PartialResult:
         return [folder / _stem(number) for number in range(len(self.commits))]
 
     def find(self) -> "PartialResult | None":
-        """What stands in the directory, with its settings; `ConfigurationError` for what no run has left there."""
+        """Read the existing partial result, or return None; `ConfigurationError` for anything else at its path."""
         if not os.path.lexists(self.folder):
             return None
         if not (self.folder / _PROGRESS).is_file():
             raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found something "
                                      "else; move it away")
-        found = PartialResult(self.folder.with_suffix(""), {}, self._workspace)
-        found._read()
-        return found
+        existing = PartialResult(self.folder.with_suffix(""), {}, self._workspace)
+        existing._read()
+        return existing
 
     def differences(self, settings: Mapping[str, Any]) -> str:
-        """The settings of this result that are not those given, in words."""
+        """Describe, for a message, the settings of this result that differ from `settings`."""
         given = json.loads(json.dumps(settings))
         return ", ".join(f"{name} {self.settings.get(name)!r:.60} and not {given.get(name)!r:.60}"
                          for name in {**self.settings, **given} if self.settings.get(name) != given.get(name))
 
     def drop_damaged(self) -> None:
-        """Drop the first commit whose files are not those that were written, and all after it."""
+        """Drop the first commit with a missing or damaged file, and all later commits."""
         for number, commit in enumerate(self.commits):
             for stored in commit.files:
                 if (damage := stored.damage(self.folder)) is not None:
-                    logger.warning("%s: %s %s; going on after %d texts, not %d", self.folder, stored.name, damage,
+                    logger.warning("%s: %s %s; continuing after %d texts, not %d", self.folder, stored.name, damage,
                                    self.commits[number - 1].texts if number else 0, self.texts)
                     del self.commits[number:]
                     return
 
     def states(self) -> State | None:
-        """The carried states after the texts that are done."""
+        """Read the LSTM states after the last commit, or return None if they are not stored."""
         path = self.folder / f"{_stem(len(self.commits) - 1)}{_STATES}"
         if not path.exists():
             return None
@@ -100,16 +100,16 @@ class PartialResult:
             return tuple(torch.from_numpy(np.lib.format.read_array(file)) for _ in range(2))
 
     def commit(self, place: Callable[[Path], None], texts: int, digest: str, states: State | None) -> None:
-        """Take a complete segment, which `place` moves to a path: a run that is killed later goes on after it."""
+        """Add a complete segment, which `place` moves to a given path. A killed run continues after the last one."""
         stem = _stem(len(self.commits))
         if not self.commits:
-            self.remove()  # another run's
+            self.remove()  # left by another run
             new = self._workspace / "new"
             new.mkdir()
             self._write_progress(new)
             new.rename(self.folder)
-        for left in self.folder.glob(f"{stem}*"):
-            left.unlink()
+        for leftover in self.folder.glob(f"{stem}*"):
+            leftover.unlink()
         place(self.folder / stem)
         if states is not None:
             with open(self.folder / f"{stem}{_STATES}", "wb") as file:
@@ -136,10 +136,10 @@ class PartialResult:
 
     def _read(self) -> None:
         path = self.folder / _PROGRESS
-        content, _, rest = path.read_bytes().partition(b"\n")
-        if rest != _seal(content):
+        content, _, checksum = path.read_bytes().partition(b"\n")
+        if checksum != _seal(content):
             raise ConfigurationError(f"partial result: expected the bytes that were written to {path}, found damage; "
-                                     f"remove {self.folder} to begin anew")
+                                     f"remove {self.folder} to start again")
         values = parse_json(content, f"partial result {path}")
         try:
             self.settings, self.head = values["settings"], values["head"] and tuple(values["head"])
@@ -148,7 +148,7 @@ class PartialResult:
                             for commit in values["commits"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"partial result {path}: expected settings, head and commits, found others "
-                                     f"({error!r:.80}); remove {self.folder} to begin anew") from error
+                                     f"({error!r:.80}); remove {self.folder} to start again") from error
 
 
 def _seal(content: bytes) -> bytes:
@@ -165,7 +165,7 @@ def _stored(path: Path) -> StoredFile:
 
 
 def _checked(name: str, size: int, checksum: int) -> StoredFile:
-    """A file of a commit, which is in the directory itself."""
+    """Check an entry of a commit: the name must be that of a file directly in the directory."""
     if not is_file_name(name) or not name.startswith(tuple("0123456789")):
         raise ValueError(f"a file in the directory, not {name!r:.60}")
     return StoredFile(name, int(size), int(checksum))

@@ -1,4 +1,4 @@
-"""What is kept of a text's vectors: mixed layers, pooled tokens, the vectors of chosen words."""
+"""Selects which vectors of a text are stored: layers mixed, tokens pooled, only target words."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from elmo_fast.errors import ConfigurationError
 
 
 class Selection(NamedTuple):
-    """Vectors, and with targets the positions of their tokens in the text, int64 [n]."""
+    """The selected vectors and, with targets, the positions of their tokens in the text, int64 [n]."""
 
     vectors: np.ndarray
     positions: np.ndarray | None
@@ -20,10 +20,10 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What is kept of a text's vectors [layers, T, 2 P], and the type that it is stored in.
+    """Which of a text's vectors [layers, T, 2 P] are stored, and their type.
 
-    `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool`, a name of
-    `POOLS`, drops the axis of tokens. With `targets` only the tokens that are one of these words are kept. `dtype` is
+    `layers`: `all`, `top`, `average`, or one factor per layer; every value except `all` drops the first axis. `pool`, a
+    key of `POOLS`, drops the token axis. With `targets` only tokens equal to a target word are kept. `dtype` is
     `float32` or `float16`.
     """
 
@@ -43,11 +43,11 @@ class OutputSpec:
                 raise ValueError(f"targets: expected words, got {shown(self.targets)}")
             object.__setattr__(self, "targets", frozenset(self.targets))
             if self.pool:
-                raise ValueError("pool: expected None with targets, whose vectors are those of single words, got "
+                raise ValueError("pool: expected None with targets, since targets select single tokens, got "
                                  f"{shown(self.pool)}")
 
     def check(self, num_layers: int) -> "OutputSpec":
-        """The form itself; `ValueError` unless `layers` fits a model of so many layers."""
+        """Return self; `ValueError` unless `layers` fits a model with `num_layers` layers."""
         if isinstance(self.layers, str):
             if self.layers not in LAYERS:
                 raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or {num_layers} numbers, got "
@@ -57,7 +57,7 @@ class OutputSpec:
         return self
 
     def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Selection:
-        """What is kept of the vectors of a text, [layers, T, 2 P]; nothing in it is a view of one layer."""
+        """Select from the vectors of a text, [layers, T, 2 P]. No result is a view of a single layer."""
         mixed = mix_layers(vectors, self.layers)
         if self.pool:
             if not vectors.shape[1]:
@@ -69,13 +69,13 @@ class OutputSpec:
         return Selection(mixed[..., positions, :], positions)
 
     def describe(self) -> dict:
-        """The form as JSON values; of the targets only that there are any."""
+        """The spec as JSON values; `targets` only says whether there are any."""
         return {"layers": self.layers if isinstance(self.layers, str) else list(self.layers), "pool": self.pool,
                 "dtype": self.dtype, "targets": self.targets is not None}
 
 
 def mix_layers(vectors: np.ndarray, layers: str | Sequence[float]) -> np.ndarray:
-    """[layers, ...] as it is for `all`, else [...]: the last layer for `top`, the mean for `average`, a sum."""
+    """`all`: [layers, ...] unchanged. Else [...]: the last layer for `top`, the mean for `average`, a weighted sum."""
     if isinstance(layers, str):
         if layers == "all":
             return vectors
@@ -100,7 +100,7 @@ def _tuples(values):
 
 
 def _first_last(vectors: np.ndarray) -> np.ndarray:
-    """The forward half of the last token beside the backward half of the first."""
+    """Concatenate the forward half of the last token and the backward half of the first."""
     half = vectors.shape[-1] // 2
     return np.concatenate([vectors[..., -1, :half], vectors[..., 0, half:]], axis=-1)
 

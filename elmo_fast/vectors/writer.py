@@ -1,4 +1,4 @@
-"""A thread that writes segments of vectors while another computes."""
+"""Writes segments of vectors in a thread while the calling thread computes."""
 
 import threading
 from collections import deque
@@ -12,19 +12,19 @@ from elmo_fast.text.readers import Text
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec
 
-_QUEUED_BYTES = 64 << 20  # vectors that wait to be written; a larger text waits alone
-_LOOK_SECONDS = 0.1  # between two looks for a stop while the queue is full
+_QUEUED_BYTES = 64 << 20  # most bytes of queued vectors; a larger text is queued by itself
+_STOP_CHECK_SECONDS = 0.1  # interval of checks for a requested stop while the queue is full
 
 
 class _AbandonedError(Exception):
-    """Ends the segment of a run that failed elsewhere."""
+    """Leaves the current segment after the calling thread has failed."""
 
 
 class SegmentWriter:
-    """Writes texts into segments in a thread of its own; its errors are raised by the next call.
+    """Writes texts into segments in a background thread; its errors are raised by the next call.
 
-    `open_segment` opens a segment in the thread. When the body of `with` fails the segment is abandoned; when it
-    succeeds everything is written.
+    `open_segment` is called in the thread. When the `with` body succeeds, the queue is written to its end; when it
+    fails, the current segment is abandoned.
     """
 
     def __init__(self, open_segment: Callable[[], AbstractContextManager], form: OutputSpec):
@@ -35,7 +35,7 @@ class SegmentWriter:
         self._is_ended = self._is_abandoned = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="elmo-fast-writer", daemon=True)
-        self.texts = 0  # given since the last segment ended
+        self.texts = 0  # queued since the last segment ended
 
     def write(self, text: Text, vectors: np.ndarray) -> None:
         """Queue the vectors of a text, [layers, T, 2 P]; waits while the queue is full."""
@@ -47,7 +47,7 @@ class SegmentWriter:
             self._changed.notify_all()
 
     def end_segment(self, then: Callable[[], None]) -> None:
-        """Let the thread close the segment and call a function."""
+        """Queue the end of the segment; the thread then calls `then`."""
         self.texts = 0
         with self._changed:
             self._wait(lambda: True)
@@ -66,7 +66,7 @@ class SegmentWriter:
                     self._is_ended = True
                     self._changed.notify_all()
                     self._wait(lambda: not self._jobs)
-                is_done = True  # a stop is too late for what is left
+                is_done = True  # the queue is empty: a later stop abandons nothing
         finally:
             with self._changed:
                 self._is_abandoned = not is_done
@@ -78,7 +78,7 @@ class SegmentWriter:
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         while not self._error and not is_ready():
             stops.check()
-            self._changed.wait(_LOOK_SECONDS)
+            self._changed.wait(_STOP_CHECK_SECONDS)
         if self._error:
             raise self._error
 
@@ -102,7 +102,7 @@ class SegmentWriter:
             self._changed.notify_all()
 
     def _next(self) -> tuple[Text, np.ndarray] | Callable[[], None] | None:
-        """The next job, None when there will be none."""
+        """Wait for the next job; None after the last."""
         with self._changed:
             while not self._jobs and not self._is_ended and not self._is_abandoned:
                 self._changed.wait()
@@ -115,5 +115,5 @@ class SegmentWriter:
             return job
 
     def _item(self, text: Text, vectors: np.ndarray) -> TextVectors:
-        kept = self._form.apply(vectors, text.tokens)
-        return TextVectors(text.key, text.text, text.tokens, kept.positions, kept.vectors)
+        selected = self._form.apply(vectors, text.tokens)
+        return TextVectors(text.key, text.text, text.tokens, selected.positions, selected.vectors)

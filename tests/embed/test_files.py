@@ -48,7 +48,7 @@ def test_sentences_as_keys_are_found_again(tmp_path, keys):
 @pytest.mark.parametrize("expected, keys", [
     *(("different sentences", keys) for keys in (
         ["a", "a"], ["a/b", "a"], ["a//b", "a/b"], ["a", "/a"], ["x", "a/b/c", "a/b"])),
-    *(("sentences that HDF5 takes as names", keys) for keys in (
+    *(("sentences that are valid names in HDF5", keys) for keys in (
         ["."], ["/"], [""], ["a/"], ["and/or/."], ["x\0y"], ["a", "a/b"], ["a/./b"]))])
 def test_a_key_that_is_taken_or_no_name_is_refused(tmp_path, expected, keys):
     with pytest.raises(ConfigurationError) as caught, hdf5_file(tmp_path / "o.hdf5") as writer:
@@ -106,7 +106,7 @@ def test_an_index_too_long_for_a_string_is_left_out_with_a_warning(tmp_path, mon
         writer.write_index(index)
     with h5py.File(tmp_path / "o.hdf5") as file:
         assert list(file) == ["0"]
-    assert "o.hdf5 has no sentence_to_index: HDF5 holds a string of at most 2 GiB" in caplog.text
+    assert "o.hdf5 has no sentence_to_index: HDF5 stores strings of at most 2 GiB" in caplog.text
 
 
 def test_the_cache_of_records_stays_small(tmp_path):

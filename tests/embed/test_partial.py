@@ -82,7 +82,7 @@ def damaged(path):
 def test_damaged_segments_are_dropped(interrupted, caplog, damage, name, texts):
     damage(interrupted.with_name("o.h5.part") / name)
     embed(interrupted, resume=True)
-    assert f"going on after {texts} texts, not 12" in caplog.text
+    assert f"continuing after {texts} texts, not 12" in caplog.text
     embed(interrupted.with_name("whole.h5"), seconds=1000)
     assert content(interrupted) == content(interrupted.with_name("whole.h5"))
 

@@ -105,7 +105,7 @@ def open_all(path):
     ("offsets", lambda values: values[::-1], "offsets: expected offsets that rise"),
     ("offsets", lambda values: values + 1, "offsets: expected"),
     ("offsets", lambda values: values * 1.0, "offsets: expected"),
-    ("offsets", lambda values: values[[0, -1]], "as many texts"),
+    ("offsets", lambda values: values[[0, -1]], "same number of texts"),
     ("token_offsets", lambda values: values[:-1], "token_off"),
     ("keys", lambda values: values[:-1], "key_ends: expected"), ("key_ends", lambda _: None, "key_ends, found a group"),
     ("texts", lambda values: values.astype("f4"), "texts: expected unsigned"),
@@ -196,7 +196,8 @@ def test_the_progress_of_a_run_is_checked(tmp_path, change):
 
 def test_strings_and_positions_of_packed_vectors_are_checked(tmp_path):
     form = OutputSpec(targets=frozenset({"wörd1", "wörd2"}))
-    for name, message in (("texts", "texts: expected strings in UTF-8"), ("positions", "positions: expected those of")):
+    for name, message in (("texts", "texts: expected strings in UTF-8"),
+                          ("positions", "positions: expected positions of")):
         path = tmp_path / f"{name}.h5"
         write("packed", path, form, make_items(form, count=6), fingerprint={"model": "a"})
         cut_seal(path)

@@ -166,13 +166,13 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
 
 
 @pytest.mark.parametrize("layout, name, keys, message", [
-    ("allennlp", "o.h5", ["a", "a"], "output: expected identifiers that HDF5 takes as names, got 'a'"),
-    ("allennlp", "o.h5", ["a\0b"], "output: expected identifiers that HDF5 takes as names, got 'a.x00b'"),
-    ("allennlp", "o.h5", ["a", "a/b"], "output: expected identifiers that HDF5 takes as names, got 'a/b'"),
+    ("allennlp", "o.h5", ["a", "a"], "output: expected identifiers that are valid names in HDF5, got 'a'"),
+    ("allennlp", "o.h5", ["a\0b"], "output: expected identifiers that are valid names in HDF5, got 'a.x00b'"),
+    ("allennlp", "o.h5", ["a", "a/b"], "output: expected identifiers that are valid names in HDF5, got 'a/b'"),
     ("allennlp", "o.h5", ["sentence_to_index"], "output: expected keys other than sentence_to_index"),
     ("npz", "o.npz", ["a", "a"], "output: expected different identifiers without NUL for .npz, got 'a'"),
     ("npz", "o.npz", ["a\0b"], "output: expected different identifiers without NUL"),
-    pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts that are UTF-8 for parquet",
+    pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts in UTF-8 for parquet",
                  marks=LIBRARY)])
 @pytest.mark.parametrize("cut", [False, True])
 def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys, message, cut):

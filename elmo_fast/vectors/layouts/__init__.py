@@ -1,4 +1,4 @@
-"""Files of vectors: a layout is a way to store them, chosen by name or by the suffix of the file."""
+"""Layouts of files of vectors, selected by name or by the suffix of the file."""
 
 import contextlib
 import importlib
@@ -15,7 +15,7 @@ from elmo_fast.vectors.spec import OutputSpec
 
 
 def check_output(layout: str, target: str | os.PathLike, form: OutputSpec, name: str = "output") -> None:
-    """Raise `ConfigurationError` or `OSError` for what could not be written there, before any work is done for it."""
+    """Raise `ConfigurationError` or `OSError`, before any work is done, if `target` cannot be written."""
     module = _module(layout)
     target = check_path(name, target)
     if hasattr(module, "check"):
@@ -30,16 +30,16 @@ def check_output(layout: str, target: str | os.PathLike, form: OutputSpec, name:
 
 def segment(layout: str, path: Path, target: str | os.PathLike, form: OutputSpec,
             **options) -> contextlib.AbstractContextManager:
-    """A writer, with `write(text_vectors)`, of consecutive texts into a complete file of the layout at `path`.
+    """A context manager that writes consecutive texts into a complete file at `path`; yields a `write(text_vectors)`.
 
-    Errors name `target`. Options: `fingerprint`, JSON values to keep, and those of the layout.
+    Errors name `target`. Options: `fingerprint`, JSON values to store, and the options of the layout.
     """
     return _module(layout).segment(path, target, form, layout=layout, **options)
 
 
 def join(layout: str, segments: Sequence[Path], part: Path, target: str | os.PathLike, form: OutputSpec,
          **options) -> None:
-    """Make `part` out of segments, which may be used up: the file that one writer of all texts would have made.
+    """Join segments into `part`, the same file that a single writer would write. Segments may be moved or removed.
 
     Options as in `segment`.
     """
@@ -52,7 +52,7 @@ def join(layout: str, segments: Sequence[Path], part: Path, target: str | os.Pat
 
 
 def place(layout: str, part: Path, target: str | os.PathLike) -> None:
-    """Rename what `join` made to its target, or a segment."""
+    """Rename the output of `join`, or a segment, to its target."""
     module = _module(layout)
     if hasattr(module, "place"):
         module.place(part, target)
@@ -61,7 +61,7 @@ def place(layout: str, part: Path, target: str | os.PathLike) -> None:
 
 
 def source_of(layout: str) -> type:
-    """The class that reads a file of the layout, an `Embeddings`."""
+    """The subclass of `Embeddings` that reads files of the layout."""
     return getattr(_module(layout), LAYOUTS[layout].source)
 
 

@@ -1,4 +1,4 @@
-"""HDF5 with a dataset a text: AllenNLP's, with `sentence_to_index`, and SeqVec's, whose keys are identifiers."""
+"""HDF5 with one dataset per text: AllenNLP's, with `sentence_to_index`, and SeqVec's, with identifiers as keys."""
 
 import contextlib
 import json
@@ -24,19 +24,19 @@ from elmo_fast.vectors.spec import OutputSpec
 INDEX = "sentence_to_index"
 _WEIGHTS = "CNN", "char_embed", "RNN_0"
 _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
-# Records of datasets go into blocks of their own, and the vectors between the blocks stand end to end.
+# HDF5 stores object headers in separate blocks of this size, so the vectors between the blocks are contiguous.
 _OPTIONS = {"meta_block_size": 1 << 16}
-_MOST_SPACES = 1 << 12  # that are kept for texts of the same shape
-_MOST_JSON = 2**31 - 1  # bytes of an index: NumPy holds no longer string
-_COPIED = 1 << 20  # bytes of an index that are copied at a time
+_MOST_SPACES = 1 << 12  # cached dataspaces, one per shape
+_MOST_JSON = 2**31 - 1  # bytes of an index: the longest string type of NumPy
+_COPIED = 1 << 20  # bytes of an index copied at a time
 
 logger = logging.getLogger(__name__)
 
 
 class Hdf5Writer:
-    """Writes a dataset a key into an open file. Errors are those for sentences as keys, or for identifiers.
+    """Writes one dataset per key into an open file. With `sentences`, errors speak of sentences, not of identifiers.
 
-    HDF5 gives every dataset its place, and the values go there past HDF5: half the time of `h5py.Group.create_dataset`.
+    HDF5 allocates a dataset; its values are written to the file directly, in half the time of `Group.create_dataset`.
     """
 
     def __init__(self, file: h5py.File, disk: DeferredErrorFile, dtype: str | None = None, sentences: bool = False):
@@ -53,7 +53,7 @@ class Hdf5Writer:
             self._links[name].set_char_encoding(encoding)
 
     def write(self, key: str, vectors: np.ndarray) -> h5py.h5d.DatasetID:
-        """Add a dataset; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
+        """Add a dataset; `ConfigurationError` when the key exists or is not a valid name in HDF5."""
         values = np.ascontiguousarray(vectors, dtype=self._dtype)
         dataset = self.create(key, values.shape, values.dtype)
         if values.size:
@@ -63,10 +63,10 @@ class Hdf5Writer:
         return dataset
 
     def create(self, key: str, shape: tuple[int, ...], dtype: np.dtype) -> h5py.h5d.DatasetID:
-        """Add a dataset whose values are not written."""
+        """Add a dataset without writing its values."""
         try:
             if "\0" in key or key.rpartition("/")[2] in ("", "."):
-                raise ValueError("HDF5 would cut the name or take it for a group's")
+                raise ValueError("HDF5 would cut the name or read it as a group's")
             parent, _, name = key.rpartition("/")
             place = self._file.require_group(parent).id if parent else self._file.id
             links = self._links["ascii" if name.isascii() else "utf-8"]
@@ -87,12 +87,12 @@ class Hdf5Writer:
         stops.check()
 
     def write_index(self, index: "Index") -> None:
-        """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
+        """Add AllenNLP's `sentence_to_index`: a JSON string that maps every sentence to its key."""
         if INDEX in self._file:
-            raise ConfigurationError(f"output: expected keys other than {INDEX}, which AllenNLP's layout needs itself")
+            raise ConfigurationError(f"output: expected keys other than {INDEX}, which AllenNLP's layout reserves")
         if index.size > _MOST_JSON:
-            logger.warning("%s has no %s: HDF5 holds a string of at most 2 GiB, and it has %.1f", self._disk.target,
-                           INDEX, index.size / 2**30)
+            logger.warning("%s has no %s: HDF5 stores strings of at most 2 GiB, the index has %.1f GiB",
+                           self._disk.target, INDEX, index.size / 2**30)
             return
         dataset = self.create(INDEX, (1,), np.dtype(f"S{index.size}"))
         self._disk.seek(dataset.get_offset())
@@ -102,29 +102,29 @@ class Hdf5Writer:
 
     def _refused(self, key: str, error: Exception) -> ConfigurationError:
         if not self._sentences:
-            return ConfigurationError(f"output: expected identifiers that HDF5 takes as names, got {key!r:.60} "
+            return ConfigurationError(f"output: expected identifiers that are valid names in HDF5, got {key!r:.60} "
                                       f"({error}); .npz takes any")
         with contextlib.suppress(*HDF5_ERRORS):
             if "\0" not in key and key.rpartition("/")[2] not in ("", ".") and key in self._file:
                 return ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or "
                                           f"as a part of another's path) in {self._disk.target}; line numbers always "
                                           "work")
-        return ConfigurationError("use_sentence_keys: expected sentences that HDF5 takes as names, got "
+        return ConfigurationError("use_sentence_keys: expected sentences that are valid names in HDF5, got "
                                   f"{key!r:.80}; line numbers always work")
 
 
 @contextlib.contextmanager
 def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
-    """A writer of a file that appears at `path` only when the body succeeds; `OSError` where none can be written."""
+    """A writer of a file that is renamed to `path` when the body succeeds; `OSError` if it cannot be written."""
     check_target(path, "output file")
     with atomic_path(path) as part, new_hdf5(part, path, **_OPTIONS) as (file, disk):
         yield Hdf5Writer(file, disk, "float32", sentences=True)
 
 
 class Index:
-    """The JSON of AllenNLP's `sentence_to_index`, in a file in `folder` until all texts are known.
+    """Collects the JSON of AllenNLP's `sentence_to_index` in a temporary file in `folder`.
 
-    The file has no name but on Windows, which removes no open file.
+    The file is unlinked while it is open, except on Windows, which cannot remove an open file.
     """
 
     def __init__(self, folder: Path, target):
@@ -143,11 +143,11 @@ class Index:
         self._path.unlink(missing_ok=True)
 
     def add(self, text: str, key: str) -> None:
-        """Add a text; of equal texts a JSON reader takes the last."""
+        """Add a text. Among equal texts, JSON readers use the last."""
         self._append(f"{json.dumps(text)}: {json.dumps(key)}")
 
     def extend(self, index: bytes) -> None:
-        """Add what the JSON of another index has."""
+        """Add all entries of another index's JSON."""
         if pairs := index[1:-1].decode():
             self._append(pairs)
 
@@ -168,7 +168,7 @@ class Index:
 
     @property
     def size(self) -> int:
-        """Bytes of the JSON: a separator goes before every pair but the first, and two braces around all."""
+        """Bytes of the JSON: its two braces take the place of the separator before the first pair."""
         return max(2, self._size)
 
     def json(self) -> Iterator[bytes]:
@@ -182,7 +182,7 @@ class Index:
 
 
 class AllennlpWriter:
-    """Writes texts as AllenNLP's `ElmoEmbedder`."""
+    """Writes texts as AllenNLP's `ElmoEmbedder` does."""
 
     def __init__(self, writer: Hdf5Writer, form: OutputSpec, use_sentence_keys: bool, index: Index | None):
         self._writer, self._dtype = writer, np.dtype(form.dtype)
@@ -195,8 +195,8 @@ class AllennlpWriter:
             try:
                 h5py.Dataset(dataset).attrs["positions"] = item.positions
             except (OSError, RuntimeError) as error:
-                raise ConfigurationError(f"targets: expected at most 8,000 of them in a text for AllenNLP's layout, "
-                                         f"got {len(item.positions)} in text {item.key}; packed holds any number"
+                raise ConfigurationError(f"targets: expected at most 8,000 target tokens per text for AllenNLP's "
+                                         f"layout, got {len(item.positions)} in text {item.key}; packed has no limit"
                                          ) from error
         if self._index is not None:
             self._index.add(item.text, key)
@@ -205,7 +205,7 @@ class AllennlpWriter:
 @contextlib.contextmanager
 def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = None,
             use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
-    """A writer of a file at `path`, whose errors name `target`."""
+    """A writer of a file at `path`; its errors name `target`."""
     indexed = not (forget_sentences or use_sentence_keys)
     with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path.parent, target) as index:
         file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
@@ -217,7 +217,7 @@ def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = 
 
 def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, use_sentence_keys: bool = False,
          forget_sentences: bool = False, **_) -> None:
-    """One file out of many. Values are copied from file to file; HDF5 makes their records alone."""
+    """Join segments. Values are copied from file to file directly; HDF5 only creates the datasets."""
     indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
     with new_hdf5(part, target, **_OPTIONS) as (file, disk), Index(part.parent, target) as index:
         writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
@@ -246,7 +246,7 @@ def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.Datase
 
 
 def _keys(file: h5py.File) -> list[str]:
-    """Paths of all datasets but AllenNLP's index, by name. A group is what has something in it."""
+    """Paths of all datasets except AllenNLP's index, sorted by name. A path with children is a group."""
     names = [_name(link) for link in _links(file)]
     inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if _has_index(file) else set())
     return [name for name in names if name not in inner]
@@ -263,13 +263,13 @@ def _name(link: bytes) -> str:
 
 
 def _has_index(file: h5py.File) -> bool:
-    """Whether the file has AllenNLP's `sentence_to_index`, and not vectors of that name."""
-    found = file.get(INDEX)
-    return isinstance(found, h5py.Dataset) and found.dtype.kind != "f"
+    """Whether the file has AllenNLP's `sentence_to_index`, not a text's vectors with that name."""
+    item = file.get(INDEX)
+    return isinstance(item, h5py.Dataset) and item.dtype.kind != "f"
 
 
 def _read_index(file: h5py.File, where: str) -> dict[str, str]:
-    """Texts by key. Of equal texts, which its JSON has twice, the last counts."""
+    """Map keys to texts. A text that is repeated in the JSON has its last key."""
     dataset = file[INDEX]
     if dataset.shape != (1,) or h5py.check_string_dtype(dataset.dtype) is None:
         raise ConfigurationError(f"{where}: {INDEX}: expected a string, found {dataset.dtype!s:.80} of shape "
@@ -277,15 +277,15 @@ def _read_index(file: h5py.File, where: str) -> dict[str, str]:
     try:
         index = json.loads(dataset[0])
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where}: {INDEX}: expected JSON, found something else ({error!s:.160})") from error
+        raise ConfigurationError(f"{where}: {INDEX}: expected JSON ({error!s:.160})") from error
     if not isinstance(index, dict) or not all(isinstance(key, str) for key in index.values()):
-        raise ConfigurationError(f"{where}: {INDEX}: expected an object that gives sentences their keys, found another "
-                                 f"value, {index!r:.80}")
+        raise ConfigurationError(f"{where}: {INDEX}: expected an object that maps sentences to keys, found "
+                                 f"{index!r:.80}")
     return {key: text for text, key in index.items()}
 
 
 def _check_content(file: h5py.File, where: str) -> None:
-    """Raise `ConfigurationError` for what other HDF5 files of this project hold."""
+    """Raise `ConfigurationError` for this project's other HDF5 files: token tables and weights."""
     if "embedding" in file:
         raise ConfigurationError(f"{where}: expected vectors of texts, found a table of token vectors (elmo-fast "
                                  "cache, or bilm-tf's): open it with TokenTable.open")
@@ -294,7 +294,7 @@ def _check_content(file: h5py.File, where: str) -> None:
 
 
 class AllennlpSource(Embeddings):
-    """A file of this layout: the texts by number where all keys are numbers, else as in the index, or by key."""
+    """A file of this layout. Texts are sorted by number if all keys are numbers, else as in the index, else by key."""
 
     layout = "allennlp"
     _expected, _damage = "vectors that can be read, found damage", HDF5_ERRORS
@@ -320,7 +320,7 @@ class AllennlpSource(Embeddings):
         with self._reading():
             dataset = h5py.h5d.open(self._file.id, self.keys[number].encode("utf-8", "surrogateescape"))
             if not isinstance(dataset, h5py.h5d.DatasetID) or dataset.dtype.kind != "f" or dataset.shape is None:
-                raise ValueError(f"{self.keys[number]!r:.60} is no dataset of floats")
+                raise ValueError(f"{self.keys[number]!r:.60} is not a dataset of floats")
             values = np.empty(dataset.shape, dataset.dtype)
             if values.size:
                 dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
@@ -338,11 +338,11 @@ class AllennlpSource(Embeddings):
             if "positions" not in attributes:
                 return None
             kind, where = attributes.get_id("positions").dtype, f"embeddings {self._name}: {self.keys[number]:.80}"
-            found = attributes["positions"] if kind.kind == "i" else None
-            if np.ndim(found) != 1 or (found < 0).any():
+            positions = attributes["positions"] if kind.kind == "i" else None
+            if np.ndim(positions) != 1 or (positions < 0).any():
                 raise ConfigurationError(f"{where}: attribute positions: expected integers of at least 0, found "
                                          f"{kind!s:.80}")
-            return found
+            return positions
 
     def close(self) -> None:
         self._stack.close()

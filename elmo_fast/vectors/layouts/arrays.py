@@ -1,4 +1,4 @@
-"""NumPy's files: `.npz` with an array a text or a target word, `.npy` of pooled vectors with names in a `.json`."""
+"""NumPy files: `.npz` with an array per text or target word, `.npy` of pooled vectors with their names in a `.json`."""
 
 import contextlib
 import json
@@ -22,12 +22,12 @@ from elmo_fast.vectors.layouts.embeddings import Embeddings
 from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrowed
 from elmo_fast.vectors.spec import OutputSpec
 
-_COPIED = 1 << 24  # bytes at once
+_COPIED = 1 << 24  # bytes copied at a time
 _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
+    """Write named arrays in order. A `.npy` has them stacked, and their names in a `.json` file beside it."""
     path = local_path(path)
     suffix, final, names = Path(path).suffix, Path(os.path.realpath(path)), Path(os.path.realpath(names_of(path)))
     with (locked(names) if suffix == ".npy" else contextlib.nullcontext()) as names_part, locked(final) as part:
@@ -42,26 +42,26 @@ def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray
 
 
 def names_of(path: str | os.PathLike) -> Path:
-    """The file of names beside a `.npy`."""
+    """The `.json` file of names beside a `.npy`."""
     return Path(path).with_suffix(".json")
 
 
 def names_of_part(path: Path) -> Path:
-    """The file of names beside a segment, whose own name may have any suffix."""
+    """The `.json` file of names beside a segment, whose name may have any suffix."""
     return path.with_name(f"{path.name}.json")
 
 
 def check(target: str, form: OutputSpec, name: str) -> None:
-    """Raise `ConfigurationError` or `OSError` where a `.npy` and its names could not be written."""
+    """Raise `ConfigurationError` or `OSError` if a `.npy` and its names cannot be written."""
     if Path(target).suffix == ".npy":
         if not form.pool or form.layers == "all":
             raise ConfigurationError(f"{name}: expected .h5 or .npz for arrays of different lengths, got .npy, which "
-                                     "is for a single vector a text (pooled; --protein)")
+                                     "needs one vector per text (pooled; --protein)")
         check_target(names_of(target), name)
 
 
 def place(part: Path, target: str | os.PathLike) -> None:
-    """Rename a file to its place, a `.npy` with its names."""
+    """Rename a file to its target; a `.npy` together with its names."""
     if not names_of_part(part).exists():
         replace(part, Path(os.path.realpath(target)))
         return
@@ -70,7 +70,7 @@ def place(part: Path, target: str | os.PathLike) -> None:
 
 
 def _place(part: Path, final: Path, names_part: Path, names: Path) -> None:
-    """Names first: vectors never stand without them. But last where old vectors stand, beside which only theirs may."""
+    """Rename the names first, so that vectors always have names; but last if old vectors exist, which need theirs."""
     renames = [(names_part, names), (part, final)]
     if final.exists():
         names.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def _npy(part: Path, target, names_part: Path) -> Iterator:
 
 
 def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Sequence[np.ndarray]) -> None:
-    """Write a `.npy` of the rows of arrays, and their names. `np.save` would write past it, to the descriptor."""
+    """Write a `.npy` of the rows of all arrays, and their names. `np.save` would bypass the `DeferredErrorFile`."""
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
     described = np.lib.format.header_data_from_array_1_0(np.empty(0, arrays[0].dtype))
     with DeferredErrorFile(names_part, names_of(target)) as names_disk, DeferredErrorFile(part, target) as disk:
@@ -143,7 +143,7 @@ class _ArrayWriter:
 
 
 class _WordWriter(_ArrayWriter):
-    """Gathers the vectors of each target word, [occurrences, ...], and writes them at the end."""
+    """Collects the vectors of every target word, [occurrences, ...], and writes them at the end."""
 
     def __init__(self, write, form: OutputSpec):
         super().__init__(write, form)
@@ -156,14 +156,14 @@ class _WordWriter(_ArrayWriter):
         stops.check()
 
     def finish(self) -> None:
-        """Write the words in the order in which they came."""
+        """Write the words in order of first occurrence."""
         for word, values in self._words.items():
             self._write(word, np.stack(values))
 
 
 @contextlib.contextmanager
 def segment(path: Path, target, form: OutputSpec, **_) -> Iterator[_ArrayWriter]:
-    """A writer of a file at `path`, by its target's suffix."""
+    """A writer of a file at `path`, in the format of the target's suffix."""
     with WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
         if form.targets is not None and Path(target).suffix == ".npz":
             words = _WordWriter(write, form)
@@ -174,7 +174,7 @@ def segment(path: Path, target, form: OutputSpec, **_) -> Iterator[_ArrayWriter]
 
 
 def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, **_) -> None:
-    """One file out of many."""
+    """Join segments."""
     if Path(target).suffix == ".npy":
         arrays = [np.load(path, mmap_mode="r") for path in segments]
         names = [name for path in segments for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
@@ -183,20 +183,20 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, **_) ->
     with contextlib.ExitStack() as stack, _npz(part, target) as write:
         archives = [stack.enter_context(np.load(path)) for path in segments]
         for name in dict.fromkeys(name for archive in archives for name in archive.files):
-            found = [archive[name] for archive in archives if name in archive.files]
-            if len(found) > 1 and form.targets is None:
+            parts = [archive[name] for archive in archives if name in archive.files]
+            if len(parts) > 1 and form.targets is None:
                 raise ConfigurationError(f"output: expected different identifiers for .npz, got {name!r:.60} twice")
-            write(name, found[0] if len(found) == 1 else np.concatenate(found))
+            write(name, parts[0] if len(parts) == 1 else np.concatenate(parts))
             stops.check()
 
 
-def _check_kind(found: Any, name: str, least_axes: int = 0) -> None:
-    if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim < least_axes:
-        raise ValueError(f"{name} holds no floating-point numbers, or no rows of them")
+def _check_floats(array: Any, name: str, least_axes: int = 0) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or array.ndim < least_axes:
+        raise ValueError(f"{name} is not an array of floating-point numbers, or has no rows")
 
 
 class NpzSource(Embeddings):
-    """A `.npz`; each array is read, and compared with its checksum, when it is asked for."""
+    """A `.npz`; an array is read, and its checksum verified, when it is accessed."""
 
     layout = "npz"
     _expected = _EXPECTED
@@ -212,16 +212,16 @@ class NpzSource(Embeddings):
 
     def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
-            found = self._file[self.keys[number]]
-            _check_kind(found, f"{self.keys[number]!r:.80}")
-            return found
+            array = self._file[self.keys[number]]
+            _check_floats(array, f"{self.keys[number]!r:.80}")
+            return array
 
     def close(self) -> None:
         self._file.close()
 
 
 class NpySource(Embeddings):
-    """A `.npy`, memory-mapped, with the names of its rows in the `.json` beside it, or numbers without that."""
+    """A memory-mapped `.npy`. Its keys are the names in the `.json` file beside it, else the numbers of its rows."""
 
     layout = "npy"
     _expected = _EXPECTED
@@ -230,15 +230,15 @@ class NpySource(Embeddings):
         self._name = os.fspath(path)
         with self._reading():
             self._rows = np.load(path, mmap_mode="r")
-            _check_kind(self._rows, "the array", least_axes=1)
-            found, names = range(len(self._rows)), names_of(path)
+            _check_floats(self._rows, "the array", least_axes=1)
+            keys, names = range(len(self._rows)), names_of(path)
             if names.exists():
-                found = parse_json(names.read_bytes(), f"embeddings {names}")
-            if not isinstance(found, (list, range)) or not all(isinstance(key, (str, int)) for key in found):
-                raise ConfigurationError(f"embeddings {names}: expected a list of names, found {found!r:.80}")
-            if len(found) != len(self._rows):
-                raise ValueError(f"{len(self._rows)} vectors with {len(found)} names in {names.name}")
-        self.keys = list(map(str, found))
+                keys = parse_json(names.read_bytes(), f"embeddings {names}")
+            if not isinstance(keys, (list, range)) or not all(isinstance(key, (str, int)) for key in keys):
+                raise ConfigurationError(f"embeddings {names}: expected a list of names, found {keys!r:.80}")
+            if len(keys) != len(self._rows):
+                raise ValueError(f"{len(self._rows)} vectors with {len(keys)} names in {names.name}")
+        self.keys = list(map(str, keys))
 
     def _vectors(self, number: int) -> np.ndarray:
         return np.array(self._rows[number])

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: a row a text, with its vectors in a list column that data frame libraries read."""
+"""Parquet and Arrow: one row per text, with its vectors in a list column that data frame libraries read."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from elmo_fast.files import stops
 from elmo_fast.files.atomic import DeferredErrorFile
 from elmo_fast.files.json import parse_json
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.text_vectors import TextVectors, beyond_float16, narrow, refused
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, beyond_float16, narrow, overflow_error
 from elmo_fast.vectors.spec import OutputSpec
 
 with extra("parquet"):
@@ -30,7 +30,7 @@ _ABOUT = b"elmo_fast"  # schema metadata: JSON of the form, the fingerprint and 
 _BATCH = 8 << 20  # bytes of float32 in a row group or record batch
 _PAGE = 1 << 16  # bytes; larger pages of nested lists take longer to write and to read
 _MOST_TEXTS = 1 << 14
-_KEPT = 4  # batches
+_CACHED_BATCHES = 4
 
 
 class ColumnsWriter:
@@ -53,7 +53,7 @@ class ColumnsWriter:
             self._flush()
 
     def finish(self) -> None:
-        """Write what was gathered, and the end of the file."""
+        """Write the last batch and the end of the file."""
         self._flush()
         writer = self._writer or _writer(self._disk, self._layout, _schema(self._form, self._fingerprint, None))
         writer.close()
@@ -64,8 +64,8 @@ class ColumnsWriter:
             try:
                 self._writer.write_batch(self._batch(items))
             except UnicodeEncodeError as error:
-                raise ConfigurationError(f"output: expected texts that are UTF-8 for {self._layout}, got {error}; "
-                                         "packed holds any") from error
+                raise ConfigurationError(f"output: expected texts in UTF-8 for {self._layout}, got {error}; packed "
+                                         "stores any text") from error
         self._disk.check()
         stops.check()
 
@@ -73,10 +73,10 @@ class ColumnsWriter:
         tokens = pa.array([token for item in items for token in item.tokens], pa.string())
         columns = [pa.array([item.key for item in items], pa.string()),
                    pa.array([item.text for item in items], pa.string()),
-                   _listed([len(item.tokens) for item in items], tokens)]
+                   _list_array_of([len(item.tokens) for item in items], tokens)]
         if self._form.targets is not None:
             positions = np.concatenate([item.positions for item in items])
-            columns.append(_listed([len(item.positions) for item in items], pa.array(positions, pa.int64())))
+            columns.append(_list_array_of([len(item.positions) for item in items], pa.array(positions, pa.int64())))
         return pa.RecordBatch.from_arrays([*columns, self._vectors(items)], schema=self._schema)
 
     def _vectors(self, items: list[TextVectors]) -> "pa.Array":
@@ -89,17 +89,17 @@ class ColumnsWriter:
             values = narrow(rows, np.dtype(self._form.dtype))
         except OverflowError:
             bad = next(item for item in items if beyond_float16(item.vectors).any())
-            raise refused(bad.key, bad.vectors) from None
+            raise overflow_error(bad.key, bad.vectors) from None
         column = pa.array(values.reshape(-1))
         for size in reversed(rows.shape[1:]):
-            column = _cut(np.arange(0, len(column) + 1, size), column)
-        return column if self._form.pool else _listed([given.shape[-2] for given in arrays], column)
+            column = _list_array(np.arange(0, len(column) + 1, size), column)
+        return column if self._form.pool else _list_array_of([given.shape[-2] for given in arrays], column)
 
 
 @contextlib.contextmanager
 def segment(path: Path, target, form: OutputSpec, *, layout: str, fingerprint: dict | None = None,
             **_) -> Iterator[ColumnsWriter]:
-    """A writer of a file at `path`, whose errors name `target`."""
+    """A writer of a file at `path`; its errors name `target`."""
     with DeferredErrorFile(path, target) as disk:
         writer = ColumnsWriter(disk, layout, form, fingerprint)
         yield writer
@@ -107,7 +107,7 @@ def segment(path: Path, target, form: OutputSpec, *, layout: str, fingerprint: d
 
 
 def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, layout: str, **_) -> None:
-    """One file out of many, batch by batch. Mapped segments would stay in memory until the last is read."""
+    """Join segments batch by batch. Memory-mapped segments would stay in memory until the last is read."""
     sources = [ColumnsSource(path, mapped=False) for path in segments]
     with contextlib.ExitStack() as stack, DeferredErrorFile(part, target) as disk:
         for source in sources:
@@ -121,17 +121,17 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, layo
                     stops.check()
 
 
-def _cut(ends: np.ndarray, values: "pa.Array") -> "pa.Array":
-    """Lists of values, from ends that begin with 0."""
-    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), values)
+def _list_array(offsets: np.ndarray, values: "pa.Array") -> "pa.Array":
+    """A list array whose list k is `values[offsets[k] : offsets[k + 1]]`."""
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
 
 
-def _listed(lengths: list[int], values: "pa.Array") -> "pa.Array":
-    return _cut(np.cumsum([0, *lengths]), values)
+def _list_array_of(lengths: list[int], values: "pa.Array") -> "pa.Array":
+    return _list_array(np.cumsum([0, *lengths]), values)
 
 
 def _schema(form: OutputSpec, fingerprint: dict | None, shape: list[int] | None) -> "pa.Schema":
-    """`shape` is that of a row: of a token's vectors, or of a pooled text's."""
+    """The schema of a file. `shape` is that of a token's vectors, or of a pooled text's; None without texts."""
     vectors = pa.float16() if form.dtype == "float16" else pa.float32()
     for _ in range((form.layers == "all") + 1 + (not form.pool)):
         vectors = pa.list_(vectors)
@@ -150,7 +150,7 @@ def _writer(disk: DeferredErrorFile, layout: str, schema: "pa.Schema"):
 
 
 class ColumnsSource(Embeddings):
-    """A file of either layout; the last batches that were asked for are kept. Parquet's pages have checksums."""
+    """A Parquet or Arrow file; the last batches read are cached. Checksums of Parquet's pages are verified."""
 
     _expected = "a file of columns, got a file cut short or damaged"
 
@@ -171,20 +171,20 @@ class ColumnsSource(Embeddings):
             about = (self.schema.metadata or {}).get(_ABOUT)
             if about is None or "vectors" not in self.schema.names:
                 raise ConfigurationError(f"embeddings {self._name}: expected vectors that elmo-fast wrote, found "
-                                         f"another file of the columns {', '.join(self.schema.names)}")
+                                         f"another file with the columns {', '.join(self.schema.names)}")
         about = parse_json(about, f"embeddings {self._name}: metadata elmo_fast")
         self._check_version(about.get("format_version") if isinstance(about, dict) else None, FORMAT_VERSION)
         self._describe(about)
         self._shape = about.get("shape")
         if not _is_shape(self._shape, len(lengths) and sum(lengths), self.form["layers"] == "all"):
-            raise ConfigurationError(f"embeddings {self._name}: metadata elmo_fast: shape: expected that of a row, "
+            raise ConfigurationError(f"embeddings {self._name}: metadata elmo_fast: expected the shape of a row, "
                                      f"found {self._shape!r:.80}")
         self._check_columns()
         self._starts = np.cumsum([0, *lengths])
-        self._kept: dict[int, tuple[dict, np.ndarray, np.ndarray]] = {}
+        self._cached: dict[int, tuple[dict, np.ndarray, np.ndarray]] = {}
 
     def _check_columns(self) -> None:
-        """Raise `ConfigurationError` unless all columns are there, of the types that were written."""
+        """Raise `ConfigurationError` unless all columns exist with the types that elmo-fast writes."""
         form = OutputSpec("all" if self.form["layers"] == "all" else "top", self.form["pool"], self.form["dtype"],
                           frozenset() if self.form["targets"] else None)
         for field in _schema(form, None, None):
@@ -206,7 +206,7 @@ class ColumnsSource(Embeddings):
 
     def _vectors(self, number: int) -> np.ndarray:
         (_, ends, rows), row = self._batch_of(number)
-        return self._formed(rows[ends[row] : ends[row + 1]])
+        return self._restore_shape(rows[ends[row] : ends[row + 1]])
 
     def _text(self, number: int) -> str:
         return self._value("text", number)
@@ -220,7 +220,7 @@ class ColumnsSource(Embeddings):
         return np.array(self._value("positions", number), dtype=np.int64)
 
     def batch(self, number: int) -> "pa.RecordBatch":
-        """A row group or record batch; one of Arrow is checked, since it is mapped as it is."""
+        """Read a row group or record batch. A batch of Arrow is validated, since pyarrow maps it without checks."""
         if self.layout == "parquet":
             return self._file.read_row_group(number).combine_chunks().to_batches()[0]
         batch = self._file.get_batch(number)
@@ -228,7 +228,7 @@ class ColumnsSource(Embeddings):
         return batch
 
     def close(self) -> None:
-        self._kept, self._file = {}, None
+        self._cached, self._file = {}, None
         self._source.close()
 
     def _value(self, name: str, number: int):
@@ -236,14 +236,14 @@ class ColumnsSource(Embeddings):
         return columns[name][row].as_py()
 
     def _batch_of(self, number: int) -> tuple[tuple[dict, np.ndarray, np.ndarray], int]:
-        """The columns of a text's batch, ends and rows of its vectors; and the text's row in it."""
+        """The columns, row offsets and rows of vectors of a text's batch, and the text's row in it."""
         batch = int(np.searchsorted(self._starts, number, side="right")) - 1
-        if batch not in self._kept:
+        if batch not in self._cached:
             with self._reading():
-                if len(self._kept) >= _KEPT:
-                    del self._kept[next(iter(self._kept))]
-                self._kept[batch] = self._arrays(self.batch(batch))
-        return self._kept[batch], number - int(self._starts[batch])
+                if len(self._cached) >= _CACHED_BATCHES:
+                    del self._cached[next(iter(self._cached))]
+                self._cached[batch] = self._arrays(self.batch(batch))
+        return self._cached[batch], number - int(self._starts[batch])
 
     def _arrays(self, batch: "pa.RecordBatch") -> tuple[dict, np.ndarray, np.ndarray]:
         columns = {name: batch.column(name) for name in batch.schema.names}
@@ -253,12 +253,12 @@ class ColumnsSource(Embeddings):
         rows = values.to_numpy(zero_copy_only=False).reshape(-1, *self._shape)
         ends = np.arange(len(rows) + 1) if self.form["pool"] else vectors.offsets.to_numpy()
         if len(ends) != len(batch) + 1 or ends[0] or ends[-1] != len(rows) or (ends[1:] < ends[:-1]).any():
-            raise ValueError("numbers of vectors that do not fit")
+            raise ValueError("the numbers of vectors do not match")
         return columns, ends, rows
 
 
 def _is_shape(value: Any, texts: int, has_layers: bool) -> bool:
-    """Whether it can be the shape of a row of vectors; a file without texts has none."""
+    """Whether `value` can be the shape of a row of vectors; None only for a file without texts."""
     if value is None:
         return not texts
     return (isinstance(value, list) and len(value) == 1 + has_layers

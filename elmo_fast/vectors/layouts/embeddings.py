@@ -1,4 +1,4 @@
-"""`Embeddings`: a file or directory of vectors as a sequence of arrays, whatever its layout."""
+"""`Embeddings`: a file or directory of vectors, in any layout, as a sequence of arrays."""
 
 import abc
 import contextlib
@@ -18,43 +18,43 @@ from elmo_fast.vectors.spec import POOLS
 
 
 class Embeddings(Sequence):
-    """The vectors of texts, in order: `[i]` is what `LoadedElmo.embed` gave, in the type that was stored.
+    """The vectors of texts, in order: `[i]` is the array that `LoadedElmo.embed` returned, in the stored type.
 
-    [layers, tokens, 2 P], without the first axis where layers were mixed, and without tokens where they were pooled;
-    with targets, the tokens are those alone. Texts are numbered from 0, from the end with negative numbers. What a
-    layout does not store, as texts in `.npz`, raises `ConfigurationError`. A copy in another process opens the file
-    again.
+    Shape [layers, tokens, 2 P]; without the first axis if layers were mixed, without the token axis if tokens were
+    pooled; with targets, only target tokens. Indices are from 0, or negative from the end. Reading data that a layout
+    does not store, such as texts in `.npz`, raises `ConfigurationError`. Pickling stores the path: a copy in another
+    process opens the file again.
 
-    `keys` are those of the texts: their numbers, identifiers, or the sentences themselves. `layout` is as `--layout`
-    names it; `fingerprint` is the model and the settings that the vectors were made with, where the file says.
+    `keys` has the key of every text: its number, its identifier, or the sentence itself. `layout` is a name that
+    `--layout` accepts. `fingerprint` describes the model and the settings that made the vectors; None if not stored.
 
-    A layout reads a text by its number in `_vectors`, `_text`, `_tokens` and `_positions`; what it does not store
-    raises `LookupError` there.
+    Subclasses read a text by its number in `_vectors`, `_text`, `_tokens` and `_positions`, and raise `LookupError` for
+    data that the layout does not store.
     """
 
     keys: list[str]
     layout: str
     fingerprint: dict | None = None
-    form: dict | None = None  # `OutputSpec.describe`, where elmo-fast wrote the file
+    form: dict | None = None  # `OutputSpec.describe`, if elmo-fast wrote the file
     _name: str  # of the file
-    _expected: str  # to read from it, and what was found in its place
-    # Errors of NumPy, zipfile and pyarrow for damaged files.
+    _expected: str  # for errors: the expected content, and what a damaged file has instead
+    # Errors that NumPy, zipfile and pyarrow raise for damaged files.
     _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
                                             TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """Whether a file that begins as those of the layout is one of them."""
+        """Whether a file with the first bytes of the layout has this layout."""
         return True
 
     @property
     def layers(self) -> str | list[float] | None:
-        """`all`, `top`, `average`, or the factors of the layers; None where the file does not say."""
+        """`all`, `top`, `average`, or the factors of the layers; None if not stored."""
         return self.form["layers"] if self.form else None
 
     @property
     def pool(self) -> str | None:
-        """How tokens were pooled; None where they were not, or the file does not say."""
+        """How tokens were pooled; None if they were not, or if not stored."""
         return self.form["pool"] if self.form else None
 
     @property
@@ -82,30 +82,30 @@ class Embeddings(Sequence):
         return map(self._vectors, range(len(self)))
 
     def by_key(self, key: str) -> np.ndarray:
-        """The vectors of the first text with a key; `KeyError` where there is none."""
+        """The vectors of the first text with a key; `KeyError` if there is none."""
         return self._vectors(self._numbers[key])
 
     def text(self, index: int) -> str:
         """The text."""
         number = self._number(index)
-        with self._storing("text"):
+        with self._requires("text"):
             return self._text(number)
 
     def tokens(self, index: int) -> list[str]:
         """The text's tokens."""
         number = self._number(index)
-        with self._storing("tokens"):
+        with self._requires("tokens"):
             return self._tokens(number)
 
     def positions(self, index: int) -> np.ndarray | None:
-        """Positions in the text of the tokens whose vectors are stored, int64 [n]; None where all are."""
+        """Positions in the text of the tokens whose vectors are stored, int64 [n]; None if all are stored."""
         return self._positions(self._number(index))
 
     def occurrences(self, word: str) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """The vectors of a word, [n, ..., 2 P], wherever it is a token: with the (text, position) of each."""
+        """The vectors of all n tokens equal to `word`, [n, ..., 2 P], and the (text, position) of every such token."""
         if self.pool:
             raise ConfigurationError(f"embeddings {self._name}: expected vectors of tokens, found pooled ones")
-        found: list[np.ndarray] = []
+        arrays: list[np.ndarray] = []
         places: list[tuple[int, int]] = []
         for number in range(len(self)):
             tokens, stored = self.tokens(number), self._positions(number)
@@ -115,28 +115,28 @@ class Embeddings(Sequence):
             if rows:
                 vectors = np.moveaxis(self._vectors(number), -2, 0)
                 self.check_vectors(number, vectors, positions)
-                found.append(vectors[rows])
+                arrays.append(vectors[rows])
                 places += [(number, positions[row]) for row in rows]
-        if found:
-            return np.concatenate(found), places
+        if arrays:
+            return np.concatenate(arrays), places
         shape = np.moveaxis(self[0], -2, 0).shape[1:] if len(self) else ()
         return np.empty((0, *shape), self.dtype), places
 
     def check_positions(self, number: int, tokens: Sequence[str], positions: Sequence[int]) -> None:
-        """Raise `ConfigurationError` unless these are positions of a text's tokens."""
+        """Raise `ConfigurationError` unless all positions are within the tokens of text `number`."""
         if len(positions) and not (min(positions) >= 0 and max(positions) < len(tokens)):
-            raise ConfigurationError(f"embeddings {self._name}: positions: expected those of the {len(tokens)} tokens "
-                                     f"of text {number}, found others: the file is damaged")
+            raise ConfigurationError(f"embeddings {self._name}: positions: expected positions of the {len(tokens)} "
+                                     f"tokens of text {number}, found others: the file is damaged")
 
     def check_vectors(self, number: int, vectors: np.ndarray, positions: Sequence[int]) -> None:
-        """Raise `ConfigurationError` unless there is a row of vectors for each position of a text."""
+        """Raise `ConfigurationError` unless text `number` has as many rows of vectors as positions."""
         if len(vectors) != len(positions):
             raise ConfigurationError(f"embeddings {self._name}: expected vectors of {len(positions)} tokens of text "
                                      f"{number}, found {len(vectors)}")
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Close the file; what was read stays."""
+        """Close the file; arrays that were read stay valid."""
 
     def __enter__(self) -> "Embeddings":
         return self
@@ -152,7 +152,7 @@ class Embeddings(Sequence):
 
     @abc.abstractmethod
     def _vectors(self, number: int) -> np.ndarray:
-        """What is kept of a text's vectors."""
+        """Read the stored vectors of a text."""
 
     def _text(self, number: int) -> str:
         raise LookupError
@@ -163,14 +163,14 @@ class Embeddings(Sequence):
     def _positions(self, number: int) -> np.ndarray | None:
         return None
 
-    def _formed(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of a text, a row a token, as `OutputSpec.apply` gave them: a copy."""
+    def _restore_shape(self, rows: np.ndarray) -> np.ndarray:
+        """Copy a text's rows, one per token, into the shape that `OutputSpec.apply` returned."""
         if self.pool:
             return np.array(rows[0])
         return np.array(rows.swapaxes(0, 1), order="C") if rows.ndim == 3 else np.array(rows)
 
     def _describe(self, about: Any) -> None:
-        """Take the form and the fingerprint out of what a file says about itself, checked."""
+        """Set form and fingerprint from a file's metadata, after checking it."""
         form, fingerprint = (about.get(name) for name in ("form", "fingerprint")) if isinstance(about, dict) else (0, 0)
         fits = (isinstance(form, dict) and form.get("dtype") in STORAGES and form.get("pool", 0) in (None, *POOLS)
                 and _are_layers(form.get("layers")) and isinstance(form.get("targets"), bool)
@@ -180,10 +180,10 @@ class Embeddings(Sequence):
                                      f"elmo-fast writes, found {about!r:.160}")
         self.form, self.fingerprint = form, fingerprint
 
-    def _check_version(self, found: Any, known: int) -> None:
-        if not isinstance(found, int) or found > known:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found!r:.80}; "
-                                     "a newer elmo-fast may read it")
+    def _check_version(self, version: Any, known: int) -> None:
+        if not isinstance(version, int) or version > known:
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found "
+                                     f"{version!r:.80}; a newer elmo-fast may read it")
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -193,16 +193,16 @@ class Embeddings(Sequence):
         return range(len(self))[index]  # IndexError beyond the end
 
     @contextlib.contextmanager
-    def _storing(self, what: str) -> Iterator[None]:
+    def _requires(self, what: str) -> Iterator[None]:
         try:
             yield
         except LookupError:
-            raise ConfigurationError(f"embeddings {self._name}: expected a file that stores {what}, found none in it "
+            raise ConfigurationError(f"embeddings {self._name}: expected a file that stores {what}, found none "
                                      f"({self.layout}); packed, parquet and arrow store them") from None
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Errors of a damaged file in the body as `ConfigurationError`."""
+        """Convert errors that a damaged file causes in the body to `ConfigurationError`."""
         try:
             yield
         except (ConfigurationError, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""HDF5 with the vectors of all texts end to end, and checksums of every byte: docs/formats.md has the layout."""
+"""HDF5 with the contiguous vectors of all texts, and checksums of every byte: docs/formats.md describes the layout."""
 
 import contextlib
 import json
@@ -21,31 +21,31 @@ from elmo_fast.files.json import parse_json
 from elmo_fast.files.seal import PACKED, ROWS, TABLE, Blocks, read_seal, write_seal
 from elmo_fast.files.strings import joined, split
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.text_vectors import TextVectors, beyond_float16, narrow, refused
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, beyond_float16, narrow, overflow_error
 from elmo_fast.vectors.spec import OutputSpec
 
 FORMAT, FORMAT_VERSION = "elmo-fast packed", 1
-_BUFFER = 2 << 20  # bytes that are written at once, if they are float32
-_PIECE = 1 << 17  # values of another array that are copied at once
-# The vectors are written before HDF5 makes their dataset, whose length is known at the end only. A dataset of at least
-# `_LARGE` bytes begins at `_FIRST` when no other was made before it; of less, all is still in the buffer.
+_BUFFER = 2 << 20  # bytes of float32 vectors written at a time
+_PIECE = 1 << 17  # values of other arrays copied at a time
+# The vectors are written before HDF5 creates their dataset, since its length is known only at the end. If it has at
+# least `_LARGE` bytes and is the first dataset, HDF5 places it at `_FIRST`; smaller ones are still in the buffer.
 _FIRST, _LARGE = 4096, 1 << 19
 _OPTIONS = {"alignment_threshold": _LARGE, "alignment_interval": _FIRST}
 _STRINGS = {"keys": "key_ends", "texts": "text_ends", "tokens": "token_ends"}
 
 
 class PackedWriter:
-    """Writes texts."""
+    """Writes texts into a packed file."""
 
     def __init__(self, disk: DeferredErrorFile, form: OutputSpec):
         self._form = form
         self._buffer: np.ndarray | None = None  # [rows, ...]
         self._filled = 0
-        self._ends = array("q", [0])  # of the texts, in rows
-        self._token_ends = array("q", [0])  # of the texts, in tokens
+        self._ends = array("q", [0])  # ends of texts, in rows of vectors
+        self._token_ends = array("q", [0])  # ends of texts, in tokens
         self._positions = array("q")
         self._recent: dict[str, list[str]] = {name: [] for name in _STRINGS}
-        self._strings: dict[str, list] = {name: [] for name in _STRINGS}  # pieces of `joined`
+        self._strings: dict[str, list] = {name: [] for name in _STRINGS}  # results of `joined`
         self.rows = _Rows(disk, np.dtype(form.dtype))
 
     def write(self, item: TextVectors) -> None:
@@ -72,7 +72,7 @@ class PackedWriter:
         self._gather(vectors)
 
     def finish(self, file: h5py.File, fingerprint: dict | None) -> None:
-        """Write what is in the buffer, and everything but vectors."""
+        """Write the rest of the vectors, then all other arrays and the attributes."""
         self._pack()
         if self.rows.done:
             self._flush()
@@ -83,8 +83,9 @@ class PackedWriter:
         _describe(file, self._form, fingerprint)
         for name, ends in _STRINGS.items():
             pieces = self._strings[name]
-            _put(file, name, np.uint8, sum(len(text) for text, _ in pieces), (text for text, _ in pieces))
-            _put(file, ends, np.int64, sum(len(found) for _, found in pieces), _shifted(found for _, found in pieces))
+            _write_dataset(file, name, np.uint8, sum(len(text) for text, _ in pieces), (text for text, _ in pieces))
+            _write_dataset(file, ends, np.int64, sum(len(limits) for _, limits in pieces),
+                           _concatenate_ends(limits for _, limits in pieces))
         file["offsets"], file["token_offsets"] = np.array(self._ends), np.array(self._token_ends)
         if self._form.targets is not None:
             file["positions"] = np.array(self._positions, dtype=np.int64)
@@ -108,7 +109,7 @@ class PackedWriter:
             row = int(beyond_float16(given.reshape(len(given), -1)).any(axis=1).argmax())
             text = int(np.searchsorted(np.array(self._ends), self.rows.done + row, side="right")) - 1
             keys = [key for piece in self._strings["keys"] for key in split(*piece)] + self._recent["keys"]
-            raise refused(keys[text], given[row]) from None
+            raise overflow_error(keys[text], given[row]) from None
         self._filled = 0
 
     def _pack(self) -> None:
@@ -119,11 +120,11 @@ class PackedWriter:
 
 
 class _Rows:
-    """Writes rows of vectors end to end past HDF5, with a CRC-32 for each 256 of them."""
+    """Writes contiguous rows of vectors without HDF5, and computes the CRC-32 of every block of 256 rows."""
 
     def __init__(self, disk: DeferredErrorFile, dtype: np.dtype):
         self._disk, self.dtype = disk, dtype
-        self.shape: tuple[int, ...] = (0,)  # of a row
+        self.shape: tuple[int, ...] = (0,)  # shape of a row
         self.first, self.done = _FIRST, 0
         self.sums: list[int] = []
 
@@ -147,7 +148,7 @@ class _Rows:
         stops.check()
 
     def place(self, file: h5py.File, count: int) -> None:
-        """Make the dataset of `count` rows, those before or after they are written."""
+        """Create the dataset of `count` rows, before or after the rows are written."""
         properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -155,13 +156,13 @@ class _Rows:
                                   h5py.h5s.create_simple((count, *self.shape)), properties)
         first = dataset.get_offset() or 0
         if self.done and first != self.first:
-            raise OSError(f"{self._disk.target}: expected HDF5 to put the vectors at {self.first}, found {first}")
+            raise OSError(f"{self._disk.target}: expected HDF5 to place the vectors at {self.first}, found {first}")
         self.first = first
 
 
 @contextlib.contextmanager
 def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = None, **_) -> Iterator[PackedWriter]:
-    """A writer of a file at `path`, whose errors name `target`."""
+    """A writer of a file at `path`; its errors name `target`."""
     with new_hdf5(path, target, **_OPTIONS) as (file, disk):
         writer = PackedWriter(disk, form)
         yield writer
@@ -171,7 +172,7 @@ def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = 
 
 def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, fingerprint: dict | None = None,
          **_) -> None:
-    """One file out of many, each of them compared with its checksums."""
+    """Join segments, whose checksums are verified."""
     sources = [PackedSource(path) for path in segments]
     with contextlib.ExitStack() as stack, new_hdf5(part, target, **_OPTIONS) as (file, disk):
         for source in sources:
@@ -196,16 +197,16 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, fing
 
 def _join(file: h5py.File, name: str, arrays: Sequence[np.ndarray]) -> None:
     if name.endswith("_ends"):
-        _put(file, name, np.int64, sum(map(len, arrays)), _shifted(arrays))
+        _write_dataset(file, name, np.int64, sum(map(len, arrays)), _concatenate_ends(arrays))
     elif name.endswith("offsets"):
-        _put(file, name, np.int64, sum(map(len, arrays)) - len(arrays) + 1,
-             _shifted([arrays[0][:1], *(ends[1:] for ends in arrays)]))
+        _write_dataset(file, name, np.int64, sum(map(len, arrays)) - len(arrays) + 1,
+                       _concatenate_ends([arrays[0][:1], *(ends[1:] for ends in arrays)]))
     else:
-        _put(file, name, arrays[0].dtype, sum(map(len, arrays)), arrays)
+        _write_dataset(file, name, arrays[0].dtype, sum(map(len, arrays)), arrays)
 
 
-def _shifted(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Ends in pieces, counted on from piece to piece."""
+def _concatenate_ends(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield arrays of ends, each increased by the last end before it."""
     base = 0
     for piece in pieces:
         for begin in range(0, len(piece), _PIECE):
@@ -213,7 +214,7 @@ def _shifted(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         base += int(piece[-1]) if len(piece) else 0
 
 
-def _put(file: h5py.File, name: str, dtype, length: int, pieces: Iterable[np.ndarray]) -> None:
+def _write_dataset(file: h5py.File, name: str, dtype, length: int, pieces: Iterable[np.ndarray]) -> None:
     dataset, at = file.create_dataset(name, (length,), dtype), 0
     for piece in pieces:
         for begin in range(0, len(piece), _PIECE):
@@ -239,13 +240,13 @@ def _seal(path: Path, target, rows: _Rows) -> None:
 
 
 class PackedSource(Embeddings):
-    """A file of this layout, memory-mapped; vectors are compared with their checksums when they are first read."""
+    """A memory-mapped packed file. Checksums of vectors are verified when the vectors are first read."""
 
     layout = "packed"
 
     @classmethod
     def recognizes(cls, path: Path) -> bool:
-        """Whether an HDF5 file is sealed, or says that it was. A token table is compared before HDF5 reads it."""
+        """Whether a file has this layout's seal or format. Verifies a token table's checksum before HDF5 parses it."""
         if read_seal(path, PACKED):
             return True
         read_seal(path, TABLE)
@@ -277,7 +278,7 @@ class PackedSource(Embeddings):
         self.blocks = Blocks(name, self.rows, progress[1:], PACKED)
 
     def _check_offsets(self) -> None:
-        """Raise `ConfigurationError` unless the parts of every array rise to its end."""
+        """Raise `ConfigurationError` unless the offsets into every array ascend to its end."""
         lengths = {"offsets": len(self.rows), "token_offsets": len(self.arrays["token_ends"])}
         lengths |= {ends: len(self.arrays[name]) for name, ends in _STRINGS.items()}
         for name, length in lengths.items():
@@ -290,8 +291,8 @@ class PackedSource(Embeddings):
         texts = {len(self.arrays[name]) for name in ("key_ends", "text_ends")}
         texts |= {len(self.arrays[name]) - 1 for name in ("offsets", "token_offsets")}
         if len(texts) > 1:
-            raise ConfigurationError(f"embeddings {self._name}: expected keys, texts, tokens and vectors of as many "
-                                     f"texts, found those of {sorted(texts)}")
+            raise ConfigurationError(f"embeddings {self._name}: expected keys, texts, tokens and vectors of the same "
+                                     f"number of texts, found numbers {sorted(texts)}")
 
     @cached_property
     def keys(self) -> list[str]:
@@ -304,7 +305,7 @@ class PackedSource(Embeddings):
         begin, end = self.arrays["offsets"][number : number + 2].tolist()
         if self.blocks.left:
             self.blocks.check(np.arange(begin, end))
-        return self._formed(self.rows[begin:end])
+        return self._restore_shape(self.rows[begin:end])
 
     def _text(self, number: int) -> str:
         return self._strings("texts", number, number + 1)[0]
@@ -320,7 +321,7 @@ class PackedSource(Embeddings):
 
     def _strings(self, name: str, begin: int, end: int) -> list[str]:
         content, ends = self.arrays[name], self.arrays[_STRINGS[name]]
-        first, last = (int(ends[at - 1]) if at else 0 for at in (begin, end))
+        first, last = (int(ends[text - 1]) if text else 0 for text in (begin, end))
         try:
             return split(content[first:last], ends[begin:end] - first)
         except ValueError as error:
@@ -328,7 +329,7 @@ class PackedSource(Embeddings):
                                      f"file is damaged ({error!s:.100})") from error
 
     def forget(self) -> None:
-        """Give back the memory of what was read; the file is still mapped."""
+        """Release the memory of pages that were read; the file stays mapped."""
         if hasattr(self._map, "madvise"):
             self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -337,20 +338,20 @@ class PackedSource(Embeddings):
 
 
 def _datasets(file: h5py.File, form: dict, where: str) -> dict[str, h5py.Dataset]:
-    """The datasets of a file, with the types and numbers of axes that its form asks for."""
+    """The datasets of a file, after checking the types and numbers of axes that its form requires."""
     vectors, axes = dataset_of(file, "vectors", where), 2 + (form["layers"] == "all")
     if vectors.dtype.name != form["dtype"] or not vectors.shape or (vectors.shape[0] and vectors.ndim != axes):
         raise ConfigurationError(f"{where}: vectors: expected {axes} axes of {form['dtype']}, found "
                                  f"{vectors.dtype!s:.80} of shape {vectors.shape}")
-    found = {"vectors": vectors}
-    found |= {name: dataset_of(file, name, where, "u", None) for name in _STRINGS}
+    datasets = {"vectors": vectors}
+    datasets |= {name: dataset_of(file, name, where, "u", None) for name in _STRINGS}
     rows = {"positions": len(vectors)} if form["targets"] else {}
     for name, length in {**dict.fromkeys([*_STRINGS.values(), "offsets", "token_offsets"]), **rows}.items():
-        found[name] = dataset_of(file, name, where, "i", length)
-    for name, dataset in found.items():
+        datasets[name] = dataset_of(file, name, where, "i", length)
+    for name, dataset in datasets.items():
         if (dataset.nbytes and dataset.id.get_offset() is None) or dataset.dtype.byteorder == ">":
-            raise ConfigurationError(f"{where}: {name}: expected values end to end, found chunks or another byte order")
-    return found
+            raise ConfigurationError(f"{where}: {name}: expected contiguous little-endian values, found others")
+    return datasets
 
 
 def _mapped(content: np.ndarray, dataset: h5py.Dataset) -> np.ndarray:

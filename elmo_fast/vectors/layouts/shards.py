@@ -1,4 +1,4 @@
-"""Directories of shards: files of one layout, and `manifest.json` with their checksums."""
+"""Directories of shards: files of the same layout, and a `manifest.json` with their checksums."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 
 def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable[[Path], Embeddings]) -> None:
-    """Make the directory `part` of segments of one form, which are moved into it."""
+    """Create the directory `part` and move the segments, all of the same form, into it."""
     part.mkdir()
     shards = []
     for number, path in enumerate(segments):
@@ -40,12 +40,12 @@ def file_name(layout: str, number: int) -> str:
 
 
 def entry_of(stored: StoredFile, texts: int) -> dict[str, Any]:
-    """A shard in the manifest."""
+    """The manifest's entry of a shard."""
     return {"file": stored.name, "texts": texts, "bytes": stored.size, "crc32": stored.checksum}
 
 
 def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | None, shards: Sequence[dict]) -> None:
-    """Write `manifest.json`: without it the directory is incomplete."""
+    """Write `manifest.json`; it is the last file, so a directory without it is incomplete."""
     content = {"format": "elmo-fast shards", "format_version": FORMAT_VERSION, "layout": layout, "form": form,
                "fingerprint": fingerprint, "texts": sum(shard["texts"] for shard in shards), "shards": list(shards),
                "complete": True}
@@ -58,7 +58,7 @@ def _sum(content: dict) -> int:
 
 
 class ShardsSource(Embeddings):
-    """A directory of shards, each opened, and compared with its checksum, when one of its texts is asked for."""
+    """A directory of shards. A shard is opened, and its checksum verified, when one of its texts is first read."""
 
     def __init__(self, folder: str | os.PathLike, open_shard: Callable[[Path], Embeddings]):
         self._name, self._folder, self._open = os.fspath(folder), Path(folder), open_shard
@@ -77,16 +77,16 @@ class ShardsSource(Embeddings):
         return int(self._starts[-1])
 
     def _vectors(self, number: int) -> np.ndarray:
-        return self._of(number, "_vectors")
+        return self._call("_vectors", number)
 
     def _text(self, number: int) -> str:
-        return self._of(number, "_text")
+        return self._call("_text", number)
 
     def _tokens(self, number: int) -> list[str]:
-        return self._of(number, "_tokens")
+        return self._call("_tokens", number)
 
     def _positions(self, number: int) -> np.ndarray | None:
-        return self._of(number, "_positions")
+        return self._call("_positions", number)
 
     def close(self) -> None:
         for source in self._opened.values():
@@ -96,20 +96,20 @@ class ShardsSource(Embeddings):
     def __reduce__(self):
         return ShardsSource, (self._name, self._open)
 
-    def _of(self, number: int, method: str) -> Any:
+    def _call(self, method: str, number: int) -> Any:
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         return getattr(self._shard(shard), method)(number - int(self._starts[shard]))
 
     def _shard(self, shard: int) -> Embeddings:
         if shard not in self._opened:
-            about = self._shards[shard]
-            stored = StoredFile(about["file"], about["bytes"], about["crc32"])
+            entry = self._shards[shard]
+            stored = StoredFile(entry["file"], entry["bytes"], entry["crc32"])
             if stored.damage(self._folder, content=not LAYOUTS[self.layout].has_checksums):
                 raise ConfigurationError(f"embeddings {self._folder}: expected the shard {stored.name} as it was "
-                                         f"written ({stored.size:,} bytes), found it absent, cut or damaged")
+                                         f"written ({stored.size:,} bytes), found it missing, cut or damaged")
             source = self._open(self._folder / stored.name)
-            if len(source) != about["texts"]:
-                raise ConfigurationError(f"embeddings {self._folder}: expected {about['texts']} texts in "
+            if len(source) != entry["texts"]:
+                raise ConfigurationError(f"embeddings {self._folder}: expected {entry['texts']} texts in "
                                          f"{stored.name}, found {len(source)}")
             self._opened[shard] = source
         return self._opened[shard]
@@ -119,20 +119,20 @@ def _manifest(folder: Path) -> dict:
     path = folder / MANIFEST
     if not path.exists():
         raise ConfigurationError(f"embeddings {folder}: expected a directory of shards with {MANIFEST}, found none: "
-                                 "not one of embeddings, or incomplete")
+                                 "it has no embeddings, or is incomplete")
     where = f"embeddings {path}"
     content = parse_json(path.read_bytes(), where)
     if not isinstance(content, dict) or content.get("complete") is not True or content.get("checksum") != _sum(content):
-        raise ConfigurationError(f"{where}: expected the checksum it was written with, found damage")
+        raise ConfigurationError(f"{where}: expected its checksum to match, found damage")
     shards = content.get("shards")
     if content.get("layout") not in SHARDED or not isinstance(shards, list) or not all(map(_is_shard, shards)):
-        raise ConfigurationError(f"{where}: expected a layout and shards, with their file, texts, bytes and crc32, "
+        raise ConfigurationError(f"{where}: expected a layout and shards with file, texts, bytes and crc32, "
                                  f"found {shards!r:.160}")
     return content
 
 
 def _is_shard(value: Any) -> bool:
-    """An entry of the list: a file in the directory itself, and three counts."""
+    """Whether `value` is an entry of a shard: the name of a file directly in the directory, and three counts."""
     return (isinstance(value, dict) and isinstance(value.get("file"), str) and is_file_name(value["file"])
             and all(type(value.get(name)) is int and 0 <= value[name] < 1 << 62
                     for name in ("texts", "bytes", "crc32")))

@@ -1,7 +1,7 @@
-"""The layouts of files of vectors, a row each, and what follows from the rows alone.
+"""The table of layouts, and functions that need only the table.
 
-A new layout is a module in this folder and a row of `LAYOUTS`. The module has `segment`, `join` and a subclass of
-`Embeddings`, which reads; where an output is more than one file, also `check` and `place`.
+To add a layout, add a module to this folder and a row to `LAYOUTS`. The module has `segment`, `join` and a subclass of
+`Embeddings` that reads files; if an output has several files, also `check` and `place`.
 """
 
 import os
@@ -15,23 +15,23 @@ from elmo_fast.vectors.spec import OutputSpec
 
 
 class Layout(NamedTuple):
-    """What is known of a layout without its module, which may need an optional library.
+    """Properties of a layout that are known without its module, which may need an optional library.
 
-    `source` is the class that reads a file; `suffixes` are those of its files, `magic` their first bytes. Where layouts
-    share these, the first is meant by a suffix, and the last that recognizes a file reads it.
+    `source` is the class that reads files; `magic` are the first bytes of a file. If layouts share a suffix, it selects
+    the first of them; if they share `magic`, a file is read by the last that recognizes it.
     """
 
     module: str
     source: str
-    kind: str  # of file, in messages
+    kind: str  # kind of file, for messages
     suffixes: tuple[str, ...]
     magic: bytes
-    is_any_suffix_taken: bool = False  # but those of other layouts
+    is_any_suffix_taken: bool = False  # except suffixes of other layouts
     can_be_sharded: bool = False
-    has_checksums: bool = False  # of all bytes, which its `source` compares
+    has_checksums: bool = False  # of every byte, verified by its `source`
     has_unique_keys: bool = False
-    are_targets_keys: bool = False  # in place of the texts' keys
-    options: tuple[str, ...] = ()  # of `segment` and `join`, besides `fingerprint`
+    are_targets_keys: bool = False  # with targets, keys are the target words
+    options: tuple[str, ...] = ()  # options of `segment` and `join` besides `fingerprint`
 
 
 LAYOUTS = {
@@ -48,9 +48,9 @@ SUFFIXES = tuple(dict.fromkeys(suffix for row in LAYOUTS.values() for suffix in 
 
 
 def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
-    """The layout of a file: as given, else by its suffix, AllenNLP's where that says nothing.
+    """The name of a file's layout: `layout` if given, else by suffix, `allennlp` for an unknown suffix.
 
-    `ConfigurationError` for a suffix that is one of another layout.
+    `ConfigurationError` for a suffix of another layout.
     """
     suffix = Path(target).suffix
     if layout is None:
@@ -67,21 +67,21 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
 
 
 def is_directory(layout: str, target: str | os.PathLike) -> bool:
-    """Whether the target is a directory of shards: a name without a suffix, or that ends in a slash."""
+    """Whether the target is a directory of shards: its name has no suffix or ends in a slash."""
     return layout in SHARDED and (os.fspath(target).endswith(("/", os.sep)) or not Path(target).suffix)
 
 
 def has_unique_keys(layout: str, form: OutputSpec) -> bool:
-    """Whether the keys of texts must differ in a file."""
+    """Whether the keys of the texts in a file must be unique."""
     row = LAYOUTS[layout]
     return row.has_unique_keys and not (row.are_targets_keys and form.targets is not None)
 
 
 def options_of(layout: str, **options: Any) -> dict[str, Any]:
-    """Those of the options that the layout has."""
+    """Select the options that the layout has."""
     return {name: value for name, value in options.items() if name in LAYOUTS[layout].options}
 
 
 def by_first_bytes(start: bytes) -> list[str]:
-    """The layouts whose files begin with these bytes."""
+    """The names of layouts whose files begin with `start`."""
     return [name for name, row in LAYOUTS.items() if start.startswith(row.magic)]

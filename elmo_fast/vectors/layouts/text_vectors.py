@@ -1,4 +1,4 @@
-"""A text and what is kept of its vectors, as writers take it, in the type that is stored."""
+"""A text with its selected vectors, the input of writers, and the conversion of vectors to the stored type."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ FLOAT16_MOST = 65504.0
 
 
 class TextVectors(NamedTuple):
-    """A text: what `OutputSpec.apply` keeps of its vectors, with targets the positions of their tokens, int64 [n]."""
+    """A text with the vectors that `OutputSpec.apply` selected and, with targets, their positions, int64 [n]."""
 
     key: str
     text: str
@@ -22,7 +22,7 @@ class TextVectors(NamedTuple):
 
 
 def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Values as contiguous ones of a float type; `OverflowError` for those that float16 cannot hold. NaN stays NaN.
+    """Convert to a contiguous array of a float type; `OverflowError` for values beyond float16. NaN stays NaN.
 
     torch converts to float16 thirty times as fast as NumPy.
     """
@@ -36,25 +36,25 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def fits_float16(values: torch.Tensor) -> bool:
-    """Whether all values are numbers within float16."""
+    """Whether all values are within the range of float16; False if there is a NaN."""
     least, most = map(float, values.aminmax())
     return least >= -FLOAT16_MOST and most <= FLOAT16_MOST
 
 
 def beyond_float16(values: np.ndarray) -> np.ndarray:
-    """Where float16 would hold infinities or the nearest number that it has: bool, in the shape of the values."""
+    """Whether each value is beyond the largest finite float16: bool, in the shape of the values."""
     return np.abs(values) > FLOAT16_MOST
 
 
-def refused(key: str, values: np.ndarray) -> ConfigurationError:
-    """The error for a text, by its key, whose vectors float16 cannot hold."""
+def overflow_error(key: str, values: np.ndarray) -> ConfigurationError:
+    """The error for the text with this key, whose vectors are beyond float16."""
     return ConfigurationError(f"dtype: expected vectors up to {FLOAT16_MOST:.0f} for float16, found "
                               f"{np.nanmax(np.abs(values)):.6g} in text {key}; float32 holds them")
 
 
 def narrowed(item: TextVectors, dtype: np.dtype) -> np.ndarray:
-    """`narrow` of the vectors of a text, whose key is in the error."""
+    """`narrow` the vectors of a text; the error names its key."""
     try:
         return narrow(item.vectors, dtype)
     except OverflowError:
-        raise refused(item.key, item.vectors) from None
+        raise overflow_error(item.key, item.vectors) from None
