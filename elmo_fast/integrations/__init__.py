@@ -1,4 +1,4 @@
-"""elmo-fast in other libraries, one module per library: docs/integrations.md. This module imports none of them."""
+"""Integrations with other libraries, one module per library: docs/integrations.md. This module imports none of them."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,13 +10,13 @@ from elmo_fast.text.batching import check_sentence
 
 
 def check_arguments(elmo: LoadedElmo, layers: Layers, state: str, batch_size: int, pool: str | None = None) -> None:
-    """Raise `ValueError` naming the argument of `LoadedElmo.embed` that does not fit the model."""
+    """Raise `ValueError`, naming the argument, unless all arguments are valid for `LoadedElmo.embed` of the model."""
     elmo.embed([], layers, check_choice("state", state, FREE_STATES), pool, batch_size)
 
 
 def token_vectors(elmo: LoadedElmo, texts: Sequence[Text], layers: Layers, state: str,
                   batch_size: int) -> list[np.ndarray]:
-    """`LoadedElmo.embed`, with the layers of `all` side by side: float32 [tokens, width] a text."""
+    """`LoadedElmo.embed` with the layers of `all` concatenated: float32 [tokens, width] per text."""
     arrays = elmo.embed(texts, layers, state, batch_size=batch_size)
     size = width(elmo, layers)
     return [vectors.swapaxes(0, -2).reshape(vectors.shape[-2], size) for vectors in arrays]
@@ -34,11 +34,11 @@ def pooled_vectors(elmo: LoadedElmo, texts: Sequence[Sequence[str]], layers: Lay
 
 
 def tokenized(texts: Iterable[Text], name: str, split: Callable[[str], Sequence[str]] = str.split) -> list:
-    """Split texts into tokens; `ValueError` with `name` and the number of a text that is neither string nor list."""
+    """Split texts into tokens. `ValueError`, with `name` and the index, for a text that is neither string nor list."""
     return [split(text) if isinstance(text, str) else check_sentence(text, f"{name}[{number}]")
             for number, text in enumerate(texts)]
 
 
 def width(elmo: LoadedElmo, layers: Layers) -> int:
-    """Return the values per token: 2 P, times the number of layers with `all`."""
+    """The number of values per token: 2 P, times the number of layers with `all`."""
     return elmo.bilm.get_output_dim() * (elmo.bilm.num_layers if isinstance(layers, str) and layers == "all" else 1)

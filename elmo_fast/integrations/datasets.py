@@ -1,4 +1,4 @@
-"""`Embed`: a function for `Dataset.map(..., batched=True)` of Hugging Face's datasets, which this does not import."""
+"""`Embed`: a function for `Dataset.map(..., batched=True)` of Hugging Face datasets, which need not be installed."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from elmo_fast.model.sources import DEFAULT_MODEL
 
 
 class Embed:
-    """Adds a column `output` of vectors to batches: float32 [tokens, width] a text, or with `pool` [width].
+    """Adds a column `output` of vectors to batches: float32 [tokens, width] per text, or [width] with `pool`.
 
     `column` has strings, split at whitespace, or lists of tokens. `layers`, `pool`, `state` (`zero` or `warm`) and
-    `batch_size` are those of `LoadedElmo.embed`; with `layers="all"` the layers lie side by side. Pooled vectors of no
-    tokens are zeros. The others are those of `load`.
+    `batch_size` are the arguments of `LoadedElmo.embed`, the others those of `load`. With `layers="all"` the layers are
+    concatenated. The pooled vector of a text without tokens is zero.
 
-    A pickle, which datasets hashes and sends to its processes, has the model's name and fingerprint, not its weights:
-    each process reads the weights itself, and refuses weights with another fingerprint.
+    The pickle, which datasets hashes and sends to its processes, has the model's name and fingerprint, not its weights:
+    every process reads the weights itself, and refuses weights with another fingerprint.
     """
 
     def __init__(self, column: str, output: str = "elmo", *, model: str | os.PathLike = DEFAULT_MODEL,
@@ -36,12 +36,12 @@ class Embed:
         self._fingerprint = self._elmo.bilm.fingerprint()
 
     def __call__(self, batch: Mapping[str, Sequence[Text]]) -> dict[str, Sequence[np.ndarray]]:
-        """Return the new column of a batch of columns."""
+        """Compute the new column of a batch, a mapping from column names to lists."""
         column, output = self._columns
         if column not in batch:
             raise ValueError(f"column: expected one of {', '.join(batch)}, got {shown(column)}")
         if isinstance(batch[column], str):
-            raise ValueError(f"{column}: expected a list of texts, got one; map(..., batched=True) gives lists")
+            raise ValueError(f"{column}: expected a list of texts, got a single text; use map(..., batched=True)")
         texts = tokenized(batch[column], column)
         if self._pool is not None:
             return {output: pooled_vectors(self._loaded(), texts, **self._settings, pool=self._pool)}
@@ -51,7 +51,7 @@ class Embed:
         if self._elmo is None:
             elmo = load(self._model, **self._how)
             if elmo.bilm.fingerprint() != self._fingerprint:
-                raise ValueError(f"model: expected the weights that {self._model} had, got others")
+                raise ValueError(f"model: expected the weights that {self._model} had before, got others")
             self._elmo = elmo
         return self._elmo
 

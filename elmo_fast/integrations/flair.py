@@ -1,4 +1,4 @@
-"""`ElmoEmbeddings`: ELMo vectors of tokens in flair. Import it before loading a saved model that has them."""
+"""`ElmoEmbeddings`: ELMo token embeddings in flair. Import this module before loading a model saved with them."""
 
 import dataclasses
 from typing import Any
@@ -23,11 +23,11 @@ with extra("flair"):
 
 @register_embeddings
 class ElmoEmbeddings(TokenEmbeddings):
-    """A vector for each token of a sentence: float32 [2 P], with `layers="all"` [layers * 2 P].
+    """A vector for every token of a sentence: float32 [2 P], or [layers * 2 P] with `layers="all"`.
 
-    `layers`, `state` (`zero` or `warm`) and `batch_size` are those of `LoadedElmo.embed`, `precision`, `backend` and
-    `allow_nonfinite` those of `BiLm.from_model`. The weights are frozen, and part of the `state_dict`. `model` may be a
-    `BiLm` in memory too.
+    `model` may also be a `BiLm`. `layers`, `state` (`zero` or `warm`) and `batch_size` are the arguments of
+    `LoadedElmo.embed`, `precision`, `backend` and `allow_nonfinite` those of `BiLm.from_model`. The weights are frozen
+    and part of the `state_dict`.
     """
 
     def __init__(self, model: str | BiLm = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
@@ -44,7 +44,7 @@ class ElmoEmbeddings(TokenEmbeddings):
 
     @property
     def embedding_length(self) -> int:
-        """Return the values per token."""
+        """The number of values per token."""
         return width(LoadedElmo(self.bilm), self._settings["layers"])
 
     def _add_embeddings_internal(self, sentences: list[Sentence]) -> list[Sentence]:
@@ -55,7 +55,7 @@ class ElmoEmbeddings(TokenEmbeddings):
         return sentences
 
     def to_params(self) -> dict[str, Any]:
-        """Return what `from_params` takes: everything except the weights."""
+        """Return the arguments of `from_params`: everything except the weights."""
         options = self.bilm.options
         return {"options": options.to_dict(), "vocabulary": options.vocabulary, "held": list(self.bilm.weights()),
                 "how": {"precision": self.bilm.precision, "backend": self.bilm.backend}, "name": self.name,
@@ -63,9 +63,10 @@ class ElmoEmbeddings(TokenEmbeddings):
 
     @classmethod
     def from_params(cls, params: dict[str, Any]) -> "ElmoEmbeddings":
-        """Make embeddings with zero weights, which `load_state_dict` then sets."""
+        """Create embeddings with zero weights; `load_state_dict` sets them afterwards."""
         options, how = params.pop("options"), params.pop("how")
-        held = ["CNN_proj/W_proj"] if params.pop("has_projection", False) else params.pop("held", ())  # 0.1's, or all
+        # Version 0.1 saved `has_projection` instead of `held`.
+        held = ["CNN_proj/W_proj"] if params.pop("has_projection", False) else params.pop("held", ())
         options = dataclasses.replace(Options.from_dict(options), vocabulary=params.pop("vocabulary", None))
         shapes = expected_shapes(options, held)
         weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}

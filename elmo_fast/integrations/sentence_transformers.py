@@ -1,4 +1,4 @@
-"""`ElmoModule`: the first module of a sentence-transformers model, before a `Pooling`."""
+"""`ElmoModule`: the first module of a sentence-transformers model, followed by a `Pooling`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,16 +24,16 @@ _HUB = ("token", "cache_folder", "revision", "local_files_only")
 
 
 class ElmoModule(InputModule):
-    """Token embeddings of texts split at whitespace, and their mask.
+    """Token embeddings and attention mask of texts, which are split at whitespace.
 
-    `layers` and `state` (`zero` or `warm`) are those of `LoadedElmo.embed`, `precision`, `backend` and
-    `allow_nonfinite` those of `BiLm.from_model`. Tokens past `max_seq_length` are dropped. `requires_grad` fine-tunes
-    the biLM's weights. What is saved holds them.
+    `layers` and `state` (`zero` or `warm`) are arguments of `LoadedElmo.embed`, `precision`, `backend` and
+    `allow_nonfinite` those of `BiLm.from_model`. Tokens past `max_seq_length` are dropped. With `requires_grad` the
+    biLM's weights are fine-tuned. `save` also writes the weights.
     """
 
     config_file_name = "elmo_config.json"
     config_keys = ("layers", "state", "max_seq_length", "requires_grad", "precision", "backend", "allow_nonfinite")
-    tokenizer = None  # a text is split at whitespace
+    tokenizer = None  # texts are split at whitespace
 
     def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
                  max_seq_length: int | None = None, requires_grad: bool = False, precision: str = "highest",
@@ -49,8 +49,10 @@ class ElmoModule(InputModule):
         self._width = width(elmo, layers)
 
     def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, torch.Tensor]:
-        """Character ids of texts, int64 [texts, T, C] with T at least 1 (word ids [texts, T] where the model reads
-        words), and the mask of tokens, int64 [texts, T]."""
+        """Character ids of texts, int64 [texts, T, C] with T at least 1, and the mask of tokens, int64 [texts, T].
+
+        For a model that reads words, word ids [texts, T].
+        """
         for number, text in enumerate(inputs):
             if not isinstance(text, str):
                 raise ValueError(f"inputs[{number}]: expected a string, got {type(text).__name__}")
@@ -59,10 +61,10 @@ class ElmoModule(InputModule):
         ids = source.batch_ids([*tokens, source.boundaries[:1]])[:-1]
         return {"input_ids": ids, "attention_mask": ((ids > 0).any(dim=2) if source.row_shape else ids > 0).long()}
 
-    tokenize = preprocess  # its name before sentence-transformers 6
+    tokenize = preprocess  # the name before sentence-transformers 6
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Adds `token_embeddings`: [texts, T, width], zero past a text's end."""
+        """Add `token_embeddings`: [texts, T, width], zero past a text's end."""
         activations, mask = self.bilm(features["input_ids"])
         if isinstance(self.layers, str) and self.layers == "all":
             values = torch.cat(activations, dim=2)
@@ -73,10 +75,10 @@ class ElmoModule(InputModule):
         return {**features, "token_embeddings": remove_boundaries(values, mask)[0]}
 
     def get_embedding_dimension(self) -> int:
-        """Values of a token."""
+        """The number of values per token."""
         return self._width
 
-    get_word_embedding_dimension = get_embedding_dimension  # its name before sentence-transformers 6
+    get_word_embedding_dimension = get_embedding_dimension  # the name before sentence-transformers 6
 
     def save(self, output_path: str, *_: Any, **__: Any) -> None:
         """Write the configuration, the options and the weights."""
@@ -85,6 +87,6 @@ class ElmoModule(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **arguments: Any) -> "ElmoModule":
-        """The module that `save` wrote; sentence-transformers 6 wants `trust_remote_code=True` for it."""
+        """Load a module that `save` wrote; sentence-transformers 6 requires `trust_remote_code=True`."""
         where = {"subfolder": subfolder, **{name: arguments[name] for name in _HUB if name in arguments}}
         return cls(cls.load_dir_path(model_name_or_path, **where), **cls.load_config(model_name_or_path, **where))

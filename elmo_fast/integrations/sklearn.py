@@ -1,4 +1,4 @@
-"""`ElmoVectorizer`: texts to ELMo vectors in a scikit-learn pipeline."""
+"""`ElmoVectorizer`: a scikit-learn transformer from texts to ELMo vectors."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,11 +17,12 @@ with extra("scikit-learn"):
 
 
 class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """A vector for each text: float32 [texts, 2 P], with `layers="all"` [texts, layers * 2 P]; zeros of no tokens.
+    """A vector for every text: float32 [texts, 2 P], or [texts, layers * 2 P] with `layers="all"`.
 
-    A text is a list of tokens, or a string that `tokenizer` (by default `str.split`) makes a list of tokens. `layers`,
-    `pool`, `state` (`zero` or `warm`) and `batch_size` are those of `LoadedElmo.embed`, the others those of `load`.
-    `fit` learns nothing: it reads the model, which is then part of a pickle.
+    A text is a list of tokens, or a string that `tokenizer` (by default `str.split`) splits. The vector of a text
+    without tokens is zero. `layers`, `pool`, `state` (`zero` or `warm`) and `batch_size` are the arguments of
+    `LoadedElmo.embed`, the others those of `load`. `fit` learns nothing: it reads the model, which is then part of the
+    pickle.
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", pool: str = "mean",
@@ -40,7 +41,7 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.allow_nonfinite = allow_nonfinite
 
     def fit(self, X: Iterable[Text], y=None) -> "ElmoVectorizer":
-        """Read the model; X is only checked."""
+        """Load the model; X is only validated."""
         self._tokens(X)
         if self.pool is None:
             raise ValueError(f"pool: expected {listed(POOLS)}, got None")
@@ -51,7 +52,7 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self
 
     def transform(self, X: Iterable[Text]) -> np.ndarray:
-        """Vectors of texts: float32 [texts, features]."""
+        """Compute vectors of texts: float32 [texts, features]."""
         check_is_fitted(self)
         return pooled_vectors(self.elmo_, self._tokens(X), self.layers, self.state, self.batch_size, self.pool)
 

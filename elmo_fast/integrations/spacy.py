@@ -1,4 +1,4 @@
-"""The spaCy component `elmo`: `doc.tensor`, and from it the vectors of tokens, spans and documents."""
+"""The spaCy component `elmo`: sets `doc.tensor`, from which the vectors of tokens, spans and documents come."""
 
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -27,11 +27,11 @@ Part = Doc | Span | Token
     "model": DEFAULT_MODEL, "layers": "average", "state": "warm", "device": None, "precision": "highest",
     "backend": "auto", "batch_size": DEFAULT_BATCH_SIZE, "allow_nonfinite": False})
 class ElmoPipe(Pipe):
-    """Sets `doc.tensor`, float32 [tokens, width], and the vectors and similarities of its tokens and spans.
+    """Sets `doc.tensor`, float32 [tokens, width], and the vectors and similarities of documents, spans and tokens.
 
-    A text is a sentence where an earlier component has set them, else the document. Whitespace tokens count as tokens.
-    The model is read at the first document, or from a saved pipeline, which has the weights in it. The arguments, which
-    a pipeline's configuration holds, are those of `load` and of `LoadedElmo.embed`.
+    The model reads sentences if an earlier component has set sentence boundaries, else whole documents. Whitespace
+    tokens count as tokens. The model is loaded at the first document, or from a saved pipeline, which contains the
+    weights. The arguments, stored in the pipeline's configuration, are those of `load` and of `LoadedElmo.embed`.
     """
 
     def __init__(self, nlp: Language, name: str, model: str, layers: str | list[float], state: str,
@@ -58,7 +58,7 @@ class ElmoPipe(Pipe):
         return doc
 
     def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
-        """The documents, `batch_size` of them read at a time."""
+        """Process a stream of documents, `batch_size` at a time."""
         for docs in minibatch(stream, size=batch_size):
             try:
                 self._annotate(docs)
@@ -82,17 +82,17 @@ class ElmoPipe(Pipe):
         export_module(self.elmo.bilm, path)
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> "ElmoPipe":
-        """Take the model in the directory `path` instead of the configuration's."""
+        """Load the model in the directory `path` instead of the configured model."""
         return self._read(path)
 
     def to_bytes(self, *, exclude: Iterable[str] = ()) -> bytes:
-        """The files of `to_disk` as bytes."""
+        """Serialize the files of `to_disk`."""
         with tempfile.TemporaryDirectory() as folder:
             self.to_disk(folder)
             return srsly.msgpack_dumps({path.name: path.read_bytes() for path in Path(folder).iterdir()})
 
     def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> "ElmoPipe":
-        """Take the model of `to_bytes` instead of the configuration's."""
+        """Load the model from the result of `to_bytes` instead of the configured model."""
         with tempfile.TemporaryDirectory() as folder:
             for name, content in srsly.msgpack_loads(data).items():
                 (Path(folder) / Path(name).name).write_bytes(content)
@@ -103,7 +103,7 @@ make_elmo = ElmoPipe  # the name of the package's entry point
 
 
 def _vector(part: Part) -> np.ndarray:
-    """A token's vector, or the mean of those of a span or document, zeros where it is empty: float32 [width]."""
+    """The vector of a token, or the mean of a span's or document's token vectors, zero if empty: float32 [width]."""
     tensor = part.tensor
     return tensor if tensor.ndim == 1 else tensor.sum(axis=0) / max(1, len(tensor))
 
@@ -113,7 +113,7 @@ def _has_vector(part: Part) -> bool:
 
 
 def _similarity(part: Part, other: Part) -> float:
-    """Cosine of two vectors, 0 where one is zero; spaCy's own takes the same word in two contexts for the same."""
+    """Cosine of two vectors, 0 if either is zero. spaCy's default gives 1 for equal words in different contexts."""
     a, b = part.vector, other.vector
     norm = np.linalg.norm(a) * np.linalg.norm(b)
     return float(a @ b / norm) if norm else 0.0

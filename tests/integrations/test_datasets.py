@@ -81,7 +81,7 @@ def test_fingerprints_follow_arguments_and_weights_alone(model, texts, tmp_path)
     assert len(content) < 1000
     assert_rows(texts.map(pickle.loads(content), batched=True), expected(other))
     write_model(other, seed=2)
-    with pytest.raises(ValueError, match="^model: expected the weights that .*other had, got others$"):
+    with pytest.raises(ValueError, match="^model: expected the weights that .*other had before, got others$"):
         pickle.loads(content)({"text": TEXTS})
 
 
