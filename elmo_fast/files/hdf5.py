@@ -1,4 +1,4 @@
-"""HDF5 files: written atomically; read within plausible sizes, with errors that name the file."""
+"""Write HDF5 files atomically, and read them with checks of sizes and links and with errors that name the file."""
 
 import contextlib
 import mmap
@@ -15,25 +15,25 @@ from elmo_fast.files.atomic import DeferredErrorFile, atomic_path
 from elmo_fast.files.strings import split
 
 if TYPE_CHECKING:
-    import h5py  # imported where it is used: the help of the command needs none
+    import h5py  # imported lazily, so that `elmo-fast --help` does not load it
 
-MAGIC = b"\x89HDF\r\n\x1a\n"  # the first bytes of a file
-# h5py's errors for damaged files: HDF5's own, mapped to the nearest Python error.
+MAGIC = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file
+# Errors that h5py raises for damaged files: HDF5's errors, mapped to the nearest Python type.
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
-MOST_UNPACKED = 8 << 30  # bytes; more are accepted where the file itself has a tenth of them
+MOST_UNPACKED = 8 << 30  # bytes; more are accepted for files of at least a tenth of the unpacked size
 MOST_EXPANSION = 10
-_MOST_DEPTH = 256  # of groups in each other: a sentence used as a key has a group for every slash
-# Groups that the paths of all objects lead through; more are accepted where the file has 64 bytes for each of them.
+_MOST_DEPTH = 256  # nested groups; a sentence used as a key has a group per slash
+# Components of the paths of all links together; more are accepted if the file has 64 bytes per component.
 _MOST_STEPS = 1 << 16
-_KINDS = {"f": "floating-point numbers", "i": "signed integers", "u": "unsigned integers"}  # of NumPy
+_KINDS = {"f": "floating-point numbers", "i": "signed integers", "u": "unsigned integers"}  # kinds of NumPy dtypes
 
 
 @contextlib.contextmanager
 def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
-    """An HDF5 file to read; `name` is what it is.
+    """Open an HDF5 file for reading; errors call it `name`.
 
-    Raises `OSError` where there is no file that can be read, and `ConfigurationError` for damage found in the body, for
-    links and datasets that lead out of the file, and for datasets that unpack to implausible sizes.
+    Raises `OSError` if there is no readable file, and `ConfigurationError` for damage, also when the body detects it,
+    for links and datasets that refer to other files, and for datasets with implausible unpacked sizes.
     """
     import h5py
 
@@ -57,14 +57,14 @@ def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
 
 
 def _check_inside(file: "h5py.File", where: str) -> None:
-    """Refuse soft and external links, external storage and virtual datasets: they can read any file of the user's."""
+    """Refuse soft and external links, external storage and virtual datasets: they can read any file of the user."""
     import h5py
 
     stored, extents = os.path.getsize(file.filename), []
     for link, kind in _links(file, where, max(_MOST_STEPS, stored >> 6)):
         shown = f"{where}: {_shown(link)}"
         if kind != h5py.h5l.TYPE_HARD:
-            raise ConfigurationError(f"{shown}: expected a dataset in the file itself, found a link to another place")
+            raise ConfigurationError(f"{shown}: expected a dataset in the file itself, found a soft or external link")
         item = h5py.h5o.open(file.id, link)
         if not isinstance(item, h5py.h5d.DatasetID):
             continue
@@ -76,18 +76,18 @@ def _check_inside(file: "h5py.File", where: str) -> None:
             extents.append((item.get_offset(), item.get_storage_size()))
     _check_heaps(file.filename, sorted(extents))
     for attribute in file.attrs:
-        if file.attrs.get_id(attribute).get_type().get_class() == h5py.h5t.VLEN:  # HDF5 crashes over damaged ones
+        if file.attrs.get_id(attribute).get_type().get_class() == h5py.h5t.VLEN:  # HDF5 crashes on damaged values
             raise ConfigurationError(f"{where}: attribute {_shown(attribute)}: expected numbers or strings, found "
                                      "sequences")
 
 
 def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]:
-    """Path and type of every link, hard links followed; `ConfigurationError` where they lead too deep or too far."""
+    """Path and type of every link, following hard links; `ConfigurationError` if paths are too deep or too many."""
     links: list[tuple[bytes, int]] = []
     left = steps
 
     def visit(link: bytes, info) -> bool | None:
-        """True ends the walk: an exception inside HDF5's own recursion is another by the time it comes out."""
+        """Return True to stop the visit: h5py would replace an exception raised here by another."""
         nonlocal left
         depth = 1 + link.count(b"/")
         left -= depth
@@ -95,19 +95,19 @@ def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]
         return depth > _MOST_DEPTH or left < 0 or None
 
     if file.id.links.visit(visit, info=True):
-        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {_MOST_DEPTH} groups in each "
-                                 "other, and fewer paths in a file of this size, found more")
+        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {_MOST_DEPTH} nested groups, "
+                                 "and fewer paths in a file of this size, found more")
     return links
 
 
 def _shown(name: bytes | str) -> str:
-    """A name for a message."""
+    """A name as text for a message, shortened to 80 characters."""
     text = name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
     return f"{text[:80]}..." if len(text) > 80 else text
 
 
 def _names(group: "h5py.Group") -> str:
-    """The first names in a group, for a message."""
+    """The first eight names in a group, for a message."""
     names = [_shown(name) for name, _ in zip(group, range(8))]
     return ", ".join(names) + ("" if len(group) <= len(names) else f" and {len(group) - len(names):,} more")
 
@@ -116,7 +116,7 @@ def datasets_of(file: "h5py.File", where: str) -> dict[str, "h5py.Dataset"]:
     """All datasets by path; `ConfigurationError` for a name that is not UTF-8."""
     import h5py
 
-    found: dict[str, h5py.Dataset] = {}
+    datasets: dict[str, h5py.Dataset] = {}
     for link, _ in _links(file, where, max(_MOST_STEPS, os.path.getsize(file.filename) >> 6)):
         try:
             name = link.decode()
@@ -124,15 +124,14 @@ def datasets_of(file: "h5py.File", where: str) -> dict[str, "h5py.Dataset"]:
             raise ConfigurationError(f"{where}: {_shown(link)}: expected names in UTF-8, found other bytes") from None
         item = file[link]
         if isinstance(item, h5py.Dataset):
-            found[name] = item
-    return found
+            datasets[name] = item
+    return datasets
 
 
 def dataset_of(file: "h5py.File", name: str, where: str, kinds: str = "", *shape: int | None) -> "h5py.Dataset":
-    """A dataset whose type is of one of NumPy's `kinds` and whose axes have these sizes, None for any size; without
-    `kinds` of any type and shape.
+    """Get a dataset and check its type, one of NumPy's `kinds`, and its `shape`, with None for any size of an axis.
 
-    `ConfigurationError` that names `where` and the dataset for anything else.
+    Without `kinds`, any type and shape are accepted. `ConfigurationError` names `where` and the dataset.
     """
     import h5py
 
@@ -140,63 +139,63 @@ def dataset_of(file: "h5py.File", name: str, where: str, kinds: str = "", *shape
     if not isinstance(item, h5py.Dataset):
         raise ConfigurationError(f"{where}: expected the dataset {name}, found "
                                  f"{f'[{_names(file)}]' if item is None else 'a group'}: another file, or damaged")
-    own = item.shape
-    fits = own is not None and (not kinds or (item.dtype.kind in kinds and len(own) == len(shape) and all(
-        size in (None, found) for size, found in zip(shape, own))))
+    actual = item.shape
+    fits = actual is not None and (not kinds or (item.dtype.kind in kinds and len(actual) == len(shape) and all(
+        size in (None, actual_size) for size, actual_size in zip(shape, actual))))
     if not fits:
         axes = ", ".join("any" if size is None else str(size) for size in shape)
         wanted = f"{' or '.join(map(_KINDS.__getitem__, kinds))} of shape [{axes}]" if kinds else "values"
-        raise ConfigurationError(f"{where}: {name}: expected {wanted}, found {item.dtype!s:.80} of shape {own}")
+        raise ConfigurationError(f"{where}: {name}: expected {wanted}, found {item.dtype!s:.80} of shape {actual}")
     return item
 
 
 def strings_of(file: "h5py.File", name: str, ends: str, where: str) -> list[str]:
-    """Strings that `text.strings.joined` stored in two datasets."""
-    content, limits = (dataset_of(file, *each, None)[...] for each in ((name, where, "u"), (ends, where, "i")))
+    """Read strings that `strings.joined` encoded into two datasets."""
+    content, positions = (dataset_of(file, *given, None)[...] for given in ((name, where, "u"), (ends, where, "i")))
     try:
-        return split(content, limits)
+        return split(content, positions)
     except ValueError as error:
-        raise ConfigurationError(f"{where}: {name}, {ends}: expected strings in UTF-8 end to end and where they end, "
+        raise ConfigurationError(f"{where}: {name}, {ends}: expected strings in UTF-8 and their ends, "
                                  f"found others: the file is damaged ({error!s:.100})") from error
 
 
 def attribute_of(file: "h5py.File", name: str, where: str, kind: type, default: Any = None) -> Any:
-    """An attribute of the file that is a string or an integer, or the default where it is absent."""
-    found = file.attrs.get(name)
-    if isinstance(found, np.integer):
-        found = int(found)
-    if found is not None and type(found) is not kind:
-        raise ConfigurationError(f"{where}: attribute {name}: expected {kind.__name__}, found {shown(found)}")
-    return default if found is None else found
+    """A string or integer attribute of the file, or `default` if it is missing."""
+    value = file.attrs.get(name)
+    if isinstance(value, np.integer):
+        value = int(value)
+    if value is not None and type(value) is not kind:
+        raise ConfigurationError(f"{where}: attribute {name}: expected {kind.__name__}, found {shown(value)}")
+    return default if value is None else value
 
 
 def _check_heaps(path: str, extents: list[tuple[int, int]]) -> None:
-    """Raise `ValueError` for a damaged heap of strings outside the datasets' extents: HDF5 reads some for ever.
+    """Raise `ValueError` for a damaged string heap outside the datasets' extents: some make HDF5 read without end.
 
     A heap is `GCOL`, a version, its size, then objects: number u16, references u16, 4 bytes, size u64 and values;
-    number 0 is the free space, whose size is that of all of it ("Global Heap" in HDF5's file format specification).
+    number 0 is free space, whose size includes its header ("Global Heap" in HDF5's file format specification).
     """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         end = 0
-        for offset, size in [*extents, (len(content), 0)]:
+        for offset, length in [*extents, (len(content), 0)]:
             while (heap := content.find(b"GCOL\1", end, offset)) >= 0:
                 end = heap + int.from_bytes(content[heap + 8 : heap + 16], "little")
-                at = heap + 16
-                if not at <= end <= len(content):
+                position = heap + 16
+                if not position <= end <= len(content):
                     raise ValueError("a heap of strings is cut short")
-                while at + 16 <= end:
-                    own = int.from_bytes(content[at + 8 : at + 16], "little")
-                    own = 16 + (own + 7 & ~7) if any(content[at : at + 2]) else own
-                    if not 16 <= own <= end - at:
+                while position + 16 <= end:
+                    size = int.from_bytes(content[position + 8 : position + 16], "little")
+                    size = 16 + (size + 7 & ~7) if any(content[position : position + 2]) else size
+                    if not 16 <= size <= end - position:
                         raise ValueError("a heap of strings is damaged")
-                    at += own
-            end = max(end, offset + size)
+                    position += size
+            end = max(end, offset + length)
 
 
 def check_unpacked(name: str, size: int, stored: int, most: int | None = None) -> None:
-    """Raise `ConfigurationError` when `size` bytes are implausibly large for a compressed file of `stored` bytes.
+    """Raise `ConfigurationError` if `size` unpacked bytes are implausibly many for a file of `stored` bytes.
 
-    `most` bytes, by default 8 GB, are accepted of any file.
+    Up to `most` bytes, by default 8 GiB, are accepted for any file.
     """
     most = MOST_UNPACKED if most is None else most
     if size > max(most, MOST_EXPANSION * stored):
@@ -206,14 +205,14 @@ def check_unpacked(name: str, size: int, stored: int, most: int | None = None) -
 
 @contextlib.contextmanager
 def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", DeferredErrorFile]]:
-    """A new HDF5 file that becomes `target` when the body succeeds, and its disk file, to check in a long body."""
+    """Yield a new HDF5 file, renamed to `target` when the body succeeds, and its `DeferredErrorFile`."""
     with atomic_path(target) as part, new_hdf5(part, target) as opened:
         yield opened
 
 
 @contextlib.contextmanager
 def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple["h5py.File", DeferredErrorFile]]:
-    """A new HDF5 file, with options of `h5py.File`, and its `DeferredErrorFile`; errors name `target`."""
+    """Yield a new HDF5 file, made with options of `h5py.File`, and its `DeferredErrorFile`; errors name `target`."""
     import h5py
 
     with DeferredErrorFile(path, target) as disk, h5py.File(disk, "w", **options) as file:
@@ -222,14 +221,14 @@ def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple
 
 
 def limit_cache(file: "h5py.File") -> None:
-    """Keep HDF5's cache of records at 1 MiB and what a large one needs, such as the names of a group.
+    """Limit HDF5's metadata cache to 1 MiB, plus the space that a single large entry needs, such as a group's names.
 
-    By itself it grows to 32 MiB with a file of many datasets, whose small records take ten times that in memory.
+    By default it grows to 32 MiB in files of many datasets, whose small entries take ten times that in memory.
     """
     config = file.id.get_mdc_config()
     config.set_initial_size = True
     config.initial_size = config.min_size = 1 << 20
-    config.max_size = 128 << 20  # the most that HDF5 takes
-    config.incr_mode = config.decr_mode = 0  # no change with the rate of hits
+    config.max_size = 128 << 20  # HDF5's maximum
+    config.incr_mode = config.decr_mode = 0  # no resizing by hit rate
     config.flash_incr_mode, config.flash_multiple, config.flash_threshold = 1, 1.1, 0.1
     file.id.set_mdc_config(config)
