@@ -1,10 +1,10 @@
 """Latency of one sentence, idle and beside busy processes, and the time of the host: `bench_embed --latency`.
 
 `LoadedElmo.embed` of sentences of 1, 5, 25 and 100 tokens, in the warm state, with the default number of threads and
-with one: seconds of a call, with p50 and p99. `engine_s` is the median of the seconds inside the native module, from
-separate calls. Then a stream in slots, with both numbers of threads. Busy means beside as many processes that compute
-without end as there are cores. The host's time is CPU microseconds per token of a stream, of eight times as many
-sentences, whose token encoder and LSTM are replaced by functions that return at once.
+with one: seconds of a call, with p50 and p99. `engine_s` is the median of the seconds inside the native module. Then a
+stream in slots, with both numbers of threads. Busy means beside as many processes that compute without end as there are
+cores. The host's time is CPU microseconds per token of a stream, of eight times as many sentences, whose token encoder
+and LSTM are replaced by functions that return at once.
 """
 
 import argparse
@@ -43,26 +43,10 @@ def busy(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def calls_in_a_turn(call: Callable[[], object], threads: int, samples: list[float]) -> Callable[[], None]:
-    """A turn: calls for `SECONDS`, at least five, whose seconds are added to `samples`."""
-    def turn() -> None:
-        torch.set_num_threads(threads)
-        call()
-        end = time.perf_counter() + SECONDS
-        for number in itertools.count():
-            start = time.perf_counter()
-            if number >= 5 and start > end:
-                break
-            call()
-            samples.append(time.perf_counter() - start)
-    return turn
-
-
-def engine_seconds(call: Callable[[], object], calls: int = 50) -> float:
-    """Median of the seconds of a call inside the native module; 0 without it."""
+@contextlib.contextmanager
+def engine_clock() -> Iterator[list[float]]:
+    """A list whose only number counts the seconds inside the native module during the body."""
     module, spent = native_module()[0], [0.0]
-    if module is None:
-        return 0.0
 
     def timed(kernel: Callable) -> Callable:
         def run(*given, **named):
@@ -72,15 +56,26 @@ def engine_seconds(call: Callable[[], object], calls: int = 50) -> float:
             return result
         return run
 
-    samples = []
     with contextlib.ExitStack() as stack:
-        for name in KERNELS:
+        for name in KERNELS if module else ():
             stack.enter_context(mock.patch.object(module, name, timed(getattr(module, name))))
-        for _ in range(calls):
-            spent[0] = 0.0
+        yield spent
+
+
+def calls_in_a_turn(call: Callable[[], object], threads: int, samples: list[tuple[float, float]],
+                    spent: list[float]) -> Callable[[], None]:
+    """A turn: calls for `SECONDS`, at least five; their seconds, and those in the engine, are added to `samples`."""
+    def turn() -> None:
+        torch.set_num_threads(threads)
+        call()
+        end = time.perf_counter() + SECONDS
+        for number in itertools.count():
+            before, start = spent[0], time.perf_counter()
+            if number >= 5 and start > end:
+                break
             call()
-            samples.append(spent[0])
-    return float(np.median(samples))
+            samples.append((time.perf_counter() - start, spent[0] - before))
+    return turn
 
 
 def host_seconds(elmo: LoadedElmo, sentences: list[list[str]], slots: int, state: str, rounds: int) -> list[float]:
@@ -111,13 +106,14 @@ def sentences_of(text: list[list[str]]) -> dict[int, list[str]]:
 
 
 def latencies(elmo: LoadedElmo, sentences: dict[int, list[str]], threads: list[int],
-              rounds: int) -> dict[tuple[int, int], list[float]]:
-    """Seconds of calls by tokens and threads, by turns."""
+              rounds: int) -> dict[tuple[int, int], np.ndarray]:
+    """Seconds of calls by tokens and threads, by turns: [calls, 2], in all and in the engine."""
     samples = {case: [] for case in itertools.product(sentences, threads)}
-    turns = {(count, number): calls_in_a_turn(lambda count=count: elmo.embed([sentences[count]]), number,
-                                              samples[count, number]) for count, number in samples}
-    common.take_turns(turns, rounds)
-    return samples
+    with engine_clock() as spent:
+        common.take_turns({(count, number): calls_in_a_turn(lambda count=count: elmo.embed([sentences[count]]), number,
+                                                            samples[count, number], spent)
+                           for count, number in samples}, rounds)
+    return {case: np.array(found) for case, found in samples.items()}
 
 
 def throughputs(elmo: LoadedElmo, text: list[list[str]], slots: int, threads: list[int],
@@ -144,21 +140,16 @@ def run(arguments: argparse.Namespace) -> dict:
             found = latencies(elmo, sentences, threads, arguments.rounds)
             speeds = throughputs(elmo, text, arguments.batch_size, threads, arguments.rounds)
         for (count, number), samples in found.items():
-            alone = found[count, 1]
+            (median, engine), (of_one, _) = np.median(samples, axis=0), np.median(found[count, 1], axis=0)
             results.append(common.row(
-                common.Timing.of(samples), "s", **facts, way=f"{count} tokens", variant=load, threads=number,
-                p99=float(np.percentile(samples, 99)), tokens_per_s=count / float(np.median(samples)),
-                of_one_thread=float(np.median(samples) / np.median(alone))))
+                common.Timing.of(samples[:, 0]), "s", **facts, way=f"{count} tokens", variant=load, threads=number,
+                p99=float(np.percentile(samples[:, 0], 99)), engine_s=float(engine), tokens_per_s=count / median,
+                of_one_thread=median / of_one))
         for number, samples in speeds.items():
             results.append(common.row(common.Timing.of(samples), "tokens/s", **facts, variant=load, threads=number,
                                       way=f"slots of {arguments.batch_size}", tokens_per_s=float(np.median(samples)),
                                       of_one_thread=float(np.median(samples) / np.median(speeds[1]))))
     torch.set_num_threads(default)
-    engine = {f"{count} tokens": engine_seconds(lambda tokens=tokens: elmo.embed([tokens]))
-              for count, tokens in sentences.items()}
-    for result in results:
-        if result["variant"] == "idle" and result["threads"] == default and result["way"] in engine:
-            result["engine_s"] = common.rounded(engine[result["way"]])
     for state in ("zero", "carry"):
         samples = host_seconds(elmo, long_text, arguments.batch_size, state, arguments.rounds)
         timing = common.Timing.of([1e6 * seconds for seconds in samples])

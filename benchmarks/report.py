@@ -21,6 +21,7 @@ from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, one, ours, read,
 
 PAGES = ("README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("performance", "serving", "scaling")))
 PEER_SIZES = ("original", "small", "bundled")
+LOADS = tuple((load, threads) for load in ("idle", "busy") for threads in (1, 2))
 NOT_YET = "\nNot recorded yet.\n"
 CHARTS = common.ROOT / "docs" / "pictures"
 _PART = re.compile(r"(<!-- report: ([\w ]+) -->)(.*?)(<!-- /report -->)", re.DOTALL)
@@ -94,6 +95,27 @@ def peers() -> str:
 def peers_machine() -> str:
     """Where `peers` was measured."""
     return f"TensorFlow {read('peers-original')['settings']['tensorflow']}, {machine('peers-original')}"
+
+
+def latency() -> str:
+    """Milliseconds of one sentence, idle and busy, and the host's microseconds per token."""
+    head = ["model", "tokens", "idle, one thread", "idle, two threads", "of these in the engine", "busy, one thread",
+            "busy, two threads"]
+    lines = []
+    for size in ("bundled", "small"):
+        for count in (1, 5, 25, 100):
+            recorded_rows = rows(f"latency-{size}-amx", way=f"{count} tokens")
+            found = {(row["variant"], row["threads"]): row for row in recorded_rows}
+            cells = [f"{1e3 * found[case]['median']:.1f}" for case in LOADS]
+            lines.append([size, str(count), *cells[:2], f"{1e3 * found['idle', 2]['engine_s']:.1f}", *cells[2:]])
+    return markdown(head, lines)
+
+
+def host() -> str:
+    """The host's share of a stream."""
+    least, most = (f(row["median"] for size in ("bundled", "small") for row in rows(f"latency-{size}-amx", way="host"))
+                   for f in (min, max))
+    return f"{least:.1f} to {most:.1f}"
 
 
 def token_table() -> str:
@@ -204,6 +226,7 @@ def _both(trainer: dict) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed machine": speed_machine, "embed": embed, "layer": layer,
     "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
+    "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
     "token table": token_table, "train": train, "train ratio": train_ratio, "reference": reference, "io": io,
     "io stages": io_stages, "io memory": io_memory, "io machine": io_machine, "serve": serve,
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}

@@ -60,8 +60,7 @@ def test_latency_has_every_length_load_and_number_of_threads(bench):
     assert sorted((case["way"], case["variant"], case["threads"]) for case in cases if case["way"] != "host") == sorted(
         itertools.product(ways, ["idle", "busy"], [1, 2]))
     assert all(case["p99"] >= case["median"] for case in cases if "p99" in case)
-    engine = {case["way"]: case for case in cases if "engine_s" in case}
-    assert engine.keys() == set(ways[:-1]) and all(case["engine_s"] > 0 for case in engine.values())
+    assert all(0 < case["engine_s"] < case["median"] for case in cases if case["unit"] == "s")
     assert [case["variant"] for case in cases if case["way"] == "host"] == ["zero state", "carry state"]
 
 
