@@ -29,8 +29,9 @@ from elmo_fast.bench.work import (  # noqa: F401 (for the benchmarks)
 )
 
 SOURCE = common.ROOT / "benchmarks" / "native" / "machine_floor.cpp"
-# precision: bytes of one packed weight, tile products for one fp32 product (0: fp32 arithmetic)
-PRECISIONS = {"highest": (4, 0), "high": (4, 3), "medium": (2, 1)}
+# precision: bytes of one packed weight, tile products for one fp32 product (0: fp32 arithmetic; None: bytes,
+# whose rate is not measured)
+PRECISIONS = {"highest": (4, 0), "high": (4, 3), "medium": (2, 1), "low": (1, None)}
 _FEATURES = {"avx512f": ["-mavx512f"], "avx2": ["-mavx2", "-mfma"]}
 _TILES = ["-mamx-tile", "-mamx-bf16"]
 
@@ -58,6 +59,8 @@ class Rates:
 
     def flops(self, precision: str) -> float:
         products = PRECISIONS[precision][1]
+        if products is None:
+            raise NoFloor(f"the rate of this machine's products for {precision} is not measured")
         if products and not self.tiles:
             raise NoFloor(f"this machine has no rate of tile products for {precision}")
         return self.tiles / products if products else self.fp32
@@ -100,8 +103,12 @@ class Watch:
             self._rates.append(self._measure())
 
     def busy(self) -> dict[tuple, list[bool]]:
-        """By case and turn: whether the rate before or after it was a third below the best of the run."""
-        return {case: self._marks(turns, case[2]) for case, turns in self._turns.items()}
+        """By case and turn: whether the rate before or after it was a third below the best of the run.
+
+        The rate is that of fp32 where the precision's is not measured.
+        """
+        known = {precision: "highest" if row[1] is None else precision for precision, row in PRECISIONS.items()}
+        return {case: self._marks(turns, known[case[2]]) for case, turns in self._turns.items()}
 
     def _marks(self, turns: list[int], precision: str) -> list[bool]:
         speeds = [rates.flops(precision) for rates in self._rates]

@@ -8,10 +8,11 @@
 namespace elmo_fast {
 
 // highest: fp32, denormals as IEEE. high: bf16 operands split in two, three products. medium: bf16.
-// high and medium need AMX, accumulate in fp32 and flush denormals inside products. An infinite input stays infinite
-// in every product with a weight that bf16 does not round to zero.
-enum class Precision : int32_t { highest = 0, high = 1, medium = 2 };
-constexpr const char* precision_names[] = {"highest", "high", "medium"};  // by number
+// high and medium need AMX, accumulate in fp32 and flush denormals inside products. low: bytes, with a scale for each
+// row and column of a product and 512 of k, exact sums in 32 bits; a row's 512 values that are all below 2^-100 are
+// zero. An infinite input stays infinite in every product with a weight that the precision does not round to zero.
+enum class Precision : int32_t { highest = 0, high = 1, medium = 2, low = 3 };
+constexpr const char* precision_names[] = {"highest", "high", "medium", "low"};  // by number
 constexpr int precision_count = sizeof precision_names / sizeof *precision_names;
 
 // y = epilogue(x W + b). highway: y = g * relu(x Wt + bt) + (1 - g) * x with g = sigmoid(x Wc + bc), K == M.

@@ -27,8 +27,8 @@ struct LstmShape {
   int64_t projection;  // P; equal to D when there is no W_P
 };
 
-// Name of the instruction set that LSTM and plain product of `precision` run on here: generic, neon, avx2, avx512, amx,
-// amx-emulated. ELMO_FAST_CPU_ISA caps it. Empty when the precision is not available.
+// Name of the instruction set that LSTM and plain product of `precision` run on here: generic, neon, avx2, avx-vnni,
+// avx512, avx512-vnni, amx, amx-emulated. ELMO_FAST_CPU_ISA caps it. Empty when the precision is not available.
 std::string lstm_isa(Precision precision);
 
 // Bytes of the packed weights of both directions.

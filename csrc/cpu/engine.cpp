@@ -11,18 +11,30 @@ namespace elmo_fast::cpu {
 namespace {
 
 // By level; empty for one that CMake did not build. An engine that is not built is named in discarded code alone.
-#define ELMO_FAST_FP32_LEVEL(isa, name)                                 \
-  []() -> Level {                                                       \
-    if constexpr (ELMO_FAST_HAS_##isa) return {&isa##_engine, nullptr}; \
-    else return {};                                                     \
+// Engines in the order of Precision.
+#define ELMO_FAST_FP32_LEVEL(isa, name)                                                                             \
+  []() -> Level {                                                                                                   \
+    if constexpr (ELMO_FAST_HAS_##isa)                                                                              \
+      return {&isa##_engine, {&isa##_engine.highest, nullptr, nullptr, &isa##_engine.low}, &isa##_engine.features}; \
+    else return {};                                                                                                 \
   }(),
-#define ELMO_FAST_TILE_LEVEL(isa, name, fp32)                                  \
-  []() -> Level {                                                              \
-    if constexpr (ELMO_FAST_HAS_##isa) return {&fp32##_engine, &isa##_engine}; \
-    else return {};                                                            \
+#define ELMO_FAST_DOTS_LEVEL(isa, name, fp32)                                                                         \
+  []() -> Level {                                                                                                     \
+    if constexpr (ELMO_FAST_HAS_##isa && ELMO_FAST_HAS_##fp32)                                                        \
+      return {&fp32##_engine, {&fp32##_engine.highest, nullptr, nullptr, &isa##_engine.low}, &isa##_engine.features}; \
+    else return {};                                                                                                   \
   }(),
-constexpr Level levels[] = {ELMO_FAST_LEVELS(ELMO_FAST_FP32_LEVEL, ELMO_FAST_TILE_LEVEL)};
+#define ELMO_FAST_TILE_LEVEL(isa, name, fp32)                                                        \
+  []() -> Level {                                                                                    \
+    if constexpr (ELMO_FAST_HAS_##isa && ELMO_FAST_HAS_##fp32)                                       \
+      return {&fp32##_engine,                                                                        \
+              {&fp32##_engine.highest, &isa##_engine.high, &isa##_engine.medium, &isa##_engine.low}, \
+              &isa##_engine.features};                                                               \
+    else return {};                                                                                  \
+  }(),
+constexpr Level levels[] = {ELMO_FAST_LEVELS(ELMO_FAST_FP32_LEVEL, ELMO_FAST_DOTS_LEVEL, ELMO_FAST_TILE_LEVEL)};
 #undef ELMO_FAST_FP32_LEVEL
+#undef ELMO_FAST_DOTS_LEVEL
 #undef ELMO_FAST_TILE_LEVEL
 
 bool runs(Isa isa, uint32_t features, bool amx_permitted) {
@@ -39,7 +51,7 @@ Isa cap() {
 
 const Level& level_of(Isa isa) { return levels[static_cast<int>(isa)]; }
 
-uint32_t needed_features(const Level& level) { return level.fp32->features | (level.bf16 ? level.bf16->features : 0); }
+uint32_t needed_features(const Level& level) { return level.fp32->features | *level.features; }
 
 Isa best_isa(uint32_t features, bool amx_permitted, Isa cap) {
   for (int k = static_cast<int>(cap); k >= 0; --k)
@@ -57,14 +69,7 @@ Isa cpu_isa() {
   return best_isa(features, highest == Isa::amx && amx_permitted(), highest);
 }
 
-const Engine* engine_of(const Level& level, Precision precision) {
-  switch (precision) {
-    case Precision::highest: return level.fp32;
-    case Precision::high: return level.bf16 ? &level.bf16->high : nullptr;
-    case Precision::medium: return level.bf16 ? &level.bf16->medium : nullptr;
-  }
-  return nullptr;
-}
+const Engine* engine_of(const Level& level, Precision precision) { return level.of[static_cast<int>(precision)]; }
 
 Isa isa_for(Precision precision) {
   const int number = static_cast<int>(precision);

@@ -115,29 +115,38 @@ struct Engine {
 };
 
 // `features`: the set that the engine's code needs of the processor.
-struct Fp32Engine : Engine {
+struct Fp32Engine {
+  Engine highest, low;
   LstmTrainingEngine training;
   CharCnnEngine char_cnn;
   uint32_t features;
 };
 
+struct DotsEngine {
+  Engine low;
+  uint32_t features;
+};
+
 struct AmxEngine {
-  Engine high;
-  Engine medium;
+  Engine high, medium, low;
   uint32_t features;
 };
 
 // Constants of engine_isa.cpp: to look one up runs no code of its instruction set. CMake says which are built.
 #define ELMO_FAST_FP32_ENGINE(isa, ...) extern const Fp32Engine isa##_engine;
+#define ELMO_FAST_DOTS_ENGINE(isa, ...) extern const DotsEngine isa##_engine;
 #define ELMO_FAST_TILE_ENGINE(isa, ...) extern const AmxEngine isa##_engine;
-ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_TILE_ENGINE)
+ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_DOTS_ENGINE, ELMO_FAST_TILE_ENGINE)
 #undef ELMO_FAST_FP32_ENGINE
+#undef ELMO_FAST_DOTS_ENGINE
 #undef ELMO_FAST_TILE_ENGINE
 
-// The engines of a level; null where the build has none for it. Without `bf16` a level has fp32 alone.
+// The engines of a level: of training and char-CNN, and by precision, null where there is none. `fp32` is null where
+// the build has none for the level.
 struct Level {
   const Fp32Engine* fp32;
-  const AmxEngine* bf16;
+  const Engine* of[precision_count];
+  const uint32_t* features;  // those of the level's own engine
 };
 
 const Level& level_of(Isa isa);

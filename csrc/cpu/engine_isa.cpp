@@ -1,14 +1,16 @@
 // The engine of one instruction set. CMakeLists.txt compiles this file once for each, with its flags: ELMO_FAST_ENGINE
-// is the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_TILES the tiles of a bf16 one, and
-// ELMO_FAST_HEADER the header of either.
+// is the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_DOTS that of one for products of
+// bytes, ELMO_FAST_TILES the tiles of one for those, and ELMO_FAST_HEADER the header of each.
 #include ELMO_FAST_HEADER
 
 #include "char_cnn/backward.h"
+#include "gemm/int8.h"
 #include "gemm/linear.h"
 #include "isa.h"
 #include "lstm/weight_gradients.h"
 #ifdef ELMO_FAST_TILES
 #include "gemm/amx.h"
+#include "gemm/amx_int8.h"
 #endif
 
 namespace elmo_fast::cpu {
@@ -21,12 +23,16 @@ constexpr Engine make_engine() {
 
 }  // namespace
 
-#ifdef ELMO_FAST_TILES
+#if defined(ELMO_FAST_TILES)
 constexpr AmxEngine ELMO_FAST_ENGINE = {make_engine<AmxGemm<ELMO_FAST_TILES, 2>>(),
-                                        make_engine<AmxGemm<ELMO_FAST_TILES, 1>>(), compiled_features()};
+                                        make_engine<AmxGemm<ELMO_FAST_TILES, 1>>(),
+                                        make_engine<AmxInt8Gemm<ELMO_FAST_TILES>>(), compiled_features()};
+#elif defined(ELMO_FAST_DOTS)
+constexpr DotsEngine ELMO_FAST_ENGINE = {make_engine<Int8Gemm<ELMO_FAST_DOTS>>(), compiled_features()};
 #else
-constexpr Fp32Engine ELMO_FAST_ENGINE = {make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), lstm_training_engine<ELMO_FAST_VEC>(),
-                                         char_cnn_engine<ELMO_FAST_VEC>(), compiled_features()};
+constexpr Fp32Engine ELMO_FAST_ENGINE = {make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), make_engine<Int8Gemm<ELMO_FAST_VEC>>(),
+                                         lstm_training_engine<ELMO_FAST_VEC>(), char_cnn_engine<ELMO_FAST_VEC>(),
+                                         compiled_features()};
 #endif
 
 }  // namespace elmo_fast::cpu

@@ -7,33 +7,37 @@
 
 namespace elmo_fast {
 
-// The levels in ascending order, a row each: its constant and its name. A FP32 level has the engine of its constant's
-// name; a TILES level has one for 16-bit products, and in fp32 that of another level. generic and neon are those of
-// AArch64, all but neon those of x86. amx_emulated is AVX-512 code that computes what AMX would, bit for bit; tests ask
-// for it, detection never finds it.
+// The levels in ascending order, a row each: its constant and its name. A FP32 level has an engine of its constant's
+// name for every precision that needs no more; a DOTS level one for products of bytes, a TILES level one for all
+// products on tiles, and both have the rest from another level. generic and neon are those of AArch64, all but neon
+// those of x86. amx_emulated is AVX-512 code that computes what AMX would, bit for bit; tests ask for it, detection
+// never finds it.
 // clang-format off
-#define ELMO_FAST_LEVELS(FP32, TILES) \
-  FP32(generic, "generic")            \
-  FP32(neon, "neon")                  \
-  FP32(avx2, "avx2")                  \
-  FP32(avx512, "avx512")              \
-  TILES(amx, "amx", avx512)           \
+#define ELMO_FAST_LEVELS(FP32, DOTS, TILES)   \
+  FP32(generic, "generic")                    \
+  FP32(neon, "neon")                          \
+  FP32(avx2, "avx2")                          \
+  DOTS(avx_vnni, "avx-vnni", avx2)            \
+  FP32(avx512, "avx512")                      \
+  DOTS(avx512_vnni, "avx512-vnni", avx512)    \
+  TILES(amx, "amx", avx512)                   \
   TILES(amx_emulated, "amx-emulated", avx512)
 // clang-format on
 
 #define ELMO_FAST_CONSTANT(isa, ...) isa,
-enum class Isa : int32_t { ELMO_FAST_LEVELS(ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT) };
+enum class Isa : int32_t { ELMO_FAST_LEVELS(ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT) };
 #undef ELMO_FAST_CONSTANT
 
 #define ELMO_FAST_ONE(...) +1
-constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE);
+constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FAST_ONE);
 #undef ELMO_FAST_ONE
 
 // Of x86. A set of them has a bit for each.
 // clang-format off
 enum class Feature : uint32_t {
   sse3, ssse3, sse4_1, sse4_2, popcnt, xsave, avx, f16c, fma, avx2, bmi1, bmi2, lzcnt, movbe,
-  avx512f, avx512bw, avx512cd, avx512dq, avx512vl, avx512_bf16, amx_tile, amx_bf16
+  avx512f, avx512bw, avx512cd, avx512dq, avx512vl, avx512_bf16, amx_tile, amx_bf16,
+  avx_vnni, avx512_vnni, amx_int8
 };
 // clang-format on
 
@@ -69,7 +73,10 @@ constexpr FeatureBit feature_bits[] = {{"sse3", 1, 0, 2, 0, 0},
                                        {"avx512vl", 7, 0, 1, 31, saves_zmm},
                                        {"avx512_bf16", 7, 1, 0, 5, saves_zmm},
                                        {"amx_tile", 7, 0, 3, 24, saves_tiles},
-                                       {"amx_bf16", 7, 0, 3, 22, saves_tiles}};
+                                       {"amx_bf16", 7, 0, 3, 22, saves_tiles},
+                                       {"avx_vnni", 7, 1, 0, 4, saves_ymm},
+                                       {"avx512_vnni", 7, 0, 2, 11, saves_zmm},
+                                       {"amx_int8", 7, 0, 3, 25, saves_tiles}};
 constexpr int feature_count = sizeof feature_bits / sizeof *feature_bits;
 
 constexpr uint32_t bit(Feature feature) { return 1u << static_cast<uint32_t>(feature); }
@@ -146,6 +153,15 @@ constexpr uint32_t compiled_features() {
 #endif
 #if defined(__AMX_BF16__) || defined(__AMXBF16__)
   set |= bit(Feature::amx_bf16);
+#endif
+#ifdef __AVXVNNI__
+  set |= bit(Feature::avx_vnni);
+#endif
+#ifdef __AVX512VNNI__
+  set |= bit(Feature::avx512_vnni);
+#endif
+#if defined(__AMX_INT8__) || defined(__AMXINT8__)
+  set |= bit(Feature::amx_int8);
 #endif
   return set;
 }

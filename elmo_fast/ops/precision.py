@@ -43,12 +43,14 @@ OPERANDS = {
     "bf16x3": Operands("float32", 16, 4e-5),  # an operand is split in two bf16 parts; three products
     "tf32": Operands("float32", 11, 2.5e-3),
     "fp16": Operands("float16", 11, 3e-3),
-    "bf16": Operands("bfloat16", 8, 3e-2)}
+    "bf16": Operands("bfloat16", 8, 3e-2),
+    "int8": Operands("int8", 7, 3e-2)}  # with a scale for each row or column and 512 of k; sums are exact
 
 PRECISIONS = {
     "highest": Precision("ieee", "ieee", "ieee", None, 1e-5),
     "high": Precision("bf16x3", "tf32", "tf32", "AMX", 5e-3),
-    "medium": Precision("bf16", "bf16", "fp16", "AMX", 5e-2)}
+    "medium": Precision("bf16", "bf16", "fp16", "AMX", 5e-2),
+    "low": Precision("int8", "bf16", "fp16", None, 5e-2)}
 
 check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)
 

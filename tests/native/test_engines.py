@@ -21,7 +21,7 @@ from tests.support.files import python
 from tests.support.native_program import BUILD, CMAKE, COMPILER, NINJA, ROOT, configure, printed
 
 X86 = platform.machine() in ("x86_64", "AMD64")
-LEVELS = ("generic", "avx2", "avx512", "amx")
+LEVELS = ("generic", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx")
 PROCESSORS = {"core2duo": "generic", "Nehalem": "generic", "IvyBridge": "generic", "Haswell,-fma": "generic",
               "Haswell": "avx2", "EPYC-Rome": "avx2"}  # of qemu, with the best level; it has no AVX-512
 MINGW = "x86_64-w64-mingw32-g++-posix"
@@ -123,7 +123,8 @@ def test_other_compilers(compiler):
         pytest.skip(f"needs {compiler}")
     program = built(compiler, f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_CXX_FLAGS=-Werror")
     engines = {path.name.removesuffix(".dir") for path in (program.parent / "CMakeFiles").glob("engine_*.dir")}
-    assert engines == {f"engine_{name}" for name in ("generic", "avx2", "avx512", "amx", "amx_emulated")}
+    assert engines == {f"engine_{name}" for name in (
+        "generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx", "amx_emulated")}
     passed(program, cases=280)
 
 
@@ -143,7 +144,7 @@ def test_the_engine_compiles_for_other_systems(target, tmp_path):
     engine = [f"-DELMO_FAST_ENGINE={vec}_engine", f"-DELMO_FAST_VEC={vec.title()}Vec",
               f'-DELMO_FAST_HEADER="vec/{vec}.h"']
     built = [f"-DELMO_FAST_HAS_{name}={int(name == vec)}" for name in (
-        "generic", "neon", "avx2", "avx512", "amx", "amx_emulated")]
+        "generic", "neon", "avx2", "avx_vnni", "avx512", "avx512_vnni", "amx", "amx_emulated")]
     for path in (ROOT / "csrc" / "cpu").rglob("*.cpp"):
         printed([sys.executable, "-m", "ziglang", "c++", "-target", target, "-std=c++17", f"-I{ROOT / 'csrc'}", "-Wall",
                  "-Wextra", "-Werror", *(engine if path.name == "engine_isa.cpp" else built), "-c", path, "-o",

@@ -2,19 +2,31 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.testing import relative_error
 from tests.support import engines
-from tests.support.engines import HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, Engine, altered, native, needs_native
+from tests.support.engines import (
+    HIGHEST,
+    LOW,
+    NATIVE,
+    REFERENCE,
+    TILE_ISAS,
+    TILES,
+    Engine,
+    altered,
+    native,
+    needs_native,
+)
 from tests.support.grid import grid
 from tests.support.models import options
 from tests.support.op_cases import Case, char_cnn_case, highway_case, linear_case, lstm_case, normal, on_threads
 
 HIGHWAY = 1  # epilogue
-ENGINES = [*HIGHEST, *TILES]
+ENGINES = [*HIGHEST, *TILES, *LOW]
 
 
 def with_x(case, x):
@@ -25,7 +37,7 @@ def with_x(case, x):
     [Engine("torch"), Engine("auto"), *ENGINES, *engines.TRITON], [linear_case, highway_case],
     [(1, 1), (16, 32), (33, 17), (37, 11), (700, 70), (512, 512)], [1, 5, 14, 15, 100, 1000]))
 def test_agrees_with_float64(engine, make, size, rows):
-    if engine in (*TILES, *engines.TRITON) and rows * max(size) ** 2 > 1e7:
+    if engine in (*TILES, *LOW, *engines.TRITON) and rows * max(size) ** 2 > 1e7:
         rows = rows // 10 + 3  # an emulation is slow
     case = make(rows, *size)
     found, = case.run(engine)
@@ -117,10 +129,65 @@ def test_nan_and_infinity_pass(engine, make, size):
     x[1, 2], x[2, 3], x[3, 4] = torch.nan, torch.inf, -torch.inf
     if engine.precision != "medium" and make is linear_case:  # the largest bf16 is smaller
         x[4, 5] = 3.4e38
+    if engine in LOW:  # infinity times a weight that rounds to zero is NaN
+        for weight in (each for name, each in case.operands.items() if name != "x" and each.dim() == 2):
+            weight[[3, 4]] = weight[[3, 4]].sign() * weight[[3, 4]].abs().clamp_min(float(weight.abs().max()) / 200)
     found, expected = case.run(engine)[0], case.run(REFERENCE)[0].float()
     assert found[1].isnan().all() and torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isinf(), expected.isinf()) and expected.isinf().any()
     assert torch.equal(found[expected.isinf()], expected[expected.isinf()])
+
+
+def in_bytes(x):
+    """What `low` makes of x [R, K]: whole numbers, their scales for each row and 512 columns, [R, K] each, float64."""
+    x = np.asarray(x, np.float32)
+    scales = np.concatenate([np.abs(x[:, k : k + 512]).max(1, keepdims=True).repeat(len(x[0, k : k + 512]), 1)
+                             for k in range(0, x.shape[1], 512)], 1)
+    scales[scales < 2.0**-100] = 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.where(scales > 0, np.rint(x * (np.float32(127) / scales)), 0)
+    return values.astype(np.float64), (scales / np.float32(127)).astype(np.float64)
+
+
+def extreme(kind, rows, columns):
+    """Operands at the edges of a byte: all of the largest size, halves between whole numbers, one large value among
+    small ones, and sizes from the smallest to the largest number."""
+    random = np.random.default_rng(rows + columns)
+    signs = random.choice([-1, 1], (rows, columns))
+    if kind == "largest":
+        return (signs if rows % 2 else np.ones((rows, columns))).astype(np.float32)
+    if kind == "halves":
+        x = random.integers(-127, 127, (rows, columns)) + 0.5
+        x[:, ::512] = 127
+        return x.astype(np.float32)
+    if kind == "one large":
+        x = random.normal(size=(rows, columns))
+        x[:, ::300] = 1e4
+        return x.astype(np.float32)
+    return (random.normal(size=(rows, columns)) * 2.0 ** random.integers(-126, 60, (rows, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize("engine", LOW, ids=str)
+@pytest.mark.parametrize("kind", ["largest", "halves", "one large", "any size"])
+@pytest.mark.parametrize("rows, depth, columns", [(1, 1, 1), (7, 4, 5), (40, 513, 33), (17, 1600, 40)])
+def test_sums_of_bytes_are_exact(engine, kind, rows, depth, columns):
+    x, weight = extreme(kind, rows, depth), extreme(kind, columns, depth)
+    operands = {"x": torch.from_numpy(x), "weight": torch.from_numpy(weight).T.contiguous(),
+                "bias": torch.linspace(-1, 1, columns)}
+    (left, of_rows), (right, of_columns) = in_bytes(x), in_bytes(weight)
+    expected = (left * of_rows) @ (right * of_columns).T + operands["bias"].double().numpy()
+    size = np.abs(left * of_rows) @ np.abs(right * of_columns).T + 1
+    found, = Case(operands, linear).run(engine)
+    assert (np.abs(found.double().numpy() - expected) <= 3e-7 * size).all()
+
+
+@pytest.mark.parametrize("isas", [("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx", "amx-emulated")])
+def test_low_has_the_same_bits_on_levels_with_the_same_vectors(isas):
+    engines = [engine for engine in LOW if engine.isa in isas]
+    for case in (linear_case(61, 7, 3), linear_case(13, 1300, 37), highway_case(61, 40)):
+        for threads in (1, 2, 5):
+            found, *others = [on_threads(threads, case.run, engine)[0] for engine in engines] or [None]
+            assert all(torch.equal(found, other) for other in others)
 
 
 @pytest.mark.parametrize("engine", HIGHEST, ids=str)

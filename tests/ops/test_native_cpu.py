@@ -15,7 +15,7 @@ from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_snapshot
 from elmo_fast.ops.linear import cpu as linear
 from elmo_fast.ops.projected_lstm import cpu as projected_lstm
-from tests.support.engines import HIGHEST, ISAS, NATIVE, TILES, altered, isa, native, needs_native
+from tests.support.engines import HIGHEST, ISAS, LOW, NATIVE, TILES, altered, isa, native, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
 
@@ -128,7 +128,7 @@ def test_inputs_and_outputs_may_lie_anywhere(engine, adds):
     ({"rows": int32([0, 1, 2], [0, 1, 3])}, "rows"), ({"rows": int32([0, -1, 2], [0, 1, 2])}, "rows"),
     ({"out_rows": int32([0, 1, 3], [0, 1, 2])}, "out_rows"), ({"out_rows": int32([0, 1, -2], [0, 1, 2])}, "out_rows"),
     ({"cell_clip": 0.0}, "clip"), ({"proj_clip": float("nan")}, "clip"), ({"threads": 0}, "threads"),
-    ({"chunk_rows": -1}, "chunk"), ({"precision": 3}, "precision"), ({"packed_size": lambda size: size - 1}, "packed"),
+    ({"chunk_rows": -1}, "chunk"), ({"precision": 4}, "precision"), ({"packed_size": lambda size: size - 1}, "packed"),
     ({"packed": torch.zeros(1 << 16, dtype=torch.uint8)}, "packed"), ({"dim": 7}, "packed: expected lstm"),
 ])
 def test_wrong_sizes_are_refused(changes, message):
@@ -168,9 +168,9 @@ def test_16_bit_products_need_tiles():
 
 
 def test_packed_size_is_within_a_tenth():
-    for engine in (*HIGHEST, *TILES):
+    for engine in (*HIGHEST, *TILES, *LOW):
         number = native.precisions[engine.precision]
-        plain = (2 if engine.precision == "medium" else 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
+        plain = {"medium": 2, "low": 1}.get(engine.precision, 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
         with isa(engine.isa):
             assert native.lstm_packed_size(512, 4096, 512, number) <= 1.1 * plain
             highway = native.epilogues["highway"]

@@ -85,6 +85,12 @@ def test_tables_agree_with_the_engine_and_the_names_that_need_no_torch():
         assert {row.cpu, row.gpu, row.bounded} <= OPERANDS.keys()
 
 
+def test_low_is_medium_on_a_gpu():
+    low, medium = PRECISIONS["low"], PRECISIONS["medium"]
+    assert (low.gpu, low.bounded) == (medium.gpu, medium.bounded) and low.cpu != medium.cpu
+
+
 def test_the_lowest_precision_rounds_most_whatever_the_order():
     for names in itertools.permutations(PRECISIONS):
-        assert lowest(*names) == "medium" and lowest(*set(names) - {"medium"}) == "high"
+        assert lowest(*names) == "low" and lowest(*set(names) - {"low"}) == "medium"
+        assert lowest(*set(names) - {"medium", "low"}) == "high"

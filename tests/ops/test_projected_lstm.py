@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 from elmo_fast.ops import projected_lstm as op
 from elmo_fast.testing import relative_error
 from tests.support import engines
-from tests.support.engines import FAST, FIXED, GPU, HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, TORCH, Engine, altered
+from tests.support.engines import (
+    FAST,
+    FIXED,
+    GPU,
+    HIGHEST,
+    LOW,
+    NATIVE,
+    REFERENCE,
+    TILE_ISAS,
+    TILES,
+    TORCH,
+    Engine,
+    altered,
+)
 from tests.support.grid import grid
 from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, layer, lstm_case, on_threads
 
@@ -54,7 +67,7 @@ def large_case(dim):
     return case, case.run(REFERENCE)
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *LOW], ids=str)
 def test_clips_that_fire_at_the_original_size(engine):
     case, expected = large_case(4096 if engine.isa == "avx512" else 1024)
     for found, truth in zip(case.run(engine), expected):
@@ -63,7 +76,7 @@ def test_clips_that_fire_at_the_original_size(engine):
         assert 0.1 < (values.abs() == limit).double().mean() < 0.99
 
 
-@pytest.mark.parametrize("engine", [*FIXED, *TILES], ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *TILES, *LOW], ids=str)
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (270, 520, 24)], ids=str)
 def test_slots_equal_sentences_run_one_by_one(engine, sizes):
     case = lstm_case(sizes, slots=SLOTS, clips=TIGHT)
@@ -78,7 +91,7 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
             assert engine.same(found[slot], expected[0])
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *LOW], ids=str)
 @pytest.mark.parametrize("sizes", [(300, 96, 40), (300, 48, 48), (70, 600, 40), (40, 1120, 24)], ids=str)
 def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
     case = lstm_case(sizes, [1 + k % 11 for k in range(37)], starts=True, clips=TIGHT)
@@ -89,6 +102,22 @@ def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
     for threads, chunk in [(1, 1), (1, 17), (2, 0), (2, 40), (3, 1), (4, 50), (6, 40), (8, 0)]:
         with altered("lstm_forward", threads=threads, chunk_rows=chunk):
             assert all(map(torch.equal, case.run(engine), expected))
+
+
+@pytest.mark.parametrize("isas", [("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx", "amx-emulated")])
+def test_low_has_the_same_bits_on_levels_with_the_same_vectors(isas):
+    for sizes in [(1, 1, 1), (5, 37, 11), (16, 24, 24), (300, 70, 40), (33, 1030, 33), (600, 40, 530)]:
+        case = lstm_case(sizes, slots=SLOTS, starts=True, clips=TIGHT)
+        for precomputed, threads in itertools.product((False, True), (1, 2, 3, 7)):
+            with altered("lstm_forward", threads=threads, chunk_rows=threads % 3):
+                found, *others = [case.run(engine, precomputed=precomputed) for engine in LOW
+                                  if engine.isa in isas] or [None]
+            assert all(all(map(torch.equal, found, other)) for other in others)
+
+
+@pytest.mark.parametrize("engine", LOW, ids=str)
+def test_low_stays_close_over_200_steps(engine):
+    lstm_case((24, 96, 24), [200, 130, 1], clips={"cell_clip": 0.3, "proj_clip": 0.1}).check(engine)
 
 
 @pytest.mark.skipif(len(TILE_ISAS) < 2, reason="one kind of tiles here")
@@ -105,7 +134,7 @@ def test_the_emulation_of_tiles_has_their_bits(precision, scale):
             assert all(map(torch.equal, found, *others))
 
 
-@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *LOW, *GPU], ids=str)
 def test_restart_makes_sentences_independent(engine):
     case = lstm_case(slots=SLOTS, starts=True)
     operands = case.operands | {name: case.operands[name] * np.nan for name in "hc"}
@@ -114,7 +143,7 @@ def test_restart_makes_sentences_independent(engine):
     assert engine.same(out, case.part(range(len(LENGTHS)), started)[0].run(engine)[0])
 
 
-@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *LOW, *GPU], ids=str)
 def test_slots_without_tokens_keep_their_state(engine):
     case = lstm_case()
     for name, after in zip("hc", case.run(engine)[1:]):
@@ -122,7 +151,7 @@ def test_slots_without_tokens_keep_their_state(engine):
         assert torch.equal(before[2], after[2]) and not torch.equal(before[3], after[3])
 
 
-@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *LOW, *GPU], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("clips", [{}, TIGHT], ids=["no clips", "clips"])  # a GPU's bf16 and fp16
 def test_what_is_no_number_stays_in_its_sentence(engine, clips, value):
@@ -155,7 +184,7 @@ def test_nan_and_infinity_pass(engine):
             assert torch.equal(one[other.isinf()], other[other.isinf()].float())
             usual = other.isfinite()
             assert usual[[0, 2]].all()
-            limit = {"highest": 1e-5, "high": 1e-4, "medium": 5e-2}[engine.precision]
+            limit = {"highest": 1e-5, "high": 1e-4, "medium": 5e-2, "low": 5e-2}[engine.precision]
             assert (one[usual] - other[usual]).abs().max() < limit
         assert found[0][[1, 4]].isnan().any(1).all() and not found[0][[0, 2]].isnan().any()
 
@@ -184,7 +213,7 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
     assert ((out.abs().view(torch.int32) - c.abs().view(torch.int32) // 2).abs() <= 1).all()
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *GPU], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *LOW, *GPU], ids=str)
 @pytest.mark.parametrize("name", ["w_1", "b_1", "p_1"])
 def test_an_edit_in_place_is_noticed(engine, name):
     case = lstm_case(clips=TIGHT)

@@ -161,7 +161,7 @@ def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
         pytest.skip("16-bit tiles need AMX, and their emulation AVX-512")
     settings, cases = bench(bench_table, "--lines", "proteins", "building")
     assert [(case["variant"], case["precision"]) for case in cases if case["workload"] == "building"] == [
-        ("reference", "highest"), *(("with a table", name) for name in ("highest", "high", "medium"))]
+        ("reference", "highest"), *(("with a table", name) for name in ("highest", "high", "medium", "low"))]
     errors = settings["lines"]["building tiny"]["errors"]
     assert settings["absent"] == {} and 0 < errors["highest"] < errors["high"] < errors["medium"]  # 16-bit products
 

@@ -87,10 +87,13 @@ ISAS = [name for name in ("generic", "neon", "avx2", "avx512") if _runs(name, "h
 TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")]  # the emulation needs AVX-512
 HIGHEST = [Engine(isa=name) for name in ISAS]
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
-FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES]
+LOW_ISAS = [name for name in ("generic", "neon", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx", "amx-emulated")
+            if _runs(name, "low")]
+LOW = [Engine("native", name, "low") for name in LOW_ISAS]
+FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES, *LOW]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
-GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS]
+GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS if precision != "low"]  # there it is medium
 GPU = [*GRAPHS, *(Engine("cuda", kernels, precision) for kernels, precision in (
     ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"), ("triton sm_80", "highest")))]
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../activations.h"
+#include "input_rows.h"
 #include "packing.h"
 
 namespace elmo_fast::cpu {
@@ -80,16 +81,6 @@ struct PackedTile {
   }
 };
 
-// Rows of fp32, where 16-bit ones could stand. `put` writes two vectors.
-template <class Vec>
-struct FloatRows {
-  using Value = float;
-  static void put(typename Vec::F x, typename Vec::F y, float* to) {
-    Vec::store(to, x);
-    Vec::store(to + Vec::width, y);
-  }
-};
-
 // The fp32 product as the loops see it: how operands are packed, and c = start + left x right over one unit of k.
 template <class Vec_>
 struct Fp32Gemm {
@@ -100,8 +91,8 @@ struct Fp32Gemm {
   static constexpr int block_rows = Vec::rows;
   static constexpr int64_t cached_rows = 112;  // of a left operand with some thousand columns, in a core's own cache
   static constexpr int64_t unit = unit_k;
-  static constexpr bool interleaves = false;
-  static constexpr int64_t bytes_per_k = panel_width * sizeof(float);
+  static constexpr bool interleaves = false, takes_units = false;
+  static constexpr int64_t bytes_per_k = panel_width * sizeof(float), bytes_per_unit = 0;
 
   static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, true); }
   static int64_t buffer_rows(int64_t rows) { return rows; }

@@ -59,7 +59,8 @@ class LinearLoop {
         sums_(reinterpret_cast<float*>(
             scratch + left_bytes<Gemm>(Gemm::buffer_rows(smaller(call_.rows, Gemm::cached_rows)), shape_.input))) {
     // Columns beyond K, which put_left need not write, multiply zero rows of weights.
-    if (Gemm::padded(1) > 1) std::memset(scratch, 0, static_cast<size_t>(reinterpret_cast<char*>(sums_) - scratch));
+    if (Gemm::padded(1) > 1 && !Gemm::takes_units)
+      std::memset(scratch, 0, static_cast<size_t>(reinterpret_cast<char*>(sums_) - scratch));
   }
 
   void run(const Partition& rows, const Partition& panels) {

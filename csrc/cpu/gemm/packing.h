@@ -1,7 +1,8 @@
 // Packed operands of a product, shared by the fp32 and the bf16 kernels, and products over all their blocks of rows.
 //
 // The right operand is packed in panels of 2 vectors (`panel_width` columns), each panel in units of at most Gemm::unit
-// rows. The left operand is packed in blocks of rows. A Gemm class says how both lie in memory (fp32.h, amx.h).
+// rows. The left operand is packed in blocks of rows. A Gemm class says how both lie in memory (fp32.h, amx.h, int8.h,
+// amx_int8.h). One that `takes_units` is given rows of the left operand by units of k, others by any number of columns.
 #pragma once
 
 #include <cstddef>
@@ -128,7 +129,7 @@ PanelSource plain_panel(const float* weight, int64_t columns, int64_t panel) {
 
 template <class Gemm>
 int64_t panel_bytes(int64_t k) {
-  return Gemm::padded(k) * Gemm::bytes_per_k;
+  return Gemm::padded(k) * Gemm::bytes_per_k + divided_up(k, Gemm::unit) * Gemm::bytes_per_unit;
 }
 
 template <class Gemm>

@@ -1,10 +1,10 @@
 // The eight tile registers of AMX: 0-3 sums, 4-5 left operands, 6-7 right operands, all 64 bytes wide.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
+
+#include "../vec/avx512.h"
 
 namespace elmo_fast::cpu {
 namespace {
@@ -52,6 +52,12 @@ struct Tiles {
   static void dot() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
+
+  // The same of signed bytes, sums int32.
+  template <int C, int A, int B>
+  static void dot_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
 };
 #endif
 
@@ -93,6 +99,19 @@ struct EmulatedTiles {
     _mm_setcsr(0x1f80 | 0x8040);  // denormals in and out are zero
     for (size_t r = 0; r < rows_of(C); ++r) dot_row(state.tile[A][r], state.tile[B], state.tile[C][r]);
     _mm_setcsr(mode);
+  }
+
+  template <int C, int A, int B>
+  static void dot_bytes() {
+    for (size_t r = 0; r < rows_of(C); ++r) {
+      int32_t sums[16];
+      std::memcpy(sums, state.tile[C][r], sizeof sums);
+      for (int k = 0; k < 64; ++k)
+        for (int column = 0; column < 16; ++column)
+          sums[column] +=
+              static_cast<int8_t>(state.tile[A][r][k]) * static_cast<int8_t>(state.tile[B][k / 4][4 * column + k % 4]);
+      std::memcpy(state.tile[C][r], sums, sizeof sums);
+    }
   }
 
  private:

@@ -26,6 +26,7 @@ class CellRows : public RowsBetween<Gemm> {
     cells_ = loop_.cells(tile, 0);
     count_ = loop_.cell_count(tile);
     m_operand_ = loop_.m_operand(tile * Vec::width);
+    m_values_ = loop_.m_values(tile * Vec::width);
     m_column_ = tile * Vec::width % Gemm::unit;
   }
 
@@ -58,8 +59,11 @@ class CellRows : public RowsBetween<Gemm> {
 
   void take_m(int64_t of_row) {
     const F m = last_out_ * Activations::tanh(last_c_);
-    if (loop_.weights_.panels)
-      return Gemm::put_vector(Gemm::left_at(m_operand_.data, m_operand_.k, of_row, m_column_), m, count_);
+    if (loop_.weights_.panels) {
+      if constexpr (Gemm::takes_units) Vec::store(m_values_ + of_row * Gemm::unit + m_column_, m);
+      else Gemm::put_vector(Gemm::left_at(m_operand_.data, m_operand_.k, of_row, m_column_), m, count_);
+      return;
+    }
     float values[Vec::width];
     Vec::store(values, m);
     loop_.emit(t_, of_row, tile_ * Vec::width, count_, values);
@@ -71,7 +75,7 @@ class CellRows : public RowsBetween<Gemm> {
   int64_t tile_ = 0, count_ = 0, m_column_ = 0;
   Left<Gemm> m_operand_ = {};
   const typename Inputs::Value *inputs_ = nullptr, *x_ = nullptr;  // x W + B of the tile, of the row
-  float* cells_ = nullptr;
+  float *cells_ = nullptr, *m_values_ = nullptr;
   F added_ = {}, c_ = {}, out_ = {}, last_c_ = {}, last_out_ = {};
 };
 

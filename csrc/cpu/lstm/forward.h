@@ -31,8 +31,7 @@ class LstmLoop : InputGemm<Gemm> {
     for_each_cell([](float* cells, float* c, int64_t count) { put_cells(cells, c, count); });
     if (team_.rank == 0) {
       clear_padding();
-      for (int64_t slot = 0; slot < d_.batch_sizes[0]; ++slot)
-        put_h(0, slot, 0, shape_.projection, d_.h + slot * 2 * shape_.projection);
+      for (int64_t slot = 0; slot < d_.batch_sizes[0]; ++slot) put_h(0, slot, 0, shape_.projection, h_of(slot));
     }
     meet();
     for (int64_t k = 0; k < d_.chunk_count; ++k) {
@@ -48,6 +47,7 @@ class LstmLoop : InputGemm<Gemm> {
   friend class CellRows;
 
   void meet() const { team_.barrier->wait(); }
+  float* h_of(int64_t slot) const { return d_.h + slot * 2 * shape_.projection; }
   // [slots, gate_width]
   float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
     if constexpr (Save) return saved_.gates + (tile * d_.packed_rows + d_.row_begin[t]) * gate_width;
@@ -59,6 +59,10 @@ class LstmLoop : InputGemm<Gemm> {
     const int64_t unit = cell / Gemm::unit, place = unit % scratch_.m_units;
     return {d_.scratch + scratch_.m + size_t(place) * scratch_.m_unit,
             smaller(Gemm::unit, shape_.dim - unit * Gemm::unit)};
+  }
+  // [slots, unit] in fp32 of the same unit.
+  float* m_values(int64_t cell) const {
+    return floats(scratch_.m_values) + cell / Gemm::unit % scratch_.m_units * scratch_.slots * Gemm::unit;
   }
   int64_t packed_row(int64_t t, int64_t slot) const { return d_.row_begin[t] + slot; }
   int64_t unique_index(int64_t t, int64_t slot) const { return d_.unique_index[packed_row(t, slot)]; }
@@ -91,13 +95,14 @@ class LstmLoop : InputGemm<Gemm> {
 
   // Columns beyond k of left operands, which put_left need not write, multiply zero rows of weights.
   void clear_padding() const {
-    if (Gemm::padded(1) == 1) return;
+    if (Gemm::padded(1) == 1 || Gemm::takes_units) return;
     std::memset(d_.scratch + scratch_.x, 0, scratch_.projections - scratch_.x);
     std::memset(d_.scratch + scratch_.h[0], 0, scratch_.c - scratch_.h[0]);
   }
 
   // Columns [begin, begin + count) of slot's h go to step t's operand, or the initial state's do.
   void put_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
+    if constexpr (Gemm::takes_units) return;  // gather_h does
     const Blocks blocks = Gemm::blocks(d_.batch_sizes[t]);
     const Left<Gemm> left = h_operand(t);
     const int64_t b = blocks.find(slot);
@@ -108,17 +113,37 @@ class LstmLoop : InputGemm<Gemm> {
                d_.initial_h ? d_.initial_h + begin + k : zeros);
   }
 
+  // The operand of step t from the states, where it takes complete units: this thread's blocks. A state that is
+  // replaced is written anew at the end of the step.
+  void gather_h(int64_t t, const Blocks& blocks) const {
+    h_operand(t).gather(blocks, Partition(blocks.count, team_.rank, team_.size), [&](int64_t slot) {
+      float* const h = h_of(slot);
+      if (starts_sequence(t, slot)) {
+        if (d_.initial_h) copy_floats(h, d_.initial_h, shape_.projection);
+        else clear_floats(h, shape_.projection);
+      }
+      return h;
+    });
+    meet();
+  }
+
   void step(int64_t t) {
     for (int64_t slot = 0; d_.sequence_start && slot < d_.batch_sizes[t]; ++slot)
       if (starts_sequence(t, slot)) start_sequence(slot);
     const Blocks blocks = Gemm::blocks(d_.batch_sizes[t]);
+    if constexpr (Gemm::takes_units) gather_h(t, blocks);
     gemm_.begin(d_.batch_sizes[t]);
     if constexpr (Gemm::interleaves) make_cells_between(t, blocks);
     else make_cells(t, blocks);
     meet();
     if (!weights_.panels) return;
-    if (!alone_)
+    if (!alone_) {
+      if constexpr (Gemm::takes_units) {
+        gather_m(Partition(scratch_.units * blocks.count, team_.rank, team_.size), blocks);
+        meet();
+      }
       for (int64_t unit = 0; unit < scratch_.units; ++unit) project(unit, blocks);
+    }
     emit_projected(t);
     meet();
   }
@@ -230,8 +255,18 @@ class LstmLoop : InputGemm<Gemm> {
     return floats(scratch_.projected) + panel * Gemm::buffer_rows(d_.slots) * panel_width;
   }
 
+  // Units of m in fp32 -> operands: pairs of a unit and a block, block by block within a unit.
+  void gather_m(const Partition& pairs, const Blocks& blocks) const {
+    for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
+      const int64_t cell = pair / blocks.count * Gemm::unit, block = pair % blocks.count;
+      m_operand(cell).gather(blocks, Partition(block, block + 1),
+                             [&](int64_t slot) { return m_values(cell) + slot * Gemm::unit; });
+    }
+  }
+
   // m W_P for this thread's columns += a unit of m x its weights.
   void project(int64_t unit, const Blocks& blocks) {
+    if (Gemm::takes_units && alone_) gather_m(Partition(unit * blocks.count, (unit + 1) * blocks.count), blocks);
     const Left<Gemm> m = m_operand(unit * Gemm::unit);
     const char* const right = d_.weights + weights_.projection + unit * weights_.panels * panel_bytes<Gemm>(Gemm::unit);
     for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {

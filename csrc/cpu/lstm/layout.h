@@ -52,6 +52,8 @@ struct ScratchLayout : Offsets {
   const int64_t units = divided_up(w.s.dim, Gemm::unit);
   const int64_t m_units = threads == 1 && Gemm::padded(w.s.dim) == w.s.dim ? smaller(units, 2) : units;
   const size_t m = take(w.panels ? m_units * int64_t(m_unit) : 0);
+  // [units of D][slots, unit] in fp32, where the operand takes complete units
+  const size_t m_values = take_floats(w.panels && Gemm::takes_units ? m_units * slots * Gemm::unit : 0);
   // [tiles, slots, vector]
   const size_t c = take_floats(w.tiles * slots * Vec::width);
   // m W_P [panels, slots, panel_width]

@@ -330,7 +330,7 @@ void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size) {
   check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
   const Label label = saved_label(call.shape, call.packed_rows);
   std::memcpy(saved, &label, sizeof label);
-  run_forward(call, fp32_engine().lstm, training_engine().run_saving, saved);
+  run_forward(call, fp32_engine().highest.lstm, training_engine().run_saving, saved);
 }
 
 size_t lstm_backward_packed_size(const LstmShape& shape) {

@@ -26,6 +26,7 @@ struct Avx512Vec : VecBase<Avx512Vec, 16> {
     const F inverse = refined_inverse(d), q = a * inverse;
     return fma(fnma(q, low, fnma(q, d, a)), inverse, q);
   }
+  static F convert(I x) { return _mm512_cvtepi32_ps(reinterpret_cast<__m512i>(x)); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
   // -(a b) - c
@@ -41,6 +42,16 @@ struct Avx512Vec : VecBase<Avx512Vec, 16> {
   static F if_less(F x, F limit, F yes, F no) {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), no, yes);
   }
+  static I add_pairs(S a, S b) {
+    return reinterpret_cast<I>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+  }
+#ifdef __AVX512VNNI__
+  // sum + unsigned bytes x signed bytes, four at a time
+  static I dot(I sum, I a, I b) {
+    return reinterpret_cast<I>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a),
+                                                   reinterpret_cast<__m512i>(b)));
+  }
+#endif
   // 1 / x with 14 bits.
   static F approximate_inverse(F x) { return _mm512_rcp14_ps(x); }
   // x < limit or NaN in it ? a b + c : 0.

@@ -7,6 +7,9 @@
 
 #include <cstdint>
 #include <cstring>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 namespace elmo_fast::cpu {
 namespace {
@@ -16,6 +19,7 @@ template <class Vec, int Width>
 struct VecBase {
   typedef float F __attribute__((vector_size(4 * Width)));
   typedef int32_t I __attribute__((vector_size(4 * Width)));
+  typedef int16_t S __attribute__((vector_size(4 * Width)));
   static constexpr int width = Width;
 
   static F load(const float* p) {
@@ -24,6 +28,17 @@ struct VecBase {
     return x;
   }
   static void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
+  static I load_bytes(const char* p) {
+    I x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+  }
+  // Four bytes, again and again.
+  static I repeat(const char* p) {
+    int32_t x;
+    std::memcpy(&x, p, sizeof x);
+    return I{} + x;
+  }
   static F divide(F a, F d) { return a / d; }
   // a / (d + low) for d in [1, 2] and low below its last place; 1.5 - d / 2 is close enough to 1 / d.
   static F divide(F a, F d, F low) {
@@ -41,6 +56,7 @@ struct GenericVec : VecBase<GenericVec, 4> {
   static constexpr int rows = 5;  // 5 x 2 accumulators and temporaries of multiply and add in 16 registers
 
   static F set1(float x) { return F{x, x, x, x}; }
+  static F convert(I x) { return __builtin_convertvector(x, F); }
   static F fma(F a, F b, F c) { return a * b + c; }
   static F fnma(F a, F b, F c) { return c - a * b; }
   // Both return x when x is NaN.
@@ -56,6 +72,15 @@ struct GenericVec : VecBase<GenericVec, 4> {
   static F scale(F x, F n) {
     const F rounder = set1(12582912.0f);
     return scale_by(x, reinterpret_cast<I>(n + rounder) - reinterpret_cast<I>(rounder));
+  }
+  // Products of 16-bit numbers, added in pairs.
+  static I add_pairs(S a, S b) {
+#ifdef __SSE2__
+    return reinterpret_cast<I>(_mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#else
+    const I x = reinterpret_cast<I>(a), y = reinterpret_cast<I>(b);
+    return (x >> 16) * (y >> 16) + (x << 16 >> 16) * (y << 16 >> 16);
+#endif
   }
 
  private:

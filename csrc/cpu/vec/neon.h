@@ -13,6 +13,7 @@ struct NeonVec : VecBase<NeonVec, 4> {
   static constexpr int rows = 8;  // 8 x 2 accumulators; with 10 or 12 GCC 12 spills
 
   static F set1(float x) { return vdupq_n_f32(x); }
+  static F convert(I x) { return vcvtq_f32_s32(x); }
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   static F fnma(F a, F b, F c) { return vfmsq_f32(c, a, b); }
   // Both return x when x is NaN, which vmaxq and vminq do not.
@@ -21,6 +22,7 @@ struct NeonVec : VecBase<NeonVec, 4> {
   static F abs(F x) { return vabsq_f32(x); }
   static F copysign(F size, F sign) { return vbslq_f32(vdupq_n_u32(0x80000000u), sign, size); }
   static F if_less(F x, F limit, F yes, F no) { return vbslq_f32(vcltq_f32(x, limit), yes, no); }
+  static I add_pairs(S a, S b) { return vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)); }
   static F scale(F x, F n) { return scale_by(x, reinterpret_cast<I>(vcvtnq_s32_f32(n))); }
 };
 }  // namespace

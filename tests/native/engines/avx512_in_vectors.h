@@ -115,6 +115,7 @@ ELMO_FAST_BINARY(and_si512, __m512i, __m256i, _mm256_and_si256(a, b))
 ELMO_FAST_BINARY(andnot_si512, __m512i, __m256i, _mm256_andnot_si256(a, b))
 ELMO_FAST_BINARY(or_si512, __m512i, __m256i, _mm256_or_si256(a, b))
 ELMO_FAST_BINARY(add_epi32, __m512i, __m256i, _mm256_add_epi32(a, b))
+ELMO_FAST_BINARY(madd_epi16, __m512i, __m256i, _mm256_madd_epi16(a, b))
 #undef ELMO_FAST_BINARY
 
 #define ELMO_FAST_FMA(name, half_name)                                                                          \
@@ -153,6 +154,9 @@ ELMO_FAST_INLINE __m256i cvtepi32_epi16(__m512i x) {
         return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
       },
       x);
+}
+ELMO_FAST_INLINE __m512 cvtepi32_ps(__m512i x) {
+  return on_halves<__m512>([](__m256i a) { return _mm256_cvtepi32_ps(a); }, x);
 }
 ELMO_FAST_INLINE __m512 cvtph_ps(__m256i x) {
   return on_halves<__m512>([](__m128i a) { return _mm256_cvtph_ps(a); }, x);
@@ -242,6 +246,7 @@ ELMO_FAST_INLINE void mask_storeu_epi16(void* to, __mmask16 mask, __m256i x) {
 #define _mm512_castsi512_ps in_vectors::castsi512_ps
 #define _mm512_cmp_ps_mask(a, b, predicate) in_vectors::cmp_ps_mask<predicate>(a, b)
 #define _mm512_cvtepi32_epi16 in_vectors::cvtepi32_epi16
+#define _mm512_cvtepi32_ps in_vectors::cvtepi32_ps
 #define _mm512_cvtepu16_epi32 in_vectors::cvtepu16_epi32
 #define _mm512_cvtph_ps in_vectors::cvtph_ps
 #define _mm512_cvtps_ph(x, rounding) in_vectors::cvtps_ph(x)
@@ -252,6 +257,7 @@ ELMO_FAST_INLINE void mask_storeu_epi16(void* to, __mmask16 mask, __m256i x) {
 #define _mm512_inserti64x4(x, high, number) in_vectors::inserti64x4(x, high)
 #define _mm512_load_ps in_vectors::load_ps
 #define _mm512_load_si512 in_vectors::load_si512
+#define _mm512_madd_epi16 in_vectors::madd_epi16
 #define _mm512_mask_and_epi32 in_vectors::mask_and_epi32
 #define _mm512_mask_blend_ps in_vectors::mask_blend_ps
 #define _mm512_mask_or_epi32 in_vectors::mask_or_epi32

@@ -93,7 +93,7 @@ bool decode(const ucontext_t* context, Instruction* one) {
           0,
           0,
           0};
-  if (one->opcode != 0x49 && one->opcode != 0x4b && one->opcode != 0x5c) return false;
+  if (one->opcode != 0x49 && one->opcode != 0x4b && one->opcode != 0x5c && one->opcode != 0x5e) return false;
   if (!one->memory) one->rm += b;
   else read_memory(context, modrm >> 6, x, b, at, one);
   one->length = at - begin;
@@ -155,17 +155,23 @@ float bf16(const unsigned char* at) {
   return flushed(x);
 }
 
-// TDPBF16PS: for each row m and column n of `sum`, the even and the odd products of a row in two fused chains from
-// zero; denormals are zero, rounding to nearest even.
-__attribute__((target("avx2,fma"))) void multiply(int sum_number, int left_number, int right_number) {
+// Three tiles that may be multiplied.
+void check_operands(int sum_number, int left_number, int right_number) {
   require(sum_number != left_number && sum_number != right_number && left_number != right_number,
           "the three tiles are not distinct");
-  Tile& sum = tile(sum_number);
-  const Tile &left = tile(left_number), &right = tile(right_number);
+  const Tile &sum = tile(sum_number), &left = tile(left_number), &right = tile(right_number);
   require(sum.bytes % 4 == 0 && left.bytes % 4 == 0 && right.bytes % 4 == 0, "a row is not whole");
   require(sum.rows == left.rows, "rows of the sum and of the left operand differ");
   require(sum.bytes == right.bytes, "columns of the sum and of the right operand differ");
   require(left.bytes / 4 == right.rows, "columns of the left and rows of the right operand differ");
+}
+
+// TDPBF16PS: for each row m and column n of `sum`, the even and the odd products of a row in two fused chains from
+// zero; denormals are zero, rounding to nearest even.
+__attribute__((target("avx2,fma"))) void multiply(int sum_number, int left_number, int right_number) {
+  check_operands(sum_number, left_number, right_number);
+  Tile& sum = tile(sum_number);
+  const Tile &left = tile(left_number), &right = tile(right_number);
   for (int m = 0; m < sum.rows; ++m)
     for (int n = 0; n < sum.bytes / 4; ++n) {
       float even = 0.0f, odd = 0.0f, before;
@@ -180,6 +186,22 @@ __attribute__((target("avx2,fma"))) void multiply(int sum_number, int left_numbe
   ++products;
 }
 
+// TDPBSSD: signed bytes, four products at a time, sums int32.
+void multiply_bytes(int sum_number, int left_number, int right_number) {
+  check_operands(sum_number, left_number, right_number);
+  Tile& sum = tile(sum_number);
+  const Tile &left = tile(left_number), &right = tile(right_number);
+  for (int m = 0; m < sum.rows; ++m)
+    for (int n = 0; n < sum.bytes / 4; ++n) {
+      int32_t all;
+      std::memcpy(&all, sum.data[m] + 4 * n, sizeof all);
+      for (int k = 0; k < left.bytes; ++k)
+        all += static_cast<int8_t>(left.data[m][k]) * static_cast<int8_t>(right.data[k / 4][4 * n + k % 4]);
+      std::memcpy(sum.data[m] + 4 * n, &all, sizeof all);
+    }
+  ++products;
+}
+
 void release() {
   std::memset(tiles, 0, sizeof tiles);
   if (configured) --in_use;
@@ -190,6 +212,8 @@ bool carry_out(const Instruction& one) {
   auto* memory = reinterpret_cast<unsigned char*>(one.base);
   if (one.opcode == 0x5c && one.prefix == 2 && !one.memory) {
     multiply(one.reg, one.rm, one.vvvv);
+  } else if (one.opcode == 0x5e && one.prefix == 3 && !one.memory) {
+    multiply_bytes(one.reg, one.rm, one.vvvv);
   } else if (one.opcode == 0x49 && one.prefix == 0 && one.memory && one.reg == 0) {
     require(one.stride == 0, "an index in the address of a configuration is not expected");
     configure(memory);
@@ -210,7 +234,7 @@ bool carry_out(const Instruction& one) {
 void handle(int, siginfo_t*, void* raw) {
   auto* context = static_cast<ucontext_t*>(raw);
   Instruction one = {};
-  if (!decode(context, &one) || !carry_out(one)) fault("an instruction that is none of AMX's tiles and bf16");
+  if (!decode(context, &one) || !carry_out(one)) fault("an instruction that is none of AMX's tiles, bf16 and bytes");
   context->uc_mcontext.gregs[REG_RIP] += one.length;
 }
 

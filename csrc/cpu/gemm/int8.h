@@ -1,0 +1,183 @@
+// Products of 8-bit operands on register tiles of vectors (quantized.h has the numbers).
+//
+// Left operand: rows one after the other, each [k] as the kind of dots reads it, then a scale for each unit. Right
+// operand: panels of units, [k / 4][2 vectors][width][4] bytes. k is padded with zeros on both sides.
+#pragma once
+
+#include "fp32.h"
+#include "quantized.h"
+
+namespace elmo_fast::cpu {
+namespace {
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+// Four products at once, of unsigned bytes on the left and signed ones on the right: 128 is added to those on the left,
+// and 128 times the sum of a column subtracted from its sums.
+template <class Vec>
+struct Dots {
+  using I = typename Vec::I;
+  // 6 x 2 sums: with more, AVX-512 takes up to twice the time
+  static constexpr int rows = 6;
+  static constexpr int64_t bytes = 1;  // of a value on the left
+
+  static void put(const int8_t* from, int64_t count, char* to) {
+    for (int64_t k = 0; k < count; ++k) to[k] = static_cast<char>(from[k] ^ -128);
+  }
+  static I begin(I offsets) { return offsets; }
+
+  // sum [R, 2 vectors] += four columns of `left`, whose rows lie `step` bytes apart, x four rows of `right`.
+  template <int R>
+  static inline __attribute__((always_inline)) void add(const char* left, int64_t step, const char* right,
+                                                        I (&sum)[R][2]) {
+    const I b0 = Vec::load_bytes(right), b1 = Vec::load_bytes(right + sizeof b0);
+    ELMO_FAST_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const I a = Vec::repeat(left + r * step);
+      sum[r][0] = Vec::dot(sum[r][0], a, b0);
+      sum[r][1] = Vec::dot(sum[r][1], a, b1);
+    }
+  }
+};
+#else
+// Pairs of 16-bit products, which cannot overflow: bytes on the right widen to their even and their odd ones. On the
+// left, four values come as 16-bit numbers 0, 2, 1, 3. As fast as `maddubs` with moved signs or faster, and the same on
+// every processor.
+template <class Vec>
+struct Dots {
+  using I = typename Vec::I;
+  using S = typename Vec::S;
+  static constexpr int rows = Vec::width == 16 ? 8 : 6;
+  static constexpr int64_t bytes = 2;
+
+  static void put(const int8_t* from, int64_t count, char* to) {
+    for (int64_t k = 0; k < count; k += 4) {
+      const int16_t quad[] = {from[k], from[k + 2], from[k + 1], from[k + 3]};
+      std::memcpy(to + 2 * k, quad, sizeof quad);
+    }
+  }
+  static I begin(I) { return I{}; }
+
+  template <int R>
+  static inline __attribute__((always_inline)) void add(const char* left, int64_t step, const char* right,
+                                                        I (&sum)[R][2]) {
+    ELMO_FAST_UNROLL
+    for (int v = 0; v < 2; ++v) {
+      const S both = reinterpret_cast<S>(Vec::load_bytes(right + v * int64_t(sizeof(I))));
+      const S odd = both >> 8, even = (both << 8) >> 8;
+      ELMO_FAST_UNROLL
+      for (int r = 0; r < R; ++r)
+        sum[r][v] += Vec::add_pairs(even, reinterpret_cast<S>(Vec::repeat(left + r * step))) +
+                     Vec::add_pairs(odd, reinterpret_cast<S>(Vec::repeat(left + r * step + 4)));
+      // With 16 registers the second vector reads the left operand anew: kept, it would push out sums.
+      if (Vec::width < 16) asm volatile("" : : : "memory");
+    }
+  }
+};
+#endif
+
+// c [R, 2 vectors, row stride ldc] = start + one unit of `left` x `right`; prefetches `Lines` cache lines from `next`
+// on for every four k.
+template <class Vec, int Lines>
+struct QuantizedTile {
+  using Function = void(const char*, int64_t, const char*, const char*, int64_t, Start, float*, size_t, const char*);
+
+  // `scales` are the rows', `step` bytes apart as the rows.
+  template <int R>
+  static void run(const char* left, int64_t step, const char* scales, const char* right, int64_t k, Start start,
+                  float* c, size_t ldc, const char* next) {
+    using Panels = QuantizedPanels<Vec, 1>;
+    const int64_t bytes = k * Panels::bytes_per_k;
+    typename Vec::I sum[R][2];
+    ELMO_FAST_UNROLL
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < 2; ++v) sum[r][v] = Dots<Vec>::begin(Panels::offsets(right, bytes, v));
+    for (const char* at = right; at < right + bytes; at += 4 * Panels::bytes_per_k, left += 4 * Dots<Vec>::bytes) {
+      ELMO_FAST_UNROLL
+      for (int line = 0; line < Lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
+      Dots<Vec>::add(left, step, at, sum);
+    }
+    const typename Vec::F of_columns[] = {Panels::scales(right, bytes, 0), Panels::scales(right, bytes, 1)};
+    ELMO_FAST_UNROLL
+    for (int r = 0; r < R; ++r) {
+      float of_row;
+      std::memcpy(&of_row, scales + r * step, sizeof of_row);
+      const float* const from = start.rows + r * start.stride;
+      float* const to = c + r * ldc;
+      for (int v = 0; v < 2; ++v)
+        Vec::store(to + v * Vec::width, Vec::fma(Vec::convert(sum[r][v]), of_columns[v] * Vec::set1(of_row),
+                                                 Vec::load(from + v * Vec::width)));
+    }
+  }
+};
+
+template <class Vec_>
+struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
+  using Vec = Vec_;
+  using Panels = QuantizedPanels<Vec, 1>;
+  using Panels::panel_width, Panels::bytes_per_k, Panels::bytes_per_unit;
+  static constexpr int block_rows = Dots<Vec>::rows;
+  static constexpr int64_t cached_rows = 256;
+  static constexpr int64_t unit = quantized_unit;
+  static constexpr bool interleaves = true, takes_units = true;
+
+  static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, true); }
+  static int64_t buffer_rows(int64_t rows) { return rows; }
+  static int64_t padded(int64_t k) { return (k + 7) / 8 * 8; }
+  static int64_t row_bytes(int64_t k) {
+    return static_cast<int64_t>(aligned64(padded(k) * Dots<Vec>::bytes + 4 * divided_up(k, unit)));
+  }
+
+  template <class Float>
+  static Float* sum_at(Float* sums, int64_t width, int64_t r, int64_t v) {
+    return sums + r * width + v * Vec::width;
+  }
+
+  Int8Gemm() {
+    fill_tiles<QuantizedTile<Vec, 0>, block_rows>(table_[0]);
+    fill_tiles<QuantizedTile<Vec, 1>, block_rows>(table_[1]);
+    fill_tiles<QuantizedTile<Vec, 2>, block_rows>(table_[2]);
+  }
+
+  void begin(int64_t /*rows*/) const {}
+  void end() const {}
+
+  static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
+    Panels::pack(source, k0, k, padded(k), packed);
+  }
+
+  // k0 is the first column of a unit, and `count` reaches the end of one or of k.
+  static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
+                       const float* values) {
+    char* const row = block + r * row_bytes(k_total);
+    for (; count > 0; k0 += unit, count -= unit, values += unit) {
+      int8_t bytes[unit] = {};
+      const int64_t k = smaller(unit, count);
+      const float scale = quantize(values, k, bytes);
+      Dots<Vec>::put(bytes, padded(k), row + k0 * Dots<Vec>::bytes);
+      std::memcpy(scale_at(row, k_total, k0), &scale, sizeof scale);
+    }
+  }
+
+  template <class Between>
+  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
+                float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
+    // Two lines come for four k of 16 columns; two blocks share them.
+    constexpr int all = Vec::width == 16 ? 2 : 1;
+    const int sharing = parts < 2 ? 1 : all, lines = part < sharing ? all / sharing : 0;
+    static constexpr float zeros[panel_width] = {};
+    if (!start.rows) start = {zeros, 0};
+    const char* const next = right + padded(k) * bytes_per_k + bytes_per_unit + part * (padded(k) / 4) * (64 * lines);
+    table_[lines][rows](block + k0 * Dots<Vec>::bytes, row_bytes(k_total),
+                        scale_at(const_cast<char*>(block), k_total, k0), right, padded(k), start, c, ldc, next);
+  }
+
+ private:
+  static char* scale_at(char* row, int64_t k_total, int64_t k0) {
+    return row + padded(k_total) * Dots<Vec>::bytes + k0 / unit * 4;
+  }
+
+  typename QuantizedTile<Vec, 0>::Function* table_[3][block_rows + 1];  // by lines of QuantizedTile
+};
+
+}  // namespace
+}  // namespace elmo_fast::cpu

@@ -1,0 +1,106 @@
+// 8-bit operands with a scale for each row and block of columns of the left operand, and for each column and block of
+// rows of the right one. Sums of a block are exact in 32 bits: at most 512 * 127 * 127, which is below 2^24, so that
+// their conversion to fp32 is exact too, and no order of additions, instruction set or shape of a tile changes them.
+//
+// Blocks are units of k (packing.h), added in fp32 and in order: c += sum * (scale of the row * scale of the column).
+#pragma once
+
+#include <type_traits>
+
+#include "../activations.h"
+#include "input_rows.h"
+#include "packing.h"
+
+namespace elmo_fast::cpu {
+namespace {
+
+constexpr int64_t quantized_unit = 512;
+
+// x [count] -> whole numbers from -127 to 127, and the scale that makes x of them. Where the largest x is below 2^-100
+// all are 0. Where one is infinite the infinite ones are +-127 of an infinite scale, so that an infinity times a zero
+// is NaN, but infinities of unlike signs may add up to one; where one is NaN the scale is.
+inline float quantize(const float* x, int64_t count, int8_t* to) {
+  const auto bits_of = [](float value) {
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+  };
+  int32_t largest = 0;  // as bits, of which those of NaN are the largest
+  for (int64_t k = 0; k < count; ++k) {
+    const int32_t bits = bits_of(x[k]) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  float size;
+  std::memcpy(&size, &largest, sizeof size);
+  constexpr int32_t infinity = 0x7f800000;
+  if (size < 0x1p-100f || largest > infinity) {
+    for (int64_t k = 0; k < count; ++k) to[k] = 0;
+    return largest > infinity ? size : 0.0f;
+  }
+  if (largest == infinity) {
+    for (int64_t k = 0; k < count; ++k)
+      to[k] = static_cast<int8_t>((bits_of(x[k]) & 0x7fffffff) != infinity ? 0 : x[k] < 0 ? -127 : 127);
+    return size;
+  }
+  const float inverse = 127.0f / size;
+  for (int64_t k = 0; k < count; ++k)  // 1.5 * 2^23: adding it rounds to a whole number, in the low bits
+    to[k] = static_cast<int8_t>(bits_of(x[k] * inverse + 12582912.0f));
+  return size / 127.0f;
+}
+
+// What all products of 8-bit operands have in common. A unit of a panel: [k / 4 / Quads][2 vectors][Quads][width][4]
+// bytes, then for each of its columns -128 times the sum of these bytes, int32, and the scale.
+template <class Vec, int64_t Quads>
+struct QuantizedPanels {
+  static constexpr int panel_width = 2 * Vec::width;
+  static constexpr int64_t bytes_per_k = panel_width, bytes_per_unit = 8 * panel_width;
+
+  static void pack(const PanelSource& source, int64_t k0, int64_t k, int64_t padded, char* packed) {
+    std::memset(packed, 0, static_cast<size_t>(padded * bytes_per_k + bytes_per_unit));
+    for (int64_t column = 0; column < panel_width; ++column) {
+      const int64_t v = column / Vec::width, in_vector = column % Vec::width;
+      if (in_vector >= source.columns[v]) continue;
+      float values[quantized_unit];
+      int8_t bytes[quantized_unit];
+      for (int64_t row = 0; row < k; ++row) values[row] = source.start[v][(k0 + row) * source.stride + in_vector];
+      const float scale = quantize(values, k, bytes);
+      int32_t sum = 0;
+      for (int64_t row = 0; row < k; ++row) {
+        const int64_t quad = row / 4;
+        packed[((quad / Quads * 2 + v) * Quads + quad % Quads) * Vec::width * 4 + in_vector * 4 + row % 4] = bytes[row];
+        sum += bytes[row];
+      }
+      const int32_t offset = -128 * sum;
+      std::memcpy(packed + padded * bytes_per_k + 4 * column, &offset, sizeof offset);
+      std::memcpy(packed + padded * bytes_per_k + 4 * (panel_width + column), &scale, sizeof scale);
+    }
+  }
+
+  // Of the columns of vector v, `bytes` being the unit's without what follows them.
+  static typename Vec::I offsets(const char* unit, int64_t bytes, int64_t v) {
+    typename Vec::I values;
+    std::memcpy(&values, unit + bytes + 4 * v * Vec::width, sizeof values);
+    return values;
+  }
+  static typename Vec::F scales(const char* unit, int64_t bytes, int64_t v) {
+    return Vec::load(reinterpret_cast<const float*>(unit + bytes + 4 * panel_width) + v * Vec::width);
+  }
+};
+
+// What the cells between 8-bit products compute with.
+template <class Vec>
+struct QuantizedCells {
+  using Activations = ExactActivations<Vec>;
+  using InputRows = FloatRows<Vec>;
+};
+
+#ifdef __AVX512F__
+template <>
+struct QuantizedCells<Avx512Vec> {
+  using Activations = ApproximateActivations<Avx512Vec, false>;
+  using InputRows = HalfRows;
+};
+#endif
+
+}  // namespace
+}  // namespace elmo_fast::cpu
