@@ -5,7 +5,7 @@ import math
 
 from elmo_fast.arguments import SIZES
 from elmo_fast.cli.flags import add_command, at_least, checked_type, shared
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.precision import TRAINED
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
 _TEXT = "files or globs of UTF-8 text, one tokenized sentence per line"
@@ -131,7 +131,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=_WORKERS, metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 on a "
         "GPU)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
-    add("--precision", choices=PRECISIONS, help="numerical precision (default: medium, which is bf16, on GPUs "
+    add("--precision", choices=TRAINED, help="numerical precision (default: medium, which is bf16, on GPUs "
         "that have it, else highest)")
     add("--tensorboard", action="store_true", default=None, help="also write TensorBoard events into RUN")
     add("--quiet", action="store_true", default=None, help="no progress bar")

@@ -47,9 +47,9 @@ class BiLm(OutsideGraphs):
     in bilm-tf and AllenNLP. `zero`: from zeros. `warm`: from the final state of `warm_text` run from zeros, computed
     once, and again after weights change. With `zero` and `warm` results do not depend on order or batch mates.
 
-    `precision` is `highest` (IEEE fp32), `high` or `medium`; `backend` is `auto`, `reference`, `torch` or
-    `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium` from the rounded weights, which is fp32 on
-    a CPU without AMX; activations then have the parameters' type, states stay fp32.
+    `precision` is `highest` (IEEE fp32), `high`, `medium`, or `low`, which has no gradients; `backend` is `auto`,
+    `reference`, `torch` or `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium` from the rounded
+    weights, which is fp32 on a CPU without AMX; activations then have the parameters' type, states stay fp32.
 
     `weights` are arrays by dataset name (`read_weights`); they are copied. With `keep_fp32=False` the large matrices
     stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.

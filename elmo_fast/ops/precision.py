@@ -54,6 +54,16 @@ PRECISIONS = {
 
 check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)
 
+# Those in which gradients can be recorded.
+TRAINED = tuple(name for name, row in PRECISIONS.items() if OPERANDS[row.cpu].dtype != "int8")
+
+
+def check_gradients(precision: str, are_recorded: bool) -> None:
+    """Raise `ValueError` if gradients are recorded in a precision that has none."""
+    if are_recorded and precision not in TRAINED:
+        raise ValueError(f"precision: expected one of {', '.join(TRAINED)} where gradients are recorded, got "
+                         f"{precision!r} (torch.no_grad() around the call, or weights that do not require gradients)")
+
 
 def operands_of(precision: str, bounded: bool) -> str:
     """The operands of a GPU's products; `bounded` where every value is known to fit fp16."""

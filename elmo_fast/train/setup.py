@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.arguments import check_path, local_path
+from elmo_fast.arguments import check_choice, check_path, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.json import read_json
@@ -20,7 +20,7 @@ from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
 from elmo_fast.ops.device import available_device
-from elmo_fast.ops.precision import check_precision
+from elmo_fast.ops.precision import TRAINED
 from elmo_fast.text.corpus import Shard, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
@@ -170,7 +170,8 @@ def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Sh
         name, most = ("unroll_steps", available // rows) if rows <= available else ("batch_size", available // streams)
         raise ValueError(f"{name}: expected at most {most} for {available:,} tokens with their sentences' ends in "
                          f"{training.batch_size} rows of {streams} streams, got {getattr(training, name)}")
-    model = LanguageModel(config, weights, precision=check_precision(data.get("precision"))).to(replicas.device)
+    precision = check_choice("precision", data.get("precision"), TRAINED)
+    model = LanguageModel(config, weights, precision=precision).to(replicas.device)
     return Trainer(model, shards, vocabulary, replicas, workers)
 
 

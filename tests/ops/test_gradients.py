@@ -179,6 +179,19 @@ def test_inference_saves_nothing(monkeypatch):
     assert saving == {"elmo_fast::projected_lstm": False, "elmo_fast::char_cnn": False}
 
 
+@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+def test_low_has_no_gradients(backend):
+    model, ids = bilm(backend=backend, precision="low", requires_grad=True, state="zero"), batch_to_ids(SENTENCES)
+    with pytest.raises(ValueError, match="expected one of highest, high, medium where gradients are recorded"):
+        model(ids)
+    with torch.no_grad():
+        expected = model(ids).activations[-1]
+    frozen = bilm(backend=backend, precision="low", state="zero")
+    factor = torch.ones((), requires_grad=True)
+    (frozen(ids).activations[-1] * factor).sum().backward()
+    assert torch.equal(factor.grad, expected.sum())
+
+
 def test_gradients_of_a_model_are_its_slopes():
     """From every layer's output down to the characters, in both directions: what all backends have in common."""
     model = bilm(backend="reference", state="zero").double()

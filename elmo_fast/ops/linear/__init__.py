@@ -10,6 +10,7 @@ from elmo_fast.ops.cpu import effective_precision
 from elmo_fast.ops.linear import reference
 from elmo_fast.ops.linear.cpu import packed_product
 from elmo_fast.ops.numerics import active_precision, full_precision
+from elmo_fast.ops.precision import check_gradients
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend: str = "auto",
@@ -21,10 +22,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
     On the CPU calls with gradients run in torch: packing does not pay for weights that change after every use.
     """
     check_product(x, weight, bias)
-    operands = x, weight, bias
+    operands, precision = (x, weight, bias), precision or active_precision()
+    check_gradients(precision, needs_gradient(operands))
     if resolve("linear", backend, *operands) != "native" or (x.device.type == "cpu" and needs_gradient(operands)):
         return torch.addmm(full_precision(bias), full_precision(x), full_precision(weight))
-    precision, weights, packed = precision or active_precision(), [weight, bias], None
+    weights, packed = [weight, bias], None
     if x.device.type == "cpu":
         x, precision, weights = full_precision(x), effective_precision(precision), []
         packed = packed_product([weight, bias], precision)
@@ -40,12 +42,13 @@ def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_tra
     `elmo_fast.ops.char_cnn`.
     """
     weights = [w_carry, b_carry, w_transform, b_transform]
-    operands = [x, *weights]
+    operands, precision = [x, *weights], precision or active_precision()
     check_product(x, w_carry, b_carry)
     check_product(x, w_transform, b_transform)
+    check_gradients(precision, needs_gradient(operands))
     if resolve("highway", backend, *operands) != "native" or (x.device.type == "cpu" and needs_gradient(operands)):
         return reference.highway(full_precision(x), *map(full_precision, weights))
-    precision, packed = precision or active_precision(), None
+    packed = None
     if x.device.type == "cpu":
         x, precision = full_precision(x), effective_precision(precision)
         packed, weights = packed_product(weights, precision), []

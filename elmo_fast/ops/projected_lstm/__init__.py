@@ -13,6 +13,7 @@ from elmo_fast.ops.cpu import effective_precision
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import check_shape, linear
 from elmo_fast.ops.numerics import full_precision
+from elmo_fast.ops.precision import check_gradients
 from elmo_fast.ops.projected_lstm import pytorch, reference
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.ops.projected_lstm.cpu import packed_lstm
@@ -38,6 +39,7 @@ def projected_lstm(
                     bounded)
     check(call)
     save = needs_gradient(call.tensors)
+    check_gradients(precision, save)
     chosen = resolve("projected_lstm", backend, *call.tensors, unsupported=_unsupported(call, save))
     if chosen == "native":
         if inputs.device.type == "cpu":
