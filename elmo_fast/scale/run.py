@@ -182,7 +182,7 @@ class ShardWriter(Worker):
                           f"{self._part} on {ray.util.get_node_ip_address()}")
         layout, path = self._target.layout, self._part / f"{number:05}.{secrets.token_hex(4)}.new"
         with segment(layout, path, self._target.path, self._settings.form, fingerprint=self._fingerprint) as writer:
-            for text, kept in zip(texts, self.kept([text.tokens for text in texts])):
+            for text, kept in zip(texts, self.selections([text.tokens for text in texts])):
                 writer.write(TextVectors(*text, kept.positions, kept.vectors))
         stored = replace(StoredFile.of(path), name=file_name(layout, number))
         path.replace(self._part / stored.name)

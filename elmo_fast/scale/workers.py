@@ -1,4 +1,4 @@
-"""A model in the processes of Ray's workers: its weights come from the object store."""
+"""Ray workers that run a model whose weights are in Ray's object store."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ with extra("ray"):
     import pyarrow as pa
     import ray
 
-_TABLE_BYTES = 32 << 20  # of vectors that a worker gives at a time
+_TABLE_BYTES = 32 << 20  # a worker yields a table when its vectors reach this size
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a worker embeds, and its threads and GPUs: `state` and `batch_size` are those of `LoadedElmo.embed`."""
+    """How a worker embeds, with its CPU threads and GPUs. `state` and `batch_size` are those of `LoadedElmo.embed`."""
 
     form: OutputSpec
     state: str
@@ -34,8 +34,8 @@ class Settings:
 
     def __post_init__(self):
         if self.state == "carry":
-            raise ValueError("state: expected zero or warm, got carry: the texts of a stream have an order in which "
-                             "states are carried, those that workers share have none")
+            raise ValueError("state: expected zero or warm, got carry: states are carried from text to text in the "
+                             "order of a stream, and workers process texts in no fixed order")
         check_choice("state", self.state, FREE_STATES)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
@@ -43,7 +43,7 @@ class Settings:
 
     @property
     def resources(self) -> dict[str, float]:
-        """What a worker takes of the cluster, as Ray names it."""
+        """The resources that Ray reserves for a worker, named as by Ray."""
         return {"num_gpus": self.gpus} if self.gpus else {"num_cpus": self.cpus}
 
 
@@ -59,36 +59,36 @@ class SharedModel:
 
     @classmethod
     def of(cls, elmo: LoadedElmo, settings: Settings) -> "SharedModel":
-        """Share a model that `settings` fit; `ValueError` names the one that does not."""
+        """Put a model into the object store; `ValueError`, naming the argument, if `settings` do not fit the model."""
         bilm = elmo.bilm
         settings.form.check(bilm.num_layers)
         if bilm.token_table is not None:
-            raise ValueError("model: expected one without a token table, which workers do not have, got one with it")
+            raise ValueError("model: expected a model without a token table, since workers have none, got one with it")
         arguments = {"state": settings.state, "precision": bilm.precision, "backend": bilm.backend,
                      "warm_text": bilm.warm_text}
         return cls(type(bilm), bilm.options, arguments, bilm.fingerprint(), ray.put(bilm.weights()))
 
     def load(self, device: str) -> LoadedElmo:
-        """The model on a device, from the arrays in the store, which the processes of a machine share."""
+        """Load the model on a device; the processes of a machine share the arrays in the store."""
         return LoadedElmo(self.kind(self.options, ray.get(self.weights), **self.arguments).to(device))
 
 
 class Worker:
-    """A model in a process of its own."""
+    """Computes vectors in a process with its own model."""
 
     def __init__(self, shared: SharedModel, settings: Settings):
         torch.set_num_threads(settings.cpus)
         self._settings = settings
         self._elmo = shared.load("cuda" if settings.gpus else "cpu")
 
-    def kept(self, texts: Sequence[Sequence[str]]) -> Iterator[Selection]:
-        """What the form keeps of the vectors of tokenized texts, in order."""
-        every = self._elmo.vectors(texts, self._settings.batch_size)
-        return map(self._settings.form.apply, every, texts)
+    def selections(self, texts: Sequence[Sequence[str]]) -> Iterator[Selection]:
+        """Yield the selected vectors of tokenized texts, in order."""
+        vectors = self._elmo.vectors(texts, self._settings.batch_size)
+        return map(self._settings.form.apply, vectors, texts)
 
 
 class AddVectors(Worker):
-    """Adds the column of vectors to tables."""
+    """Adds a column of vectors to Arrow tables."""
 
     def __init__(self, shared: SharedModel, settings: Settings, column: str, output: str):
         super().__init__(shared, settings)
@@ -100,13 +100,13 @@ class AddVectors(Worker):
             raise ValueError(f"column: expected one of {', '.join(table.column_names)}, got {name!r}")
         texts = [_tokens(name, value) for value in table.column(name).to_pylist()]
         begin = 0
-        for arrays in _in_tables(kept.vectors for kept in self.kept(texts)):
+        for arrays in _group_by_size(selection.vectors for selection in self.selections(texts)):
             rows = table.slice(begin, len(arrays))
             yield rows.append_column(output, self._column(arrays))
             begin += len(arrays)
 
     def _column(self, arrays: Sequence[np.ndarray]) -> pa.Array:
-        """Arrays as an Arrow column; lists of a fixed size but for the tokens."""
+        """Arrays as an Arrow column of nested lists, all of fixed size except the lists of tokens."""
         form, bilm = self._settings.form, self._elmo.bilm
         values = np.concatenate([np.zeros(0, np.float32), *(array.ravel() for array in arrays)])
         try:
@@ -123,18 +123,18 @@ class AddVectors(Worker):
         return pa.FixedSizeListArray.from_arrays(column, layers) if form.layers == "all" else column
 
 
-def _in_tables(arrays: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """Lists of consecutive arrays of bounded size together, at least one list."""
-    some: list[np.ndarray] = []
-    size, is_empty = 0, True
+def _group_by_size(arrays: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """Group consecutive arrays into lists of at least `_TABLE_BYTES`, except the last; no arrays give an empty list."""
+    group: list[np.ndarray] = []
+    size, is_first = 0, True
     for array in arrays:
-        some.append(array)
+        group.append(array)
         size += array.nbytes
         if size >= _TABLE_BYTES:
-            yield some
-            some, size, is_empty = [], 0, False
-    if some or is_empty:
-        yield some
+            yield group
+            group, size, is_first = [], 0, False
+    if group or is_first:
+        yield group
 
 
 def _tokens(column: str, value: Any) -> Sequence[str]:
