@@ -1,4 +1,4 @@
-"""The page at `/` and what it asks for: token-by-token similarities of two sentences, nearest contexts of a word."""
+"""The page at `/` and its routes: token-by-token similarities of two sentences, and nearest contexts of a word."""
 
 import base64
 import hashlib
@@ -24,9 +24,9 @@ with extra("serve"):
     from elmo_fast.serve.bodies import BodyReader, described
     from elmo_fast.serve.schemas import StrictModel
 
-MOST_TOKENS = 60  # of a sentence on the page
+MOST_TOKENS = 60  # in a sentence on the page
 _PAGE = Path(__file__).with_name("page.html")
-# Nothing comes from elsewhere, and no script runs but the page's own.
+# Nothing is loaded from other servers, and only the page's script runs.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
 _Token = Annotated[str, Field(max_length=2000)]
@@ -43,7 +43,7 @@ class CompareAnswer(BaseModel):
     """Tokens, and dot products between the layers' vectors: `cross` [layers, layers, T1, T2] of pairs of tokens,
     `first` [layers, layers, T1] and `second` [layers, layers, T2] of a token with itself.
 
-    With weights w a mixture of the layers has the cosines `w cross w / sqrt((w first w) (w second w))`.
+    The cosines of a mixture of the layers with weights w are `w cross w / sqrt((w first w) (w second w))`.
     """
 
     first_tokens: list[str]
@@ -54,16 +54,16 @@ class CompareAnswer(BaseModel):
 
 
 class NearestRequest(StrictModel):
-    """A tokenized sentence and the position of the word in it, from 0."""
+    """A tokenized sentence and the position of the word in it, counted from 0."""
 
     tokens: Annotated[list[_Token], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)]
     position: Annotated[int, Field(ge=0)]
     top: Annotated[int, Field(ge=1, le=100)] = 10
-    any_word: Annotated[bool, Field(description="Search all tokens, not the word's occurrences alone.")] = False
+    any_word: Annotated[bool, Field(description="Search all tokens, not only the occurrences of the word.")] = False
 
 
 class FoundContext(BaseModel):
-    """An occurrence in the corpus, with its line from 1; `similarity` is null for a vector of zeros."""
+    """An occurrence in the corpus; `line` counts from 1, and `similarity` is null for a vector of zeros."""
 
     similarity: float | None
     line: int
@@ -74,16 +74,16 @@ class FoundContext(BaseModel):
 
 
 class NearestAnswer(BaseModel):
-    """How often the corpus has the word, whatever its capitals, and the contexts, the nearest first."""
+    """The number of occurrences of the word in the corpus, ignoring case, and the contexts, nearest first."""
 
     occurrences: int
     neighbours: list[FoundContext]
 
 
 def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = None) -> APIRouter:
-    """Routes of the page: `/`, `/v1/page`, `/v1/compare`, and `/v1/nearest` for an index or the path of its file.
+    """Routes of the page: `/`, `/v1/page`, `/v1/compare` and `/v1/nearest`; `index` may be the path of a file.
 
-    `elmo.embed` is called in threads of the server, several at a time.
+    `elmo.embed` is called by several threads of the server at a time.
     """
     index = None if index is None else _checked_index(elmo, index)
     routes, reader, (page, policy) = APIRouter(), BodyReader(), _page()
@@ -96,17 +96,17 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
 
     @routes.get("/v1/page")
     def describe() -> dict[str, Any]:
-        """What the page needs to begin: the model's layers, the limit of tokens, and the index."""
+        """Describe the model's layers, the limit of tokens, and the index."""
         return about
 
     @routes.post("/v1/compare", **described(CompareRequest))
     def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> CompareAnswer:
-        """Dot products of two sentences, from which the cosines of every mixture of layers follow."""
+        """Compute the dot products of two sentences, from which the cosines of every mixture of layers follow."""
         return _compare(elmo, body.first.split(), body.second.split())
 
     @routes.post("/v1/nearest", **described(NearestRequest))
     def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> NearestAnswer:
-        """The contexts of the indexed corpus whose vectors are nearest to a word in a sentence."""
+        """Find the contexts in the indexed corpus whose vectors are nearest to that of a word in a sentence."""
         if index is None:
             raise HTTPException(404, "the server was started without an index of a corpus (--index)")
         if body.position >= len(body.tokens):
@@ -117,7 +117,7 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
 
 
 def _page() -> tuple[str, dict[str, str]]:
-    """The page with its style and script in it, and the header that allows this script alone."""
+    """The page with its style and script inlined, and the header that allows only this script."""
     page, style, script = (_PAGE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".html", ".css", ".js"))
     page = page.replace("<style>", f"<style>{COSINE_STYLE}{style}").replace("<script>", f"<script>{script}")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -125,12 +125,12 @@ def _page() -> tuple[str, dict[str, str]]:
 
 
 def _checked_index(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike) -> ContextIndex:
-    """The index, or that of a file. `ConfigurationError` unless it has vectors of the model in the server's state."""
+    """Open an index; `ConfigurationError` unless it has vectors of this model, computed with the server's state."""
     if isinstance(index, (str, os.PathLike)):
         index = _open(index)
     if index.check(elmo).state != elmo.bilm.state:
         raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
-    index.occurrences("")  # finds the words before the first request
+    index.occurrences("")  # indexes the words before the first request
     return index
 
 
@@ -171,7 +171,7 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> Nea
 
 
 def _rounded(values: np.ndarray) -> list:
-    """Nested lists with nine digits a number, which is what float32 has."""
+    """Nested lists of numbers with nine significant digits, enough to restore float32."""
     return np.char.mod("%.9g", values).astype(np.float64).tolist()
 
 

@@ -35,7 +35,8 @@ async function ask(route, body) {
 }
 function fail(error) { byId("error").textContent = error.message; }
 
-// The answer to the newest question of a route, shown or refused; older ones are dropped. `busy` is what waits for it.
+// Sends a request and shows its answer or its error, unless a newer request has been sent to the route by then. The
+// element `busy` is dimmed while the newest request runs.
 async function askNewest(route, body, busy, show, refuse) {
   const number = state.asked[route] = (state.asked[route] ?? 0) + 1, isNewest = () => number === state.asked[route];
   busy.classList.add("busy");
@@ -68,7 +69,7 @@ function cosines(weights) {
 }
 const single = layer => state.raw.map((_, k) => +(k === layer));
 
-// Heat maps: tables with one cell in the tab order, from which the arrows lead to the others.
+// Heat maps: tables with a single cell in the tab order; arrow keys move the focus to other cells.
 function drawMap(place, name, withButtons) {
   const { first_tokens: rows, second_tokens: columns } = state.data;
   const head = (side, token, at) => withButtons ? tokenButton(side, token, at) : element("span", {}, token);
@@ -232,7 +233,7 @@ function compareButton(tokens, side) {
   }, { "aria-label": `compare with: ${text}` });
 }
 
-// The address holds the sentences, the sliders and the word
+// The URL's fragment stores the sentences, the weights and the selected word
 function keep() {
   const kept = new URLSearchParams({ a: byId("first").value, b: byId("second").value });
   if (state.raw.some(Boolean)) kept.set("w", state.raw.join(","));
