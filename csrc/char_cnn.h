@@ -1,9 +1,10 @@
-// The char-CNN of token encoders in fp32: for every filter the largest of its products with the windows of a token's
-// characters, which window that was, and the gradients of both. Biases and activations are the caller's.
+// The char-CNN of token encoders in fp32: the maximum of every filter's products with the windows of a token's
+// characters, the window that has it, and the gradients of weights and character embeddings. The caller adds biases and
+// applies activations.
 //
-// A window that starts in a token's padding sees padding alone: all of them are one product and one term of a gradient.
-// A maximum that several windows share passes its gradient to all of them in equal parts. Sums have a fixed order:
-// results have the same bits whatever the thread count, and a token's whatever its batch mates.
+// Windows that start in a token's padding hold only padding: they share a product and a term of a gradient. Windows
+// with the same maximum share its gradient in equal parts. Sums have a fixed order: the bits of a token's results
+// depend neither on the thread count nor on its batch mates.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +18,14 @@ struct CharBank {
   int64_t filters;
   int64_t first;
   const float* weight;
-  float* grad_weight;  // backward only; null: not asked for
+  float* grad_weight;  // backward only; null: not computed
 };
 
 struct CharCnnCall {
   const int32_t* ids;  // [tokens, characters], 0 to table_rows - 1
   int64_t tokens;
   int64_t characters;  // at least the widest bank's width, below 2^15
-  int32_t padding;  // the id that fills up tokens
+  int32_t padding;  // the id that pads tokens
   const float* table;  // [table_rows, dim]
   int64_t table_rows;
   int64_t dim;
@@ -34,9 +35,9 @@ struct CharCnnCall {
   int threads;  // >= 1
 };
 
-// values [tokens, filters]; picks [tokens, filters]: the first window of the largest product, and 2^16 times how many
-// windows share it; null where no gradient is wanted. Throws std::invalid_argument on sizes and ids that do not fit
-// together.
+// values [tokens, filters]; picks [tokens, filters]: the first window with the largest product, plus 2^16 times the
+// number of windows that share it; null if no gradient is needed. Throws std::invalid_argument for sizes or ids out of
+// range.
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks);
 
 // grad_values and picks [tokens, filters] -> each bank's grad_weight, and grad_table [table_rows, dim] or null.

@@ -1,4 +1,4 @@
-// The plain product with an epilogue, on the register tiles and in the fixed order of the LSTM (projected_lstm.h).
+// A linear layer with an epilogue, in the register tiles and the fixed order of sums of the LSTM (projected_lstm.h).
 // csrc/cpu implements it.
 #pragma once
 
@@ -7,10 +7,11 @@
 
 namespace elmo_fast {
 
-// highest: fp32, denormals as IEEE. high: bf16 operands split in two, three products. medium: bf16.
-// high and medium need AMX, accumulate in fp32 and flush denormals inside products. low: bytes, with a scale for each
-// row and column of a product and 512 of k, exact sums in 32 bits; a row's 512 values that are all below 2^-100 are
-// zero. An infinite input stays infinite in every product with a weight that the precision does not round to zero.
+// highest: fp32 with IEEE denormals. high: operands split into two bf16 values, three products. medium: bf16.
+// high and medium need AMX, accumulate in fp32 and flush denormals inside products. low: 8-bit operands with a scale
+// for each row and column of a product and 512 of k, and exact 32-bit sums; 512 values of a row that are all below
+// 2^-100 become zero. An infinite input stays infinite in every product with a weight that the precision does not round
+// to zero.
 enum class Precision : int32_t { highest = 0, high = 1, medium = 2, low = 3 };
 constexpr const char* precision_names[] = {"highest", "high", "medium", "low"};  // by number
 constexpr int precision_count = sizeof precision_names / sizeof *precision_names;
@@ -44,8 +45,8 @@ struct LinearCall {
   int threads;
 };
 
-// Throws std::invalid_argument on sizes or packed weights that do not fit together. An output row has the same bits
-// whatever else is in the call and whatever the thread count.
+// Throws std::invalid_argument on inconsistent sizes or packed weights. The bits of an output row depend neither on the
+// other rows of the call nor on the thread count.
 void linear_forward(const LinearCall& call);
 
 }  // namespace elmo_fast

@@ -6,11 +6,11 @@
 //   c = clip(sigmoid(f + 1) * c + sigmoid(i) * tanh(j), +-cell_clip)
 //   m = sigmoid(o) * tanh(c)
 //   h = clip(m W_P, +-proj_clip)              W_P [D, P]; without it (D == P) h = m and proj_clip does not apply
-// The forget +1 is not part of B. A clip of +inf is none; NaN and inf pass as through torch.clamp. Sums that skip
-// connections need are the caller's. c is fp32 at every precision.
+// The forget +1 is not part of B. A clip of +inf does not clip; NaN and inf pass as through torch.clamp. The caller
+// adds skip connections, except with add_input. c is fp32 at every precision.
 //
-// Fixed order: an output row has the same bits whatever else is in the call, whatever the thread count and the
-// chunk size. Different instruction sets may differ from each other.
+// Fixed order: the bits of an output row depend neither on the other rows of the call nor on the thread count or the
+// chunk size. They may differ between instruction sets.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct LstmShape {
   int64_t projection;  // P; equal to D when there is no W_P
 };
 
-// Name of the instruction set that LSTM and plain product of `precision` run on here: generic, neon, avx2, avx-vnni,
+// Name of the instruction set that runs the LSTM and linear layers in `precision` here: generic, neon, avx2, avx-vnni,
 // avx512, avx512-vnni, amx, amx-emulated. ELMO_FAST_CPU_ISA caps it. Empty when the precision is not available.
 std::string lstm_isa(Precision precision);
 
@@ -36,13 +36,13 @@ size_t lstm_packed_size(const LstmShape& shape, Precision precision);
 
 // weights[d] [in + P, 4D], biases[d] [4D], projections[d] [D, P] or null: d = 0 forward, 1 backward; read only.
 // packed [lstm_packed_size] is owned by the caller, aligned to 4 bytes at least (64 is faster), and must not
-// change afterwards. It records instruction set, precision and sizes; lstm_forward refuses what does not match.
+// change afterwards. It records instruction set, precision and sizes; lstm_forward refuses weights that do not match.
 void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
                const float* const projections[2], void* packed, size_t packed_size);
 
 // A schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row is one running
 // slot of one step, numbered step by step and slot by slot inside, as in PackedSequence: S = sum(batch_sizes). No
-// pointer may alias an output (`output`, `h`, `c`); scratch is the engine's own, one buffer per calling thread, reused
+// pointer may alias an output (`output`, `h`, `c`); scratch belongs to the engine, a buffer per calling thread, reused
 // by its next call.
 struct LstmCall {
   LstmShape shape;
@@ -67,19 +67,20 @@ struct LstmCall {
   const float* initial_h;      // [2P] or null (zeros)
   const float* initial_c;      // [2D] or null (zeros)
 
-  float* output;               // [output_rows, 2P], forward half first; rows not named are left alone
+  float* output;               // [output_rows, 2P], forward half first; other rows are not written
   int64_t output_rows;
   int64_t slots;
-  float* h;                    // [slots, 2P] state in, final state out; slots that never run are left alone
+  float* h;                    // [slots, 2P] state in, final state out; slots that never run are unchanged
   float* c;                    // [slots, 2D] likewise
 
   float cell_clip;             // > 0, +inf: none
   float proj_clip;             // > 0, +inf: none
   int threads;                 // >= 1; even counts run the directions side by side, each on half of them
-  int64_t chunk_rows;          // unique input rows of one input GEMM, made before its steps; 0: the default
+  int64_t chunk_rows;          // unique input rows of an input GEMM, which runs before its steps; 0: the default
 
-  // Addresses in place of rows, each null or [2, S]: of x [in], instead of inputs, input_rows, split_input and rows;
-  // and of the P values that are written, null for none, instead of output, output_rows and out_rows.
+  // Addresses instead of row numbers, each array null or [2, S]: inputs_at has addresses of x [in] and replaces inputs,
+  // input_rows, split_input and rows; outputs_at has those of P output values, null: not written, and replaces output,
+  // output_rows and out_rows.
   const float* const* inputs_at;
   float* const* outputs_at;
   bool add_input;  // with both, and in == P: x + h is written
@@ -94,24 +95,24 @@ void lstm_forward(const LstmCall& call);
 // Bytes that a forward over `packed_rows` packed rows saves; linear in packed_rows.
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows);
 
-// lstm_forward at Precision::highest, to the bit, that also fills saved [saved_size >= lstm_saved_size], aligned to 4
-// bytes, the caller's. It records instruction set and sizes; lstm_backward refuses what does not match.
+// lstm_forward at Precision::highest, to the bit; also fills the caller's saved [saved_size >= lstm_saved_size],
+// aligned to 4 bytes. `saved` records instruction set and sizes; lstm_backward refuses a buffer that does not match.
 void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size);
 
-// The weights as the gradients read them; arguments as of lstm_pack without biases.
+// Packs the weights for lstm_backward; arguments as of lstm_pack, without biases.
 size_t lstm_backward_packed_size(const LstmShape& shape);
 void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], const float* const projections[2],
                         void* packed, size_t packed_size);
 
-// Gradients go to the caller's memory, which is overwritten; null leaves one out. Nothing may alias.
+// Gradients overwrite the caller's memory; a gradient whose pointer is null is not computed. Nothing may alias.
 struct LstmBackwardCall {
-  LstmCall forward;          // as of lstm_forward_saving, but packed by lstm_backward_pack and with h and c as they
+  LstmCall forward;  // as of lstm_forward_saving, but packed by lstm_backward_pack and with h and c as they
                      // were before it, read only; output, out_rows, precision and chunk_rows are not used
   const void* saved;
   size_t saved_size;
   const float* grad_output;  // [S, 2P] of the output row that each packed row wrote
 
-  float* grad_h;  // [slots, 2P] of the final state in, of the state before the first step out
+  float* grad_h;  // [slots, 2P] in: of the final state; out: of the state before the first step
   float* grad_c;  // [slots, 2D] likewise
   float* grad_inputs[2];  // [input_rows, in] by direction, or [input_rows, 2 * in] and the second half of it when
                           // split_input; rows that no packed row reads are left alone

@@ -1,10 +1,10 @@
 // The contract of csrc/cuda: the projected LSTM of projected_lstm.h on NVIDIA GPUs as one persistent kernel, both
 // directions of a layer and all time steps in one cooperative launch. 16-bit operands, fp32 sums and cell state.
 //
-// A block owns some cells of both directions; its warps form two teams, one for each direction, so that one direction's
-// wait at the grid barrier is hidden by the other's products. A fraction of the weights stays in registers and shared
-// memory for the whole launch, the rest is streamed from L2. Sums run in an order that depends on the shape and the
-// device alone: a slot's result has the same bits whatever its batch mates are. Nothing waits on the host.
+// A block owns some cells of both directions; its warps form two teams, one for each direction, so that the products of
+// one direction hide the other's wait at the grid barrier. A fraction of the weights stays in registers and shared
+// memory for the whole launch, the rest is streamed from L2. The order of sums depends only on the shape and the
+// device: the bits of a slot's result do not depend on its batch mates. The host never waits.
 #pragma once
 
 #include "cuda/plan.h"
@@ -37,18 +37,18 @@ struct Call {
   int64_t state_stride;  // rows of P (of D) between the directions of h (of c)
   float* output;  // [S, 2P]
   float cell_clip, proj_clip;  // > 0, +inf: none
-  char* scratch;  // Plan::scratch_bytes, aligned to 256; free once the stream has passed the call
+  char* scratch;  // Plan::scratch_bytes, aligned to 256; free once the stream has run the call
   int64_t scratch_size;
-  uint32_t* aborts;  // [1] grows by one when a launch gives up; not 0: this one gives up at once
+  uint32_t* aborts;  // [1] incremented when a launch gives up; not 0: this launch gives up at once
   int64_t timeout_ns;  // longest wait at a barrier; 0: the launch gives up at once
   void* stream;  // cudaStream_t
 };
 
-// Also lets every kernel have all of the device's shared memory: to be called on a device before its first launch.
+// Also allows every kernel all of the device's shared memory: call it on a device before the first launch.
 Device current_device();
 
 // Enqueues the launch, and behind it a replay that waits for no other block and runs only when the launch gave up.
-// Throws std::invalid_argument for a call that does not fit together, std::runtime_error when CUDA refuses a launch.
+// Throws std::invalid_argument for inconsistent arguments, std::runtime_error when CUDA refuses a launch.
 void run_persistent(const Call& call);
 
 }  // namespace elmo_fast::cuda

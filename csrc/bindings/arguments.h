@@ -1,4 +1,4 @@
-// Arguments from Python as the contracts take them: pointers travel as integers.
+// Converts arguments from Python to those of the contracts; pointers are passed as integers.
 #pragma once
 
 #include <pybind11/pybind11.h>

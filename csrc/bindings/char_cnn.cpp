@@ -1,4 +1,4 @@
-// Python's view of csrc/char_cnn.h.
+// Python bindings of csrc/char_cnn.h.
 #include "char_cnn.h"
 
 #include <tuple>
@@ -19,7 +19,7 @@ std::vector<CharBank> banks_of(Arguments& given) {
   return banks;
 }
 
-// What a forward and its gradients have in common; points to `banks`.
+// The arguments shared by a forward and its gradients; the result points to `banks`.
 CharCnnCall char_cnn_call(Arguments& given, const std::vector<CharBank>& banks) {
   CharCnnCall call = {};
   given.read("ids", call.ids, "tokens", call.tokens, "characters", call.characters, "padding", call.padding);

@@ -1,4 +1,4 @@
-// Python's view of csrc/linear.h.
+// Python bindings of csrc/linear.h.
 #include "linear.h"
 
 #include "arguments.h"

@@ -1,4 +1,4 @@
-// The native module: what the CPU and the build are, then Python's view of the contracts, a file each.
+// The native module: properties of the CPU and the build, and bindings of the contracts, one file per contract.
 #include "arguments.h"
 #include "cpu/engine.h"
 #include "cpu/openmp.h"

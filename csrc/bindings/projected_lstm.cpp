@@ -1,4 +1,4 @@
-// Python's view of csrc/projected_lstm.h.
+// Python bindings of csrc/projected_lstm.h.
 #include "projected_lstm.h"
 
 #include "arguments.h"
@@ -30,7 +30,7 @@ void pack_backward(int64_t input, int64_t dim, int64_t projection, const Pair& w
                      at<void>(packed), packed_size);
 }
 
-// What a forward and its gradients have in common.
+// The arguments shared by a forward and its gradients.
 LstmCall lstm_call(Arguments& given) {
   LstmCall call = {};
   given.read("input", call.shape.input, "dim", call.shape.dim, "projection", call.shape.projection);

@@ -1,4 +1,4 @@
-// Python's view of csrc/projected_lstm_cuda.h. The plan needs no CUDA.
+// Python bindings of csrc/projected_lstm_cuda.h. The plan needs no CUDA.
 #include "projected_lstm_cuda.h"
 
 #include "arguments.h"

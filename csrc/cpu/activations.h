@@ -1,5 +1,5 @@
-// sigmoid and tanh on vectors: to 2 ulp for `highest`, and cheaper ones for gates that were summed from 16-bit
-// operands. tests/ops/test_projected_lstm.py holds them to their errors.
+// sigmoid and tanh on vectors: within 2 ulp for `highest`, and cheaper approximations for gates summed from 16-bit
+// operands. tests/ops/test_projected_lstm.py tests their errors.
 #pragma once
 
 namespace elmo_fast::cpu {
@@ -14,12 +14,12 @@ inline __attribute__((always_inline)) typename Vec::F polynomial(const float (&c
   return sum;
 }
 
-// For every float: denormal results, infinities, NaN. Over all 2^32 inputs sigmoid <= 1.97 ulp, tanh <= 1.46 ulp.
+// For every float, also denormal results, infinities and NaN. Over all 2^32 inputs: sigmoid <= 1.97 ulp, tanh <= 1.46.
 template <class Vec>
 struct ExactActivations {
   using F = typename Vec::F;
 
-  // 1 / (1 + e) or e / (1 + e) with e = exp(-|x|), the rounding error of 1 + e put back.
+  // 1 / (1 + e) or e / (1 + e) with e = exp(-|x|), corrected by the rounding error of 1 + e.
   static F sigmoid(F x) {
     const F one = Vec::set1(1.0f);
     const F e = exp_nonpositive(Vec::set1(0.0f) - Vec::abs(x));
@@ -58,12 +58,12 @@ struct ExactActivations {
   }
 };
 
-// On AVX-512, in two thirds of the time of the exact ones, or in half of it without refinement.
+// For AVX-512: two thirds of the time of ExactActivations, or half of it without refinement.
 //
 // exp goes to base 2: 2^f = 1 + f q(f), |f| <= 1/2, with q fitted for the relative error of f q(f), so that tanh keeps
 // its relative error near zero. Refined: one more coefficient of q, and one correction of the 14-bit reciprocals.
 // Over every fifth float, largest error relative to a result of at least 2^-126: 5.5e-5 for sigmoid and 4.4e-5 for
-// tanh, refined 1.4e-6 and 8.2e-7. Always inlined: around a call vectors leave their registers.
+// tanh, refined 1.4e-6 and 8.2e-7. Always inlined: a call would move vectors out of their registers.
 template <class Vec, bool Refined>
 struct ApproximateActivations {
   using F = typename Vec::F;

@@ -15,7 +15,7 @@ namespace elmo_fast::cpu {
 #if defined(__linux__)
 namespace {
 
-// Entry points of GNU's OpenMP runtime, in the process that looked them up.
+// Entry points of GNU's OpenMP runtime, and the process that looked them up.
 struct OpenMp {
   void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);  // GOMP_parallel
   int (*number)();
@@ -26,7 +26,7 @@ struct OpenMp {
 
 std::atomic<const OpenMp*> in_use{nullptr};
 
-// Path of the best candidate so far: a library named libgomp*, one in a folder of torch's before any other.
+// Stores in `found` the path of a library named libgomp*, preferably in a folder of torch's.
 int remember_libgomp(dl_phdr_info* info, size_t, void* found) {
   std::string& best = *static_cast<std::string*>(found);
   const std::string path = info->dlpi_name ? info->dlpi_name : "";

@@ -5,16 +5,15 @@
 
 namespace elmo_fast::cpu {
 
-// Has `run_on_openmp` use the runtime that this process has loaded, PyTorch's first. False, and nothing changes, when
+// Makes `run_on_openmp` use the runtime that this process has loaded, preferably PyTorch's. False, without effect, if
 // none is loaded.
 bool use_openmp_threads();
 
-// Whether they are in use: in this process, not in a process that it was forked to.
+// Whether this process uses OpenMP's threads; false in a forked child.
 bool threads_are_openmp();
 
-// Runs task(0) .. task(count - 1) at the same time, one on each of `count` threads, and waits for all of them. False,
-// with no task run, when the threads are not in use, inside a parallel region, and where OpenMP gives fewer than asked
-// for.
+// Runs task(0) .. task(count - 1) concurrently on `count` threads and waits for all of them. False, with no task run,
+// if OpenMP's threads are not in use, inside a parallel region, or if OpenMP provides fewer threads.
 bool run_on_openmp(int count, const Task& task);
 
 }  // namespace elmo_fast::cpu

@@ -46,7 +46,7 @@ void begin_packed(void* packed, size_t size, size_t payload, const Label& label)
   constexpr uintptr_t page = 2 << 20;
   const auto address = reinterpret_cast<uintptr_t>(packed);
   const uintptr_t begin = (address + page - 1) / page * page, end = (address + size) / page * page;
-  // Where there are none, the pages stay small.
+  // If the system has no huge pages, small ones remain.
   if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
   std::memcpy(packed, &label, sizeof label);

@@ -37,7 +37,7 @@ void back_off(int turn) {
   std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// In IEEE arithmetic: no flushing of denormals, rounding to nearest.
+// Runs a task in IEEE arithmetic: no flushing of denormals, rounding to nearest.
 void run_task(const Task& task, int rank) {
 #if defined(__x86_64__) || defined(__i386__)
   const unsigned saved = _mm_getcsr();
@@ -55,7 +55,7 @@ void run_task(const Task& task, int rank) {
 #endif
 }
 
-// Tasks to claim. A thread that comes when all are claimed does not touch `task`, which may be gone by then.
+// Tasks that threads claim. A thread that finds all claimed does not use `task`, which may be destroyed.
 class Job {
  public:
   Job(int count, const Task& task) : count_(count), task_(task) {}
@@ -80,13 +80,13 @@ class Job {
   std::atomic<int> next_{0}, done_{0};
 };
 
-// The helpers of one process, which take the oldest job with a task to claim. Never destroyed: they live as long as the
-// process.
+// The helpers of a process, which run the oldest job that has an unclaimed task. Never destroyed: they live as long as
+// the process.
 class Pool {
  public:
   const pid_t owner = getpid();
 
-  // Runs a job with up to `helpers` of them, all of them where its tasks run `together`.
+  // Runs a job with up to `helpers` helpers, with all of them if its tasks run `together`.
   void run(const std::shared_ptr<Job>& job, int helpers, bool together) {
     open(job, helpers, together);
     job->run();
@@ -104,7 +104,7 @@ class Pool {
       const int wanted = std::max(most_, together_ + (together ? helpers : 0));
       for (; helpers_ < wanted; ++helpers_) std::thread([this] { serve(); }).detach();
     } catch (const std::system_error&) {
-      if (together) throw;  // claimed tasks run on the threads that there are
+      if (together) throw;  // claimed tasks can run on fewer threads
     }
     if (together) together_ += helpers;
     jobs_.push_back(job);
@@ -144,10 +144,10 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Job>> jobs_;
-  std::atomic<bool> pending_{false};  // whether `jobs_` has any
+  std::atomic<bool> pending_{false};  // whether `jobs_` is not empty
   int helpers_ = 0, sleeping_ = 0;
-  int most_ = 0;      // helpers of a job so far
-  int together_ = 0;  // of the jobs that run now and need all of theirs
+  int most_ = 0;      // most helpers of a job so far
+  int together_ = 0;  // helpers of the running jobs whose tasks run together
 };
 
 std::atomic<Pool*> current_pool{nullptr};

@@ -1,4 +1,4 @@
-// The threads that a call runs on, the barrier that a team meets at, and the memory that a thread borrows.
+// The threads that run a call, the barrier of a team of threads, and scratch memory of a thread.
 #pragma once
 
 #include <atomic>
@@ -23,31 +23,30 @@ class Barrier {
 
 using Task = std::function<void(int number)>;
 
-// Runs task(0) .. task(count - 1) in IEEE arithmetic, once each, and returns when all are done; all of them together
-// take a thread about `nanoseconds`. The calling thread and up to count - 1 helpers claim them in order: the calling
-// thread runs those that no helper has begun, so that a helper that the system does not schedule is not waited for. The
-// tasks must neither wait for each other nor throw.
+// Runs task(0) .. task(count - 1) in IEEE arithmetic, once each, and returns when all are done. All of them would take
+// a single thread about `nanoseconds`. The calling thread and up to count - 1 helpers claim tasks in order, so that the
+// call does not wait for a helper that the system has not scheduled. Tasks must neither wait for each other nor throw.
 //
-// Where a task takes longer than a time slice, the helpers are OpenMP's threads if they are in use, and the end waits
-// for all of them: after a parallel region of PyTorch's they spin for milliseconds, and would hold up other helpers for
-// as long.
+// If a task takes longer than a time slice, the helpers are OpenMP's threads if those are in use, and the call waits
+// for all of them: after a parallel region of PyTorch, OpenMP's threads spin for milliseconds and would delay other
+// helpers for as long.
 void run_claimed(int count, double nanoseconds, const Task& task);
 
-// The same with all tasks at the same time, on as many threads, OpenMP's if they are in use: tasks may wait for each
-// other. std::system_error where the system has no more threads.
+// Runs all tasks concurrently, on a thread each, OpenMP's if they are in use: tasks may wait for each other. Throws
+// std::system_error if the system has no more threads.
 void run_together(int count, const Task& task);
 
-// Calls of both from several threads do not wait for each other. After fork the child starts helpers of its own.
+// Concurrent calls of both functions do not wait for each other. A forked child starts its own helpers.
 
-// Threads, at most `threads`, of which each has at least `least_share` of work that takes about `nanoseconds`.
+// The number of threads, at most `threads`, for about `nanoseconds` of work: each gets at least `least_share`.
 int threads_for(double nanoseconds, int threads);
 
-// Nanoseconds of work that are worth a thread's wake-up: 100,000 unless the process has set others, as tests do.
+// The least work that is worth waking a thread, in nanoseconds: 100,000, unless set otherwise, as in tests.
 double least_share();
 void set_least_share(double nanoseconds);
 
-// At least `bytes` of memory aligned to 4 KB, the calling thread's own, valid until its next call of this function.
-// It grows to the largest request and is freed when the thread ends.
+// At least `bytes` of the calling thread's memory, aligned to 4 KB, valid until its next call of this function. It
+// grows to the largest request and is freed when the thread ends.
 char* thread_scratch(size_t bytes);
 
 }  // namespace elmo_fast::cpu

@@ -1,4 +1,4 @@
-// The instructions that the persistent kernel is made of. Those of sm_90 fall away on older targets, where a plan has
+// PTX instructions of the persistent kernel as functions. Those of sm_90 are dropped on older targets, where a plan has
 // no clusters.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Bf16 {
   static ELMO_DEVICE float to(uint16_t x) { return __uint_as_float(uint32_t(x) << 16); }
 };
 
-// Registers of one thread.
+// A thread's registers of a tile.
 using TileA = uint4;
 using TileB = uint2;
 struct TileC {
@@ -42,7 +42,8 @@ ELMO_MMA(Fp16, "f16")
 ELMO_MMA(Bf16, "bf16")
 #undef ELMO_MMA
 
-// Functions of one instruction, `how` being asm or asm volatile: with a result; then with four words, and with none.
+// Macros that define functions of a single instruction: with a result (`how` is asm or asm volatile), with four words,
+// with none.
 #define ELMO_VALUE(how, type, declaration, instruction, constraint, ...) \
   ELMO_DEVICE type declaration {                                         \
     type value;                                                          \
@@ -58,9 +59,9 @@ ELMO_MMA(Bf16, "bf16")
 #define ELMO_EFFECT(declaration, instruction, ...) \
   ELMO_DEVICE void declaration { asm volatile(instruction::__VA_ARGS__ : "memory"); }
 
-// A tile of weights from global memory, past L1. Volatile: what is kept in registers is not loaded again.
+// Loads a tile of weights from global memory without L1. Volatile: weights kept in registers are not loaded again.
 ELMO_WORDS(load_weights(const char* from), "ld.global.nc.L1::no_allocate.v4.u32", "l"(from))
-// Volatile as well: all of a step's inputs are on their way before the first is waited for.
+// Volatile as well: the loads of all inputs of a step are issued before the first result is used.
 ELMO_VALUE(asm volatile, uint16_t, load_input(const uint16_t* from), "ld.global.nc.u16 %0, [%1];", "=h", "l"(from))
 ELMO_VALUE(asm volatile, int32_t, load_index(const int32_t* from), "ld.global.nc.s32 %0, [%1];", "=r", "l"(from))
 
@@ -73,23 +74,23 @@ ELMO_DEVICE TileB right_tile(const uint16_t* from, int stride, int lane) {
 
 ELMO_DEVICE uint32_t shared_address(const void* local) { return uint32_t(__cvta_generic_to_shared(local)); }
 
-// In one instruction, as the compiler does not see that it may.
+// A single instruction, where the compiler would use several.
 ELMO_EFFECT(store_shared(void* to, const uint4& words), "st.shared.v4.u32 [%0], {%1, %2, %3, %4};",
             "r"(shared_address(to)), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w))
 
-// 16 bytes from L2 to shared memory, or zeros.
+// Copies 16 bytes from L2 to shared memory, or writes zeros unless `there`.
 ELMO_EFFECT(copy_async(void* to, const void* from, bool there), "cp.async.cg.shared.global [%0], [%1], 16, %2;",
             "r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0))
 ELMO_EFFECT(wait_for_copies(), "cp.async.wait_all;", )
 
-// What other blocks of the launch wrote before a barrier: from L2.
+// Loads values that other blocks of the launch wrote before a barrier, from L2.
 ELMO_DEVICE float2 load_exchanged(const float* from) {
   float2 value;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from) : "memory");
   return value;
 }
 
-// A barrier of `threads` threads of the block; 0 is that of all of them.
+// A barrier of `threads` threads of the block; barrier 0 is that of all threads.
 ELMO_EFFECT(sync_threads(int barrier, int threads), "bar.sync %0, %1;", "r"(barrier), "r"(threads))
 
 ELMO_EFFECT(add_release(uint32_t* to), "red.release.gpu.global.add.u32 [%0], 1;", "l"(to))
@@ -100,8 +101,8 @@ ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relax
            "l"(from) : "memory")
 ELMO_VALUE(asm volatile, int64_t, nanoseconds_now(), "mov.u64 %0, %globaltimer;", "=l", )
 
-// ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory. To be
-// called where `has_clusters` is true: older targets then drop them
+// ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory. Only
+// called where `has_clusters` is true, so that older targets drop them
 
 #if __CUDA_ARCH__ >= 900
 constexpr bool has_clusters = true;
@@ -116,7 +117,7 @@ ELMO_EFFECT(store_flag(uint32_t address, uint32_t value), "st.release.cluster.sh
             "r"(address), "r"(value))
 ELMO_VALUE(asm volatile, uint32_t, load_flag(const uint32_t* from), "ld.acquire.cluster.shared::cta.u32 %0, [%1];",
            "=r", "r"(shared_address(from)) : "memory")
-// All threads of all blocks of the cluster.
+// A barrier of all threads of all blocks of the cluster.
 ELMO_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");

@@ -28,7 +28,7 @@ std::array<Kernel, instance_count + 1> kernels_of(std::index_sequence<at...>) {
           replay_kernel<O>};
 }
 
-// An instance, or the replay behind the last of them.
+// The kernel of an instance; `instance_count` selects the replay.
 Kernel kernel_for(Operand operand, int instance) {
   constexpr std::make_index_sequence<instance_count> all{};
   return (operand == Operand::fp16 ? kernels_of<Fp16>(all) : kernels_of<Bf16>(all))[size_t(instance)];

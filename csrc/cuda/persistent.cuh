@@ -20,7 +20,7 @@ class Team {
     record_ = direction_weights(p, d_) + size_t(unit) * size_t(p.layout.unit_bytes());
   }
 
-  // Resident weights, the initial state, and h before step 0 for all blocks.
+  // Loads resident weights and the initial state, and stores the block's part of h before step 0 for all blocks.
   ELMO_DEVICE void begin() {
 #pragma unroll
     for (int k = 0; k < R; ++k)
@@ -73,7 +73,7 @@ class Team {
     target_ += uint32_t(p_.blocks);
   }
 
-  // False: the launch is given up.
+  // False: the launch gives up.
   ELMO_DEVICE bool wait() {
     const auto reached = [&] { return int32_t(load_acquire(&p_.barriers[d_].count) - target_) >= 0; };
     if (thread_ == 0) flags()[most_cluster] = poll(p_, reached);
@@ -81,7 +81,7 @@ class Team {
     return flags()[most_cluster] != 0;
   }
 
-  // Every block of the cluster has written its m of step t.
+  // Waits until every block of the cluster has written its m of step t. False: the launch gives up.
   ELMO_DEVICE bool exchange(int t) {
     sync();
     const uint32_t step = uint32_t(t) + 1;
@@ -121,14 +121,14 @@ class Team {
     return true;
   }
 
-  // Of the slots in a step, for all threads of the team.
+  // Values of the slots in a step, shared by all threads of the team.
   struct Slots {
-    int row[most_slots], starts[most_slots];  // of z; whether a sequence starts at the next step
+    int row[most_slots], starts[most_slots];  // row of z; whether a sequence starts at the next step
     float scale[most_slots];
   };
   ELMO_DEVICE Slots& slots() const { return *reinterpret_cast<Slots*>(shared_ + p_.at.slots); }
 
-  // Input projections, on their way; scales and starts are there after the next barrier.
+  // Issues the loads of input projections; scales and starts are readable after the next barrier.
   ELMO_DEVICE void read_inputs(const Step& now) {
     const int slot = smaller(thread_, now.size - 1);
     int row = 0;
@@ -150,12 +150,12 @@ class Team {
 
   static constexpr bool take_turns = double_buffered(NT);
 
-  // 16-bit values between two parts of h in shared memory.
+  // Offset of a part of h in shared memory, in 16-bit values.
   ELMO_DEVICE int part_offset(int part) const {
     return take_turns ? part % 2 * NT * tile_slots * p_.at.h_stride : part * staged_steps * 16;
   }
 
-  // Begin to copy a part of h, 8 k-steps: 16 threads a slot, 16 bytes each.
+  // Starts to copy a part of h, 8 k-steps: 16 threads per slot, 16 bytes each.
   ELMO_DEVICE void stage(const Step& now, int part) {
     const int width = p_.layout.h_width(), column = thread_ % 16 * 8, slots_at_once = threads_ / 16;
     if (part * staged_steps * 16 + column >= width) return;
@@ -166,7 +166,7 @@ class Team {
       copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
   }
 
-  // Before the product of k-step k where parts take turns: its part is there, and the part after it on its way.
+  // Called before the product of k-step k; with double buffering, waits for its part and starts to copy the next part.
   ELMO_DEVICE void enter(const Step& now, int k) {
     if (!take_turns || k % staged_steps != 0) return;
     wait_for_copies();
@@ -208,12 +208,12 @@ class Team {
     }
   }
 
-  // m of the cluster's blocks, side by side: [slot, gathered_stride], in the place of h. 32 slots at a time.
+  // Copies m of the cluster's blocks into rows [slot, gathered_stride], over h, 32 slots at a time.
   ELMO_DEVICE void gather_m() {
     const int cells = p_.units_per_block * unit_cells, column = thread_ % (cells / 8) * 8;
     const uint16_t* m = halves(p_.at.m) + column;
     uint16_t* to = halves(p_.at.h) + column;
-    const auto rank_at = [&](int at) { return smaller(at, p_.cluster - 1); };  // a cluster of 2 reads its last twice
+    const auto rank_at = [&](int at) { return smaller(at, p_.cluster - 1); };  // a cluster of 2 reads rank 1 again
 #pragma unroll
     for (int first = 0; first < NT * tile_slots; first += 32) {
       const int slot = first + thread_ / (cells / 8);
@@ -236,7 +236,7 @@ class Team {
   ELMO_DEVICE int tiles_per_block() const { return divided_up(p_.layout.p_tiles(), p_.cluster); }
   ELMO_DEVICE int cluster_unit() const { return (index_ - rank_) * p_.units_per_block; }
 
-  // The block's tiles of W_P over the cluster's cells: [tile, unit] in shared memory.
+  // Copies the block's tiles of W_P over the cluster's cells to shared memory [tile, unit].
   ELMO_DEVICE void keep_projection() {
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
     for (int tile = 0; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); ++tile) {
@@ -246,7 +246,7 @@ class Team {
     }
   }
 
-  // Partial sums of the block's projected values over the cluster's cells.
+  // Computes partial sums of the block's projected values over the cluster's cells.
   ELMO_DEVICE void project(const Step& now) {
     const bool gathered = has_clusters && p_.cluster > 1;
     const uint16_t* m = halves(gathered ? p_.at.h : p_.at.m);
@@ -276,7 +276,7 @@ class Team {
     }
   }
 
-  // h = clip(sum of the clusters' partial sums, in order): a pair of columns of a slot.
+  // h = clip(sum of the clusters' partial sums, in order), for a pair of columns of a slot.
   ELMO_DEVICE void finish_h(const Step& now, int at) {
     constexpr int at_once = R > 0 ? 16 : 8;
     const int width = p_.layout.h_width(), clusters = p_.blocks / p_.cluster;
@@ -291,7 +291,7 @@ class Team {
       float2 parts[at_once];
 #pragma unroll
       for (int j = 0; j < at_once; ++j) parts[j] = load_exchanged(from + smaller(first + j, clusters - 1) * stride);
-      packed_row = load_index(p_.packed_rows + int64_t(now.t) * p_.stride + slot);  // behind them: all arrive together
+      packed_row = load_index(p_.packed_rows + int64_t(now.t) * p_.stride + slot);  // last: all arrive together
 #pragma unroll
       for (int j = 0; j < at_once; ++j) {
         const bool there = first + j < clusters;
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __gri
   extern __shared__ __align__(16) char shared[];
   Team<O, NT, R, depth> team(p, shared);
   team.begin();
-  // shared memory of a block may be read once it has begun, and until all of its cluster are done
+  // blocks of a cluster may read each other's shared memory once all have started and until the first exits
   if (has_clusters && p.cluster > 1) sync_cluster();
   team.run();
   if (has_clusters && p.cluster > 1) sync_cluster();

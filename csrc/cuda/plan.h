@@ -1,10 +1,10 @@
-// How a layer is spread over a device, and where weights and exchanged values lie: packed, in shared memory and in
-// scratch. Read by nvcc and the host compiler; no CUDA in here.
+// How a layer is partitioned over a device, and the layouts of packed weights, shared memory and scratch. Compiled by
+// nvcc and the host compiler, so without CUDA.
 //
 // Products run as mma m16n8k16 with weights as the left operand A: gates or projected values are rows, slots are
 // columns. Cells come in units of 16, two groups of 8. A group's 32 gate rows are two A tiles, (i, j) and (f, o), so
-// that one thread's sums are all four gates of one cell for two slots. A tile is stored as a warp loads it, 16 bytes a
-// thread. Within 16 columns the order is the packing's own: thread `lane % 4` multiplies columns 4 (lane % 4) to
+// that a thread sums all four gates of a cell for two slots. A tile is stored in the order in which a warp loads it, 16
+// bytes per thread. Packing permutes the columns within 16: thread `lane % 4` multiplies columns 4 (lane % 4) to
 // 4 (lane % 4) + 3, so that its part of the right operand is 8 consecutive bytes.
 #pragma once
 
@@ -25,11 +25,11 @@ constexpr int unit_cells = 16;
 constexpr int group_cells = 8;
 constexpr int tile_slots = 8;
 constexpr int most_slots = 64;
-constexpr int tile_bytes = 512;                        // 32 threads, 4 registers
+constexpr int tile_bytes = 512;  // 32 threads, 4 registers
 constexpr int bias_bytes = 4 * unit_cells * 4;
 constexpr int most_cluster = 8;
-constexpr int most_units = 3;                          // of a block and direction: 2 warps each
-constexpr int staged_steps = 8;                        // k-steps of h that are copied at once
+constexpr int most_units = 3;  // per block and direction, with 2 warps each
+constexpr int staged_steps = 8;  // k-steps of h that are copied at once
 
 // Stages of h in shared memory: all of them for few slots (latency-bound), two that alternate for many.
 constexpr ELMO_HD bool double_buffered(int row_tiles) { return row_tiles > 2; }
@@ -38,8 +38,8 @@ constexpr ELMO_HD int divided_up(int a, int b) { return (a + b - 1) / b; }
 constexpr ELMO_HD int smaller(int a, int b) { return a < b ? a : b; }
 constexpr ELMO_HD int larger(int a, int b) { return a > b ? a : b; }
 
-// One direction: records of units, gates [2 groups, k_steps, 2 tiles] and biases [2 groups, 4 gates, 8 cells]; then the
-// projection [p_tiles, units], a tile of 16 projected values by a unit's cells.
+// Packed weights of one direction: a record per unit, with gates [2 groups, k_steps, 2 tiles] and biases [2 groups, 4
+// gates, 8 cells]; then the projection [p_tiles, units] in tiles of 16 projected values by the cells of a unit.
 struct Layout {
   int dim, projection;
 
@@ -56,12 +56,12 @@ struct Layout {
   ELMO_HD size_t direction_bytes() const { return projection_offset(p_tiles(), 0); }
 };
 
-// 16-bit values between two slots of a right operand in shared memory: a warp's 8-byte loads then meet each bank once.
+// Stride of the slots of a right operand in shared memory, in 16-bit values: a warp's 8-byte loads meet each bank once.
 constexpr ELMO_HD int padded_columns(int columns) { return divided_up(columns, 64) * 64 + 16; }
 
-// An instance of the persistent kernel. `most_threads` leaves a thread 255 registers (256 threads) or 168 (384). Beside
-// the sums of `row_tiles` tiles of slots they hold `register_steps` k-steps of weights, 8 registers each, and `depth`
-// more on their way from L2.
+// An instance of the persistent kernel. A thread has 255 registers if `most_threads` is 256, and 168 if it is 384. They
+// hold the sums of `row_tiles` tiles of slots, `register_steps` k-steps of resident weights, 8 registers each, and
+// `depth` k-steps that are being loaded from L2.
 struct Instance {
   int most_threads, row_tiles, register_steps, depth;
 };
@@ -72,7 +72,7 @@ constexpr int instance_count = sizeof(instances) / sizeof(instances[0]);
 
 struct Device {
   int32_t processors;  // streaming multiprocessors
-  int64_t shared;  // bytes of shared memory that one block may have
+  int64_t shared;  // most bytes of shared memory of a block
   int32_t clusters[3];  // most clusters of 8, 4 and 2 blocks that run at once; 0: no clusters
 };
 
@@ -94,7 +94,7 @@ struct Plan {
 };
 
 // Offsets in bytes into one team's part of the dynamic shared memory, which begins with the gates' weights. The
-// gathered m takes the place of h.
+// gathered m overwrites h.
 struct SharedLayout {
   int h_stride, m_stride, gathered_stride;  // 16-bit values between two slots
   int projection, h, m, slots, flags, team;
@@ -111,18 +111,18 @@ struct SharedLayout {
     m = h + larger(stages * rows * h_stride, rows * gathered_stride) * 2;
     slots = m + rows * m_stride * 2;
     flags = slots + 3 * most_slots * 4;
-    team = flags + (most_cluster + 1) * 4 + 12;  // a flag for each block of the cluster, and the barrier's verdict
+    team = flags + (most_cluster + 1) * 4 + 12;  // a flag for each block of the cluster, and the barrier's result
   }
 };
 
-// A grid barrier: a count that only grows, on a cache line of its own.
+// A grid barrier: a count that is only incremented, on its own cache line.
 struct Barrier {
   uint32_t count;
   uint32_t unused[31];
 };
 
-// Offsets in bytes into a call's scratch. What it begins with, a barrier for each direction and the abort flag on a
-// line of its own, is zeroed before a launch.
+// Offsets in bytes into a call's scratch. It begins with a barrier for each direction and the abort flag on its own
+// cache line, all zeroed before a launch.
 struct Scratch {
   size_t abort, operands, partials, size;
 
@@ -135,7 +135,7 @@ struct Scratch {
   }
 };
 
-// The largest cluster that leaves a block no more cells than it would have without clusters.
+// Selects the largest cluster size that does not give a block more cells than it would have without clusters.
 inline void spread_cells(Plan& plan, const Device& device) {
   const int units = plan.layout.units(), fewest = divided_up(units, device.processors);
   for (int j = 0; j < 4; ++j) {
@@ -151,7 +151,8 @@ inline void spread_cells(Plan& plan, const Device& device) {
   }
 }
 
-// Keeps W_P first, then as many k-steps of the gates as there is memory for. False: a block does not fit without them.
+// Keeps W_P in shared memory if it fits, then as many k-steps of the gates as fit. False: a block does not fit even
+// without resident weights.
 inline bool keep_weights(Plan& plan, const Device& device) {
   const auto left = [&] { return device.shared - 2 * int64_t(SharedLayout(plan).team); };
   if (left() < 0) return false;
@@ -169,7 +170,7 @@ inline bool keep_weights(Plan& plan, const Device& device) {
   return true;
 }
 
-// Fills the plan; null, or why the layer cannot run.
+// Fills the plan; returns null, or why the layer cannot run.
 inline const char* fill(Plan& plan, const Device& device, int slots) {
   if (plan.layout.dim == plan.layout.projection)
     return "the layer has no projection, or one to as many values as there are cells";

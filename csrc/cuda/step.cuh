@@ -1,4 +1,4 @@
-// The parts of a time step, one thread's view: sums of the gates, cells, h; and the replay of a launch that gave up.
+// The parts of a time step in one thread: sums of the gates, cells, h; and the replay of a launch that gave up.
 #pragma once
 
 #include "../projected_lstm_cuda.h"
@@ -6,7 +6,7 @@
 
 namespace elmo_fast::cuda {
 
-// What the blocks of a launch read.
+// The arguments of the kernels.
 struct Launch : Call, Plan {
   SharedLayout at;
   uint16_t* operands;  // [2 parities, 2, slots, h_width]
@@ -20,7 +20,7 @@ struct Step {
   int d, t, size, next;
 };
 
-// Until `reached`. False: the launch is given up.
+// Polls until `reached`. False: the launch gives up.
 template <class Reached>
 ELMO_DEVICE bool poll(const Launch& p, Reached&& reached) {
   int64_t begin = 0;
@@ -40,7 +40,7 @@ ELMO_DEVICE const char* direction_weights(const Launch& p, int d) {
   return p.packed + size_t(d) * p.layout.direction_bytes();
 }
 
-// Of a unit's record: the bias of a gate for cell lane / 4 of a group.
+// The bias of a gate in a unit's record, for cell lane / 4 of a group.
 ELMO_DEVICE float bias_of(const Launch& p, const char* record, int group, int gate, int lane) {
   return reinterpret_cast<const float*>(record + p.layout.bias_offset())[(group * 4 + gate) * group_cells + lane / 4];
 }
@@ -49,7 +49,7 @@ ELMO_DEVICE bool starts_at(const Launch& p, int t, int slot) {
   return p.meta[(int64_t(t) * 3 + 2) * p.stride + slot] != 0;
 }
 
-// A clipped h goes to the output and, after the slot's last step, to the state.
+// Stores a clipped h in the output and, after the slot's last step, in the state.
 ELMO_DEVICE void store_h(const Launch& p, const Step& now, int packed_row, int slot, int column, float h) {
   const int width = p.layout.projection;
   p.output[(int64_t(packed_row) * 2 + now.d) * width + column] = h;
@@ -69,14 +69,14 @@ ELMO_DEVICE uint16_t first_operand(const Launch& p, int d, int slot, int column)
   return O::from(starts_at(p, 0, slot) ? initial : (there ? p.h_in[at] : 0.0f));
 }
 
-// A thread's cell, number lane / 4 of its warp's group, in NT tiles of slots: of each tile 2 * (lane % 4) and the next.
+// A thread's cell, number lane / 4 of its warp's group, for slots 2 * (lane % 4) and 2 * (lane % 4) + 1 of NT tiles.
 template <class O, int NT>
 class Cells {
  public:
   ELMO_DEVICE Cells(const Launch& p, int d, int first_cell, int warp, int lane)
       : p_(p), d_(d), lane_(lane), local_cell_(warp * group_cells + lane / 4), cell_(first_cell + local_cell_) {}
 
-  // The biases, and c before step 0.
+  // Loads the biases and c before step 0.
   ELMO_DEVICE void begin(const char* record, int group) {
     for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record, group, gate, lane_);
     initial_c_ = p_.initial_c && is_cell() ? p_.initial_c[d_ * p_.layout.dim + cell_] : 0.0f;
@@ -87,7 +87,7 @@ class Cells {
     });
   }
 
-  // z of each slot from its row. Nothing is waited for.
+  // Issues the loads of z of each slot from its row; does not wait for them.
   ELMO_DEVICE void load_inputs(const int* rows) {
     const uint16_t* of_cell = p_.z + (is_cell() ? cell_ : 0);
     for_slots([&](int n, int e, int slot) {
@@ -97,7 +97,7 @@ class Cells {
     });
   }
 
-  // Sums begin as bias + scale * z.
+  // Initializes the sums to bias + scale * z.
   ELMO_DEVICE void begin_sums(const Step& now, const float* scales) {
     for_slots([&](int n, int e, int slot) {
       const bool there = is_cell() && slot < now.size;
@@ -118,8 +118,8 @@ class Cells {
     }
   }
 
-  // c to what the next step reads, final c to the state, m into shared memory [slot, m_stride]. `starts`: whether a
-  // slot's sequence starts at the next step.
+  // Updates c for the next step, stores final c in the state and m in shared memory [slot, m_stride]. `starts`: whether
+  // a slot's sequence starts at the next step.
   ELMO_DEVICE void update(const Step& now, const int* starts, uint16_t* m, int m_stride) {
     float* state = p_.c + int64_t(d_) * p_.state_stride * p_.layout.dim + cell_;
     for_slots([&](int n, int e, int slot) {
@@ -151,12 +151,12 @@ class Cells {
   TileC sums_[2][NT];
 };
 
-// ---- what a launch that gave up would have done, slowly: a slot of one direction in a block of its own, which waits
-// for no other block
+// ---- replay: computes slowly what a launch that gave up would have computed; a block runs a slot in one direction and
+// waits for no other block
 
 constexpr int replay_threads = 256;
 
-// h, then m, as operands.
+// Bytes of shared memory of a block: h, then m, as operands.
 ELMO_HD size_t replay_shared(const Layout& of) { return size_t(of.h_width() + of.units() * unit_cells) * 2; }
 
 // sum + a row of a tile of weights times 16 values.
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(replay_threads, 1) replay_kernel(const __grid_
           z[gate] = multiply_row<O>(z[gate], record + p.layout.gate_offset(group, k) + gate / 2 * tile_bytes,
                                     gate % 2 * 8 + in_group, h + 16 * k);
       }
-      // c waits for the next step in the state's memory
+      // c is kept in the state's memory between steps
       float* state = p.c + (int64_t(d) * p.state_stride + slot) * dim + cell;
       const float initial = p.initial_c ? p.initial_c[d * dim + cell] : 0.0f;
       const float first = starts_at(p, 0, slot) ? initial : p.c_in[(int64_t(d) * p.slots + slot) * dim + cell];

@@ -1,5 +1,5 @@
-# elmo_fast_usable_nvcc(REASON): sets ELMO_FAST_NVCC and, in REASON, nothing where the CUDA kernels can be built, or
-# else why not. A compiler that is old, broken or at odds with the host compiler is a reason, never a failed build.
+# elmo_fast_usable_nvcc(REASON): sets ELMO_FAST_NVCC, and REASON to the empty string if the CUDA kernels can be built,
+# else to why not. An nvcc that is old, broken or rejects the host compiler is a reason and does not fail the build.
 set(elmo_fast_oldest_nvcc 12.0)  # the first with sm_90a
 
 function(elmo_fast_usable_nvcc reason)
@@ -21,12 +21,12 @@ function(elmo_fast_usable_nvcc reason)
       elmo_fast_try_nvcc(why)
     endif()
   endif()
-  # as a compile definition takes it
+  # keep only characters that a compile definition accepts
   string(REGEX REPLACE "[^A-Za-z0-9 _./:,()'+=@~-]" " " why "${why}")
   set(${reason} "${why}" PARENT_SCOPE)
 endfunction()
 
-# Compiles and links a small program as the kernels will be. Sets REASON where that fails.
+# Compiles and links a small program with the kernels' flags. Sets REASON if that fails.
 function(elmo_fast_try_nvcc reason)
   set(folder "${CMAKE_BINARY_DIR}/nvcc_trial")
   separate_arguments(flags UNIX_COMMAND "$ENV{CUDAFLAGS} ${CMAKE_CUDA_FLAGS}")
@@ -45,7 +45,7 @@ function(elmo_fast_try_nvcc reason)
   endif()
 endfunction()
 
-# Runs nvcc. SAID: what it printed; LAST: nothing where it succeeded, else the line with `error` in it, or the last one.
+# Runs nvcc. SAID: its output; LAST: empty if it succeeded, else the first line with `error` in it, or the last line.
 function(elmo_fast_nvcc said last)
   execute_process(COMMAND "${ELMO_FAST_NVCC}" ${ARGN} WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" RESULT_VARIABLE failed
                   OUTPUT_VARIABLE printed ERROR_VARIABLE printed)

@@ -1,16 +1,16 @@
-// Gradients of the char-CNN: a maximum passes its gradient to the window it was found in, so that no other window is
+// Gradients of the char-CNN: a maximum passes its gradient only to the window that has it, so that no other window is
 // read.
 //
-// Where several windows share a maximum they are nearly always the same characters ("banana"); then one of them takes
-// the gradient of all, since sums by filter and by character cannot tell them apart. Other ties are looked up.
+// Windows that share a maximum nearly always have the same characters ("banana"); then the first of them takes the
+// whole gradient, which gives the same sums by filter and by character. For other ties, products are computed again.
 #pragma once
 
 #include "forward.h"
 
 namespace elmo_fast::cpu {
 
-// Offsets in floats into the scratch of a backward: filters [filters, row] with their window's floats in a row, padded
-// to whole vectors, one bank after the other; characters, and their gradients.
+// Offsets in floats into the scratch of a backward: filters [filters, row], bank after bank, where a row has the
+// weights of a window, padded to whole vectors; then characters, and their gradients.
 template <class Vec>
 struct CharGradientLayout {
   int64_t characters, gradients, size;
@@ -93,7 +93,7 @@ class CharCnnGradients {
     split_among_ties(token, bank, filter_row, pick, grad / static_cast<float>(sharing), body);
   }
 
-  // Windows with the characters of window `pick`.
+  // The number of windows with the characters of window `pick`, which is the first.
   int64_t equal_windows(int64_t token, const CharBank& bank, int64_t pick) const {
     const int32_t* ids = plan_.ids + token * plan_.characters;
     const int64_t real = characters_.real_windows(token, bank);
@@ -115,7 +115,7 @@ class CharCnnGradients {
       body(real, part * static_cast<float>(all - real));
   }
 
-  // As the forward computed it, to the bit.
+  // The product that the forward computed, to the bit.
   float product(int64_t token, const CharBank& bank, const float* filter_row, int64_t window) const {
     const float* x = characters_.of(token) + window * plan_.dim;
     F total = Vec::set1(0.0f);
@@ -146,7 +146,7 @@ class CharCnnGradients {
     weight_sum<N>(bank, filter, filter_row, k);
   }
 
-  // Floats [k, k + N vectors) of one filter's gradient: the chosen windows of all tokens, each times its gradient.
+  // Floats [k, k + N vectors) of one filter's gradient: windows of all tokens times their gradients.
   template <int N>
   void weight_sum(const CharBank& bank, int64_t filter, const float* filter_row, int64_t k) const {
     F sum[N];

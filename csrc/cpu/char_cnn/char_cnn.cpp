@@ -1,4 +1,4 @@
-// The entry points of char_cnn.h: check, plan, split the work between threads.
+// The entry points of char_cnn.h: check, plan, partition the work between threads.
 #include "../../char_cnn.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void check_call(const CharCnnCall& call) {
   check_range(call.ids, call.tokens * call.characters, 0, call.table_rows, "ids");
 }
 
-// What a plan points to.
+// Arrays that a plan points to.
 struct Tokens {
   std::vector<int32_t> lengths;
   std::vector<int64_t> character_begin{0};
@@ -51,7 +51,7 @@ struct Tokens {
   }
 };
 
-// A guess, by 32 multiply-adds a nanosecond.
+// An estimate, from 32 multiply-adds per nanosecond.
 double nanoseconds_of(const CharCnnCall& call, const Tokens& tokens) {
   double weights = 0;
   for (int64_t b = 0; b < call.bank_count; ++b)

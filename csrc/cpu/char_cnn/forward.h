@@ -1,7 +1,7 @@
 // Products of filters with windows, and their maxima.
 //
-// A window is a run of width * dim floats among its token's character vectors, so a row of the left operand begins dim
-// floats after the one before. Tokens take turns within a panel of filters, which stays in the cache.
+// A window is width * dim consecutive floats of its token's character vectors, so a row of the left operand begins dim
+// floats after the previous row. The inner loop runs over tokens, so that a panel of filters stays in the cache.
 #pragma once
 
 #include <cmath>
@@ -12,8 +12,8 @@
 
 namespace elmo_fast::cpu {
 
-// The characters of all tokens as vectors, each token's followed by a vector of slack: windows may be read past their
-// end, up to a whole vector.
+// The character vectors of all tokens. A token's are followed by Vec::width zeros: windows may be read past their end,
+// up to a whole vector.
 template <class Vec>
 class CharVectors {
  public:
@@ -25,7 +25,7 @@ class CharVectors {
   int64_t count(int64_t token) const { return plan_.character_begin[token + 1] - plan_.character_begin[token]; }
   float* of(int64_t token) const { return data_ + plan_.character_begin[token] * plan_.dim + token * Vec::width; }
   int64_t windows(const CharBank& bank) const { return plan_.characters - bank.width + 1; }
-  // Windows that see more than padding come first.
+  // The number of windows that hold more than padding; they come first.
   int64_t real_windows(int64_t token, const CharBank& bank) const {
     return smaller(plan_.lengths[token], windows(bank));
   }
@@ -56,7 +56,7 @@ struct Maximum {
   F value() const { return best + nan; }
 };
 
-// The same, which window was first, and how many share it.
+// The maximum, the first window that has it, and the number of windows that share it.
 template <class Vec>
 struct FirstMaximum : Maximum<Vec> {
   using F = typename Vec::F;
@@ -72,7 +72,7 @@ struct FirstMaximum : Maximum<Vec> {
 };
 
 // Sums [R, 2 vectors] of windows a, which begin `step` floats apart, x b [k, 2 vectors]: added to floats [R, 2
-// vectors], or they go no further than the maximum of each column. Step 0: known at run time.
+// vectors], or reduced to the maximum of each column. Step 0: passed at run time.
 template <class Vec, int Step, class To>
 struct WindowTile {
   using Function = void(const float*, int64_t, const float*, int64_t, To*);
@@ -107,7 +107,7 @@ class WindowGemm {
       table_[rows](windows + k0, dim_, b + k0 * panel_width, smaller(unit_k, k - k0), c);
   }
 
-  // The same products, of at most unit_k terms, straight into the maximum.
+  // The same products, of at most unit_k terms, added to the maximum without being stored.
   void largest(const float* windows, int64_t rows, const float* b, int64_t k, Maximum<Vec> found[2]) const {
     maxima_[rows](windows, dim_, b, k, found);
   }
@@ -146,7 +146,7 @@ struct CharCnnLayout {
   }
 };
 
-// Pool: FirstMaximum where the caller asks which windows won, else Maximum.
+// Pool: FirstMaximum if the caller asks for picks, else Maximum.
 template <class Vec, class Pool>
 class CharCnnForward {
   static constexpr int panel_width = 2 * Vec::width;
@@ -169,7 +169,7 @@ class CharCnnForward {
   }
 
  private:
-  // body(bank, panel, the panel's filters, its product with padding) for all panels of all banks.
+  // Calls body(bank, panel, the panel's filters, its product with padding) for all panels of all banks.
   template <class Body>
   void each_panel(Body body) const {
     float* filters = plan_.scratch;
@@ -183,7 +183,7 @@ class CharCnnForward {
     }
   }
 
-  // Every plan_.threads-th panel.
+  // Packs every plan_.threads-th panel.
   void pack_partition() const {
     int64_t turn = 0;
     each_panel([&](const CharBank& bank, int64_t panel, float* filters, float* padding) {
@@ -195,7 +195,7 @@ class CharCnnForward {
     });
   }
 
-  // The product of one panel with a window of padding alone, unit by unit as WindowGemm has it.
+  // Computes the product of a panel with a window of only padding, unit by unit as in WindowGemm.
   void padding_product(const float* panel, int64_t k, float* to) const {
     float window[unit_k], sums[panel_width];
     clear_floats(to, panel_width);
@@ -228,7 +228,7 @@ class CharCnnForward {
     }
   }
 
-  // `rows` windows of a token from the `first` on.
+  // Adds `rows` windows of a token, from `first` on, to the maximum.
   void pool_block(const float* token, int64_t first, int64_t rows, const float* filters, int64_t k,
                   Pool largest[2]) const {
     if constexpr (!picks) {

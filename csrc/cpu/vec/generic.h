@@ -1,5 +1,5 @@
-// The vector types of the translation units: GenericVec 4 floats, which become SSE2 or NEON, NeonVec 4, Avx2Vec 8,
-// Avx512Vec 16. This file has what they share and the first.
+// The vector types of the translation units: GenericVec 4 floats, compiled to SSE2 or NEON, NeonVec 4, Avx2Vec 8,
+// Avx512Vec 16. This file has their base class and GenericVec.
 //
 // Anonymous namespace on purpose: it gives every template on these types internal linkage, so that code compiled with
 // the flags of one instruction set is never shared with other objects.
@@ -14,7 +14,7 @@
 namespace elmo_fast::cpu {
 namespace {
 
-// What the compiler's own vector extension says the same way at every width.
+// Operations that the compiler's vector extension expresses alike at every width.
 template <class Vec, int Width>
 struct VecBase {
   typedef float F __attribute__((vector_size(4 * Width)));
@@ -47,7 +47,7 @@ struct VecBase {
   }
 
  protected:
-  // x * 2^n for whole n in [-150, 0], in two steps that stay normal, so that only the second one rounds.
+  // x * 2^n for integer n in [-150, 0], in two products with normal factors, so that only the second product rounds.
   static F scale_by(F x, I n) { return x * power(n >> 1) * power(n - (n >> 1)); }
   static F power(I n) { return reinterpret_cast<F>((n + 127) << 23); }
 };
