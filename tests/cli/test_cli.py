@@ -99,7 +99,7 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
     ({4: ("--batch-size", "0")}, "argument --batch-size: expected an integer of at least 1, got '0'"),
     ({4: ("--cuda-device", "-2")}, "cuda_device: expected -1 for the CPU or the number of a GPU, got -2"),
     ({4: ("--state", "cold")}, "argument --state: invalid choice: 'cold'"),
-    ({4: ("--precision", "low")}, "argument --precision: invalid choice: 'low'"),
+    ({4: ("--precision", "lowest")}, "argument --precision: invalid choice: 'lowest'"),
     ({4: ("--backend", "tpu")}, "argument --backend: invalid choice: 'tpu'"),
     ({4: "--frobnicate"}, "unrecognized arguments: --frobnicate"),
     ([], "the following arguments are required: COMMAND (see elmo-fast --help)"),

@@ -182,7 +182,7 @@ def test_layers_of_a_stack_share_its_weights():
     (lambda _: lstm(state_projection_clip_value=-1), "state_projection_clip_value: expected a number above 0, or None"),
     (lambda _: lstm(recurrent_dropout_probability=1.0), "recurrent_dropout_probability: expected a number from 0"),
     (lambda _: lstm(backend="fast"), "backend: expected one of"),
-    (lambda _: lstm(precision="low"), "precision: expected one of"),
+    (lambda _: lstm(precision="lowest"), "precision: expected one of"),
     (lambda _: lstm()(*batch(size=4)), r"inputs: expected vectors of shape \[batch, tokens, 3\]"),
     (lambda _: lstm()(batch()[0].long(), batch()[1]), "inputs: expected vectors"),
     (lambda _: lstm()(batch()[0], torch.ones(5, 6)), r"mask: expected shape \(5, 7\), got \(5, 6\)"),

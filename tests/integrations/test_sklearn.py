@@ -89,7 +89,7 @@ def test_a_tokenizer_and_columns_of_texts(model):
     ({"pool": None}, ["a"], "pool: expected mean, max or first_last, got None"),
     ({"pool": "sum"}, ["a"], "pool: expected None or one of mean, max, first_last, got 'sum'"),
     ({"batch_size": 0}, ["a"], "batch_size: expected an integer of at least 1, got 0"),
-    ({"precision": "low"}, ["a"], "precision: expected one of"),
+    ({"precision": "lowest"}, ["a"], "precision: expected one of"),
 ])
 def test_bad_arguments_are_named(model, arguments, texts, message):
     with pytest.raises(ValueError, match=f"^{message}") as error:

@@ -121,7 +121,7 @@ def test_an_error_goes_to_the_error_handler(model):
 @pytest.mark.parametrize("config, message", [
     ({"state": "carry"}, "state: expected one of zero, warm, got 'carry'"), ({"layers": "first"}, "layers: expected"),
     ({"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
-    ({"precision": "low"}, "precision: expected one of"),
+    ({"precision": "lowest"}, "precision: expected one of"),
     ({"model": "/nowhere"}, "model: expected one of bundled")])
 def test_bad_configurations_are_named(model, config, message):
     with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):

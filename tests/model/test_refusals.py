@@ -41,7 +41,7 @@ def table(*shape, words=None, dtype=torch.float32, **arguments):
     (lambda: table(2, 5, words=["a"]), "words: expected one for each of 2 vectors, got 1"),
     (lambda: table(2, 5, dtype=torch.float64), "vectors: expected float32 or float16 of shape"),
     (lambda: table(5), "vectors: expected float32 or float16 of shape"),
-    (lambda: table(1, 5, precision="low"), "precision: expected one of highest, high, medium, got 'low'"),
+    (lambda: table(1, 5, precision="lowest"), "precision: expected one of highest, high, medium, low, got 'lowest'"),
     (lambda: table(1, 5, unknown="mask"), "unknown: expected one of encode, error, unk, got 'mask'"),
     (lambda: table(1, 5, grow=-1), "grow: expected True, False or a number of words, got -1"),
 ])
