@@ -241,7 +241,7 @@ def test_inference_mode_leaves_nothing_behind(engine):
 
 def test_many_rows_run_in_chunks(monkeypatch):
     whole = lstm_case().run(TORCH)
-    monkeypatch.setattr(op.pytorch, "_ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(op.pytorch, "_GEMM_ROWS", 4)
     assert all(TORCH.same(*pair) for pair in zip(lstm_case().run(TORCH), whole))
 
 

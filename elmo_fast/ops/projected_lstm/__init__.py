@@ -1,10 +1,10 @@
-"""One layer of the two-direction projected LSTM: checks the operands and runs the backend that `backend` chooses."""
+"""A layer of the two-direction projected LSTM: checks the operands and runs the selected backend."""
 
 import dataclasses
 
 import torch
 
-# the first two register implementations
+# The first two imports register implementations.
 import elmo_fast.ops.projected_lstm.cuda.lstm
 import elmo_fast.ops.projected_lstm.gradients  # noqa: F401
 from elmo_fast.arguments import shown
@@ -27,12 +27,12 @@ def projected_lstm(
     initial_state: State | None = None, precomputed: bool = False, backend: str = "auto", precision: str = "highest",
     bounded: bool = False,
 ) -> tuple[torch.Tensor, State]:
-    """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. Operands of 16 bits compute in fp32.
+    """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit operands are converted to fp32.
 
-    `rows` may lie on the host. `bounded` where `inputs` are outputs of such a layer with the same `proj_clip`, which a
-    GPU's fp16 need not scale. `precision` is what the native engines compute in, where this machine has it; the other
-    backends follow `elmo_fast.ops.numerics.numerics`. Where gradients are recorded the native engine computes in
-    `highest`; it has none of second order.
+    `rows` may be on the host. `bounded` says that `inputs` are outputs of such a layer with the same `proj_clip`, so
+    that fp16 on a GPU need not scale them. The native engines compute in `precision` if this machine supports it; the
+    other backends follow `elmo_fast.ops.numerics.numerics`. When gradients are recorded, the native engine computes in
+    `highest`; it has no second-order gradients.
     """
     call = LstmCall(full_precision(inputs), rows, schedule, tuple(map(full_precision, state)), weights, cell_clip,
                     proj_clip, initial_state and tuple(map(full_precision, initial_state)), precomputed, precision,
@@ -56,7 +56,7 @@ def projected_lstm(
 
 
 def _unsupported(call: LstmCall, save: bool) -> str | None:
-    """What the native engines lack for a call, or None."""
+    """Name what the native engines do not support in a call, or return None."""
     if reason := unsupported_weights(call.weights):
         return reason
     if call.precomputed and save:
@@ -65,7 +65,7 @@ def _unsupported(call: LstmCall, save: bool) -> str | None:
 
 
 def unsupported_weights(weights: tuple[LstmWeights, LstmWeights]) -> str | None:
-    """What the native engines lack for weights, or None."""
+    """Name what the native engines do not support in weights, or return None."""
     if any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in weights):
         return "a projection to as many values as there are cells"
     return None
@@ -73,16 +73,16 @@ def unsupported_weights(weights: tuple[LstmWeights, LstmWeights]) -> str | None:
 
 def input_projections(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *,
                       backend: str = "auto") -> torch.Tensor:
-    """x [R, I] -> x W + B of both directions, [R, 8 D], forward half first: `inputs` where they are `precomputed`.
+    """x [R, I] -> x W + B of both directions, [R, 8 D], forward half first: `inputs` for calls with `precomputed`.
 
-    In the native engine's `highest` they have the bits that it computes from `x` itself.
+    In `highest` they are bitwise equal to the projections that the native engine computes itself.
     """
     width = x.shape[1]
     return torch.cat([linear(x, w[:width], b, backend=backend, precision="highest") for w, b, _ in weights], dim=1)
 
 
 def accepts_input_projections(backend: str, precision: str, weights: tuple[LstmWeights, LstmWeights]) -> bool:
-    """Whether `precomputed` inputs are of use: where no gradient is wanted, and products are fp32 in any case."""
+    """Whether a call can take `precomputed` inputs: on the CPU, without gradients, and with fp32 products."""
     operands = [part for direction in weights for part in direction if part is not None]
     if any(part.is_meta for part in operands) or needs_gradient(operands) or operands[0].device.type != "cpu":
         return False
@@ -91,7 +91,7 @@ def accepts_input_projections(backend: str, precision: str, weights: tuple[LstmW
 
 
 def check(call: LstmCall) -> None:
-    """Raise `ValueError` naming the operand unless all fit together (see `reference.projected_lstm`)."""
+    """Raise `ValueError`, naming the operand, unless all shapes match (see `reference.projected_lstm`)."""
     dim, projection, width = _check_weights(call.weights)
     slots, packed_rows = call.schedule.slots.size, int(call.schedule.batch_sizes.sum())
     check_shape("state[0]", call.state[0], (slots, 2 * projection))
@@ -119,7 +119,7 @@ def check(call: LstmCall) -> None:
 
 
 def _check_weights(weights: tuple[LstmWeights, LstmWeights]) -> tuple[int, int, int]:
-    """Sizes D, P and I of one layer, from weights whose shapes agree in both directions."""
+    """Sizes D, P and I of a layer; `ValueError` unless the weights of both directions have the same shapes."""
     w, b, w_p = weights[0]
     dim = b.shape[0] // 4 if b.dim() == 1 else 0
     projection = dim if w_p is None else w_p.shape[-1]
@@ -128,7 +128,7 @@ def _check_weights(weights: tuple[LstmWeights, LstmWeights]) -> tuple[int, int, 
         check_shape(f"weights[{direction}] B", b, (4 * dim,))
         check_shape(f"weights[{direction}] W", w, (width + projection, 4 * dim))
         if (w_p is None) != (weights[0][2] is None):
-            raise ValueError("weights: expected W_P in both directions or in neither, got it in one")
+            raise ValueError("weights: expected W_P in both directions or in neither, got one direction")
         if w_p is not None:
             check_shape(f"weights[{direction}] W_P", w_p, (dim, projection))
     return dim, projection, width

@@ -1,4 +1,4 @@
-"""The arguments of the projected LSTM: of a call in Python, of the op in `torch.library`, and of its gradients."""
+"""The arguments of the projected LSTM: a call in Python, the op in `torch.library`, and its gradients."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from elmo_fast.ops.schedule import Schedule
 
 @dataclass(frozen=True)
 class LstmCall:
-    """One call of `reference.projected_lstm`, and what `elmo_fast.ops.projected_lstm` adds to it."""
+    """The arguments of `reference.projected_lstm` and those that `elmo_fast.ops.projected_lstm` adds."""
 
     inputs: torch.Tensor
     rows: torch.Tensor | None
@@ -30,16 +30,16 @@ class LstmCall:
 
     @property
     def width(self) -> int:
-        """Columns of x in x W + B."""
+        """I, the number of input columns of a direction."""
         return len(self.weights[0][0]) - self.state[0].shape[1] // 2
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The operands that hold floats."""
+        """The floating-point operands."""
         return [self.inputs, *self.state, *flat_weights(self.weights), *(self.initial_state or ())]
 
     def arguments(self, packed: torch.Tensor | None = None, save: bool = False) -> "LstmArguments":
-        """The arguments of the op, the schedule on the host; without `slots` where those are in the caller's order."""
+        """The arguments of the op, with the schedule on the host; `slots` is None if they are in the caller's order."""
         schedule, has_starts = self.schedule, self.initial_state is not None
         initial_h, initial_c = self.initial_state or (None, None)
         return LstmArguments(
@@ -51,23 +51,22 @@ class LstmCall:
 
 
 def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
-    """W, B and, where there is one, W_P; forward then backward."""
+    """W, B and, if present, W_P; forward then backward."""
     return [part for direction in weights for part in direction if part is not None]
 
 
 def limit(clip: float | None) -> float:
-    """A clip as a number: infinite for none."""
+    """A clip as a number; infinite for None."""
     return math.inf if clip is None else float(clip)
 
 
 class LstmArguments(NamedTuple):
-    """The arguments of the op, in the order of its schema, as every implementation has them.
+    """The arguments of the op, in the order of its schema and of every implementation.
 
-    `inputs` and `rows` as in `reference.projected_lstm`; `slots`, `batch_sizes` and `sequence_starts` of the schedule,
-    on the host, `slots` where they are not in the caller's order and `sequence_starts` with an initial state.
-    `weights` are forward then backward W, B and, where there is one, W_P; on the CPU `packed` holds them as the engine
-    reads them, and `weights` are given for gradients only. Clips are infinite for none. With `save` the op also returns
-    what its gradient reads.
+    `inputs` and `rows` as in `reference.projected_lstm`. `slots`, `batch_sizes` and `sequence_starts` are the schedule,
+    on the host; `slots` only if they are not in the caller's order, `sequence_starts` only with an initial state.
+    `weights` are those of `flat_weights`; on the CPU `packed` has them in the engine's layout, and `weights` are given
+    only for gradients. An infinite clip does not clip. With `save` the op also returns the tensor saved for backward.
     """
 
     inputs: torch.Tensor
@@ -91,17 +90,17 @@ class LstmArguments(NamedTuple):
 
     @property
     def packed_rows(self) -> int:
-        """S, the packed rows of the schedule."""
+        """S, the number of packed rows."""
         return self.inputs.shape[0] if self.rows is None else self.rows.shape[1]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Columns of x, cells D and projected values P of one direction."""
+        """Input columns I, cells D and projected values P of one direction."""
         return self.width, self.c.shape[1] // 2, self.h.shape[1] // 2
 
 
 class LstmGradients(NamedTuple):
-    """What belongs to the operands that have gradients, such as these or whether they are needed."""
+    """A value for every differentiable operand: its gradient, or whether the gradient is needed."""
 
     inputs: Any
     h: Any
@@ -112,9 +111,9 @@ class LstmGradients(NamedTuple):
 
     @classmethod
     def of(cls, arguments: tuple) -> "LstmGradients":
-        """From a value for each argument of the op, `weights` a list of them."""
-        every = LstmArguments(*arguments)
-        return cls(*(getattr(every, name) for name in cls._fields))
+        """Select from values for all arguments of the op; the value of `weights` is a list."""
+        values = LstmArguments(*arguments)
+        return cls(*(getattr(values, name) for name in cls._fields))
 
     @classmethod
     def unflatten(cls, values: Sequence[Any]) -> "LstmGradients":
@@ -123,12 +122,12 @@ class LstmGradients(NamedTuple):
         return cls(inputs, h, c, weights, initial_h, initial_c)
 
     def flatten(self) -> list[Any]:
-        """In one list."""
+        """All values in a flat list."""
         return [self.inputs, self.h, self.c, *self.weights, self.initial_h, self.initial_c]
 
 
 def memory_for_gradients(call: LstmArguments, needed: LstmGradients) -> LstmGradients:
-    """Uninitialized gradients; [0] for those of inputs and weights that are not needed, and of what is not given."""
+    """Uninitialized gradients; [0] for inputs and weights whose gradient is not needed, and for absent operands."""
     inputs, *weights = gradient_memory((call.inputs, *call.weights), (needed.inputs, *needed.weights))
     h, c, initial_h, initial_c = (call.h.new_empty(0 if tensor is None else tensor.shape)
                                   for tensor in (call.h, call.c, call.initial_h, call.initial_c))

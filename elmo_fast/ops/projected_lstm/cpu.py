@@ -1,6 +1,6 @@
 """The C++ engine's projected LSTM: the forward, and in `highest` the gradients.
 
-A forward that saves for the gradients has the bits of the one that does not; gradients have the same bits on any number
+A forward that saves for the gradients is bitwise equal to one that does not. Gradients are bitwise equal for any number
 of threads.
 """
 
@@ -20,7 +20,7 @@ def forward(*arguments):
     call, module = LstmArguments(*arguments), native_module()[0]
     operands, count = _Operands(call, call.packed), call.packed_rows
     out = call.h.new_empty(count, call.h.shape[1])
-    common = {**operands.arguments(), "output": out.data_ptr(), "out_rows": operands.numbers.data_ptr()}
+    common = {**operands.arguments(), "output": out.data_ptr(), "out_rows": operands.row_numbers.data_ptr()}
     saved = call.h.new_empty(module.lstm_saved_size(*call.sizes, count) if call.save else 0, dtype=torch.uint8)
     if call.save:
         module.lstm_forward_saving(**common, saved=saved.data_ptr(), saved_size=saved.numel())
@@ -40,14 +40,15 @@ def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
     grad_out = call.h.new_zeros(call.packed_rows, call.h.shape[1]) if grad_out is None else grad_out.contiguous()
     is_split = call.rows is None
     by_direction = grads.inputs if is_split or not needed.inputs else inputs.new_zeros(2, *inputs.shape)
-    half = 4 * (inputs.shape[1] // 2 if is_split else inputs.numel())  # bytes from one direction to the other
-    of_inputs = pointer(by_direction)
+    half = 4 * (inputs.shape[1] // 2 if is_split else inputs.numel())  # bytes between the two directions
+    grad_inputs = pointer(by_direction)
     weights, biases, *projections = _by_direction([pointer(grad) for grad in grads.weights])
     scratch = torch.empty(module.lstm_backward_scratch_size(**common), dtype=torch.uint8)
     module.lstm_backward(
         **common, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(),
-        grad_h=grads.h.data_ptr(), grad_c=grads.c.data_ptr(), grad_inputs=[of_inputs, of_inputs and of_inputs + half],
-        grad_weights=weights, grad_biases=biases, grad_projections=projections[0] if projections else [0, 0],
+        grad_h=grads.h.data_ptr(), grad_c=grads.c.data_ptr(),
+        grad_inputs=[grad_inputs, grad_inputs and grad_inputs + half], grad_weights=weights, grad_biases=biases,
+        grad_projections=projections[0] if projections else [0, 0],
         grad_initial_h=grads.initial_h.data_ptr(), grad_initial_c=grads.initial_c.data_ptr(),
         scratch=scratch.data_ptr(), scratch_size=scratch.numel())
     if not is_split and needed.inputs:
@@ -56,7 +57,7 @@ def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
 
 
 def _packed_for_gradients(call: LstmArguments) -> torch.Tensor:
-    """The weights as gradients read them; not cached, since an optimizer edits them before the next call."""
+    """Pack the weights for the gradients; not cached, since an optimizer changes them before the next call."""
     module, contiguous = native_module()[0], [weight.contiguous() for weight in call.weights]
     packed = aligned_bytes(module.lstm_backward_packed_size(*call.sizes))
     matrices, _, *projections = _by_direction([pointer(weight) for weight in contiguous])
@@ -66,25 +67,25 @@ def _packed_for_gradients(call: LstmArguments) -> torch.Tensor:
 
 
 def _by_direction(addresses: list[int]) -> list[list[int]]:
-    """Of `LstmArguments.weights`: pairs, forward and backward, of W, of B and, where there is one, of W_P."""
+    """Group addresses of `LstmArguments.weights` into (forward, backward) pairs: W, B and, if present, W_P."""
     parts = len(addresses) // 2
     return [addresses[k::parts] for k in range(parts)]
 
 
 class _Operands:
-    """Contiguous tensors whose addresses forward and backward pass on; `h` and `c` in the order of the slots."""
+    """Contiguous tensors whose addresses are passed to the engine; `h` and `c` are in the order of the slots."""
 
     def __init__(self, call: LstmArguments, packed: torch.Tensor):
         self.call, self.packed = call, packed
-        self.numbers = torch.arange(call.packed_rows, dtype=torch.int32).expand(2, -1).contiguous()
-        self.rows = self.numbers if call.rows is None else call.rows.to(torch.int32).contiguous()
+        self.row_numbers = torch.arange(call.packed_rows, dtype=torch.int32).expand(2, -1).contiguous()
+        self.rows = self.row_numbers if call.rows is None else call.rows.to(torch.int32).contiguous()
         self.inputs = call.inputs.contiguous()
         self.h, self.c = (_in_slot_order(x, call.slots) for x in (call.h, call.c))
         self.initial_h, self.initial_c = (None if x is None else x.contiguous()
                                           for x in (call.initial_h, call.initial_c))
 
     def arguments(self) -> dict:
-        """Arguments shared by forward and backward; valid as long as this object."""
+        """Arguments shared by forward and backward; valid while this object lives."""
         call, (width, dim, projection) = self.call, self.call.sizes
         return dict(
             input=width, dim=dim, projection=projection, packed=self.packed.data_ptr(), packed_size=self.packed.numel(),
@@ -110,19 +111,19 @@ def _in_caller_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tenso
 
 
 def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
-    """Packed weights of a layer in a precision that the engine supports, uint8."""
+    """Packed weights of a layer, uint8, from the cache; `precision` is one that the engine supports."""
     return packed_weights((*weights[0], *weights[1]), f"lstm {precision}", lambda tensors: pack(tensors, precision),
                           keep)
 
 
 def drop_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> list[torch.Tensor | None]:
-    """Pack one layer; its six tensors in the order given, the matrices emptied."""
+    """Pack a layer; return its six tensors in order, with the matrices emptied."""
     packed_lstm(weights, effective_precision(precision))
     return emptied([*weights[0], *weights[1]])
 
 
 def pack(tensors: Tensors, precision: str) -> torch.Tensor:
-    """Contiguous fp32 (W, B, W_P or None) of both directions as the engine reads them."""
+    """Pack contiguous fp32 (W, B, W_P or None) of both directions in the engine's layout."""
     module, (w, b, w_p) = native_module()[0], tensors[:3]
     projection = len(b) // 4 if w_p is None else w_p.shape[1]
     shape = len(w) - projection, len(b) // 4, projection, number_of(precision)

@@ -1,6 +1,6 @@
-"""The projected LSTM without numbers, for `torch.compile`, and its gradient.
+"""Fake implementation (shapes only, for `torch.compile`) and autograd formula of the projected LSTM.
 
-The op returns outputs [S, 2 P], h and c in the caller's order and, with `save`, what the gradient reads, uint8.
+The op returns outputs [S, 2 P], h and c in the caller's order and, with `save`, the tensor saved for backward, uint8.
 """
 
 import torch
@@ -17,7 +17,7 @@ def _fake(*arguments):
     if call.save:
         module, (width, dim, projection) = native_module()[0], call.sizes
         first, second = (module.lstm_saved_size(int(width), dim, projection, rows) for rows in (0, 1))
-        saved = first + (second - first) * call.packed_rows  # a number of rows may be symbolic
+        saved = first + (second - first) * call.packed_rows  # linear in the number of rows, which may be symbolic
     shapes = (call.packed_rows, call.h.shape[1]), call.h.shape, call.c.shape
     return *(call.h.new_empty(shape, dtype=torch.float32) for shape in shapes), call.h.new_empty(saved,
                                                                                                  dtype=torch.uint8)
@@ -37,10 +37,10 @@ def _save(ctx, inputs, output):
 def _gradient(ctx, grad_out, grad_h, grad_c, _):
     saved, inputs, rows, slots, batch_sizes, sequence_starts, h, c, initial_h, initial_c, *weights = ctx.saved_tensors
     needed = [bool(wanted) for wanted in LstmGradients.of(ctx.needs_input_grad).flatten()]
-    found = torch.ops.elmo_fast.projected_lstm_backward(grad_out, grad_h, grad_c, saved, needed, *ctx.call._replace(
+    computed = torch.ops.elmo_fast.projected_lstm_backward(grad_out, grad_h, grad_c, saved, needed, *ctx.call._replace(
         inputs=inputs, rows=rows, slots=slots, batch_sizes=batch_sizes, sequence_starts=sequence_starts, h=h, c=c,
         weights=weights, initial_h=initial_h, initial_c=initial_c))
-    gradients = LstmGradients.unflatten(needed_only(found, needed))
+    gradients = LstmGradients.unflatten(needed_only(computed, needed))
     return LstmArguments(*[None] * len(ctx.call))._replace(**gradients._asdict())
 
 

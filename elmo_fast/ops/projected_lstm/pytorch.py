@@ -1,4 +1,4 @@
-"""Projected LSTM in plain torch with the input GEMM taken out of the time loop, once for each unique row."""
+"""Projected LSTM in plain torch, with the input GEMM outside of the time loop and computed once per unique row."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ import torch
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.ops.projected_lstm.reference import State, clip, half, time_loop
 
-_ROWS_AT_ONCE = 1024
+_GEMM_ROWS = 1024
 
 
 def projected_lstm(call: LstmCall) -> tuple[torch.Tensor, State]:
-    """As `reference.projected_lstm`."""
+    """See `reference.projected_lstm`."""
     def step(direction, z, h, c):
         w, _, w_p = call.weights[direction]
         i, j, f, o = torch.addmm(z, h, w[call.width :]).chunk(4, dim=1)  # [n, 4 D]
@@ -24,13 +24,13 @@ def projected_lstm(call: LstmCall) -> tuple[torch.Tensor, State]:
 
 
 def _input_projections(call: LstmCall, direction: int) -> Iterator[torch.Tensor]:
-    """x W + b of each step [n, 4 D], multiplied for groups of steps of about `_ROWS_AT_ONCE` rows."""
+    """Yield x W + b of every step, [n, 4 D]. A GEMM computes consecutive steps of up to `_GEMM_ROWS` rows together."""
     w, b, _ = call.weights[direction]
     x = half(call.inputs, direction) if call.rows is None or call.precomputed else call.inputs
     first, sizes = 0, call.schedule.batch_sizes.tolist()
     while sizes:
         count, total = 1, sizes[0]
-        while count < len(sizes) and total + sizes[count] <= _ROWS_AT_ONCE:
+        while count < len(sizes) and total + sizes[count] <= _GEMM_ROWS:
             total += sizes[count]
             count += 1
         chunk = slice(first, first + total)

@@ -1,7 +1,7 @@
 """The specification: a layer of the two-direction LSTM in plain torch, for any float dtype.
 
-Written to be read. Weights have the shapes of bilm-tf's weight file. Every faster implementation has this signature and
-is tested against this function.
+Written for readability. Weights have the shapes of bilm-tf's weight file. Every faster implementation has this
+signature and is tested against this function.
 """
 
 import itertools
@@ -20,16 +20,16 @@ def projected_lstm(
     weights: tuple[LstmWeights, LstmWeights], *, cell_clip: float | None = None, proj_clip: float | None = None,
     initial_state: State | None = None, precomputed: bool = False,
 ) -> tuple[torch.Tensor, State]:
-    """One layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
+    """A layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
 
-    Runs the S packed rows of `schedule`. `inputs` [R, I] with `rows` int [2, S], the row that each direction reads at
-    each packed row; or, without `rows`, [S, 2 I], the forward half first; or `precomputed`, with `rows`: x W + B of
-    both directions, [R, 8 D]. `state` (h [slots, 2 P], c [slots, 2 D]), forward half first, slots in the caller's
-    order. `weights` forward then backward: (W [I + P, 4 D] with gates i, j, f, o, B [4 D], W_P [D, P], or None when
-    D == P: then h is not clipped). `initial_state` (h [2 P], c [2 D]) replaces a slot's state where a sentence starts;
-    without it a sentence continues from the one before it in its slot.
+    Runs the S packed rows of `schedule`. `inputs` is one of: [R, I] with `rows` int [2, S], the row that a direction
+    reads at a packed row; [S, 2 I] without `rows`, forward half first; with `precomputed` and `rows`, x W + B of both
+    directions, [R, 8 D]. `state` is (h [slots, 2 P], c [slots, 2 D]), forward half first, slots in the caller's order.
+    `weights` are (W, B, W_P), forward then backward: W [I + P, 4 D] with gates i, j, f, o; B [4 D]; W_P [D, P], or None
+    if D == P, and then h is not clipped. `initial_state` (h [2 P], c [2 D]) replaces a slot's state where a sentence
+    starts; without it a sentence continues from the previous sentence in its slot.
 
-    Returns outputs [S, 2 P] and the final state; both as new tensors.
+    Returns outputs [S, 2 P] and the final state as new tensors.
     """
     def inputs_of(direction):
         x = inputs if rows is not None and not precomputed else half(inputs, direction)
@@ -44,9 +44,10 @@ def projected_lstm(
 
 def time_loop(inputs_of: Callable[[int], Iterable[torch.Tensor]], step: Callable, schedule: Schedule, state: State,
               initial_state: State | None) -> tuple[torch.Tensor, State]:
-    """Outputs and final state of both directions.
+    """Run both directions; return outputs and final state.
 
-    `inputs_of(direction)` are the inputs [n, ...] of each step; `step(direction, inputs, h, c)` gives the next h and c.
+    `inputs_of(direction)` yields the inputs [n, ...] of every step; `step(direction, inputs, h, c)` returns the next h
+    and c.
     """
     order = torch.as_tensor(schedule.slots, device=state[0].device)
     halves = []
@@ -72,7 +73,7 @@ def time_loop(inputs_of: Callable[[int], Iterable[torch.Tensor]], step: Callable
 
 
 def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip, precomputed=False):
-    """One step of one direction: x [n, I] (or x W + B [n, 4 D]), h [n, P], c [n, D] -> the next h and c."""
+    """A step of one direction: x [n, I] (or x W + B [n, 4 D]), h [n, P], c [n, D] -> the next h and c."""
     z = x + h @ w[-h.shape[1] :] if precomputed else torch.cat([x, h], dim=1) @ w + b  # [n, 4 D]
     i, j, f, o = z.chunk(4, dim=1)
     c = clip(torch.sigmoid(f + 1) * c + torch.sigmoid(i) * torch.tanh(j), cell_clip)
@@ -81,7 +82,7 @@ def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip, precomputed=False):
 
 
 def clip(x: torch.Tensor, limit: float | None) -> torch.Tensor:
-    """`x` held within ±`limit`; None means no limit."""
+    """Clamp `x` to ±`limit`; None means no limit."""
     return x if limit is None else x.clamp(-limit, limit)
 
 

@@ -75,7 +75,7 @@ def test_auto_measures_on_the_callers_weights_and_takes_the_faster(graph, persis
 
 
 @pytest.mark.parametrize("spoils, fails_at, launches, said", [
-    *((spoils, inf, 1, "its outputs and states differ by") for spoils in (1.01, nan, inf)),
+    *((spoils, inf, 1, "its outputs and states differ from") for spoils in (1.01, nan, inf)),
     *((1, fails_at, fails_at, "passed over: it failed") for fails_at in (1, 10))])
 def test_a_path_that_differs_or_fails_meanwhile_is_never_taken(spoils, fails_at, launches, said, auto, file, caplog):
     choice._log_once.cache_clear()

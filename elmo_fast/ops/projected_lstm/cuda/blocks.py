@@ -1,7 +1,8 @@
-"""How the steps of a schedule are cut for the GPU, and the memory at fixed addresses that they run over.
+"""Partitions the steps of a schedule for the GPU, and allocates buffers at fixed addresses for them.
 
-Slots come in buckets, steps in blocks and chunks: a graph is captured for a bucket of slots and a chunk of steps, and a
-launch of the persistent kernel runs one block. An arena is shared by all layers and models of one size on a stream.
+Numbers of slots are rounded up to buckets; steps are grouped into blocks and chunks. A graph is captured per bucket and
+chunk; a launch of the persistent kernel runs a block. All layers and models of the same size on a stream share an
+arena of buffers.
 """
 
 import functools
@@ -21,11 +22,11 @@ from elmo_fast.ops.projected_lstm.cuda.graphs import Capture, Graphs
 from elmo_fast.ops.weight_cache import cached
 
 CHUNK = 16  # steps of a CUDA graph
-_LEAST_BUCKET, _LEAST_STEPS = 8, 8  # slots of a bucket that never shrinks; last steps for which none does
+_LEAST_BUCKET, _LEAST_STEPS = 8, 8  # never shrink a bucket of 8 slots, nor any bucket for the last 8 steps
 _PROJECTION_BYTES = 1 << 28
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 _MOST_ARENAS = 8
-_LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
+_LARGEST = 30000.0  # largest weight or clip for fp16 operands: half of the range of fp16
 
 
 # ---- schedules -------------------------------------------------------------------------------------------------------
@@ -33,10 +34,10 @@ _LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp1
 
 @dataclass(frozen=True)
 class Block:
-    """Some steps of the slots from `slot` on, with one bucket and one set of input projections.
+    """Consecutive steps of the slots from `slot` on that share a bucket and an input GEMM.
 
-    `packed_rows` int32 [steps, bucket]: the packed row of each slot at each step, or -1 where it has no token;
-    `batch_sizes` int32 [steps]: how many have one.
+    `packed_rows` int32 [steps, bucket]: the packed row of each slot at each step, -1 for a slot without a token;
+    `batch_sizes` int32 [steps]: the number of slots with a token.
     """
 
     slot: int
@@ -49,12 +50,12 @@ class Block:
 
     @functools.cached_property
     def rows(self) -> np.ndarray:
-        """Its packed rows in their order, int32."""
+        """The packed rows of the block in order, int32."""
         return self.packed_rows[self.packed_rows >= 0]
 
 
 def bucket_of(slots: int) -> int:
-    """The smallest bucket that holds so many slots: powers of two to 64, multiples of 32 to 256, then of 128."""
+    """The smallest bucket for `slots` slots: powers of two up to 64, multiples of 32 up to 256, then of 128."""
     if slots <= 64:
         return 1 << (slots - 1).bit_length()
     step = 32 if slots <= 256 else 128
@@ -62,7 +63,7 @@ def bucket_of(slots: int) -> int:
 
 
 def chunks_of(steps: int) -> Iterator[tuple[int, int]]:
-    """(first step, steps) of chunks that make up so many steps: powers of two, the largest first."""
+    """Split steps into chunks, as (first step, number of steps): powers of two up to `CHUNK`, the largest first."""
     first = 0
     while first < steps:
         size = min(CHUNK, 1 << (steps - first).bit_length() - 1)
@@ -71,10 +72,10 @@ def chunks_of(steps: int) -> Iterator[tuple[int, int]]:
 
 
 def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator[Block]:
-    """Blocks of a schedule with `batch_sizes` int [steps], each of at most `most_rows` rows and `most_slots` slots.
+    """Split a schedule with `batch_sizes` int [steps] into blocks of at most `most_rows` rows and `most_slots` slots.
 
-    A block ends when its rows are full, and when so few slots are left that a smaller bucket is worth it. A step of
-    more than `most_rows` slots is a block of its own.
+    A block ends before `most_rows` is exceeded, and when so few slots are left that a smaller bucket pays off. A step
+    of more than `most_rows` slots is a block by itself.
     """
     batch_sizes = np.asarray(batch_sizes, dtype=np.int64)
     first_row = np.cumsum(batch_sizes) - batch_sizes  # [steps]
@@ -86,18 +87,19 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
             few = left <= (bucket // (2 if bucket > 64 else 4) if bucket > _LEAST_BUCKET else 0)
             few[-_LEAST_STEPS + 1 :] = False
             ends = np.flatnonzero(few | (np.cumsum(left) > most_rows))
-            here = slice(first, first + max(1, int(ends[0])) if ends.size else steps)
-            at = np.arange(bucket)
-            packed_rows = np.where(at < running[here, None], first_row[here, None] + slot + at, -1)
-            yield Block(slot, packed_rows.astype(np.int32), running[here].astype(np.int32))
-            first = here.stop
+            steps_of_block = slice(first, first + max(1, int(ends[0])) if ends.size else steps)
+            column = np.arange(bucket)
+            packed_rows = np.where(column < running[steps_of_block, None],
+                                   first_row[steps_of_block, None] + slot + column, -1)
+            yield Block(slot, packed_rows.astype(np.int32), running[steps_of_block].astype(np.int32))
+            first = steps_of_block.stop
 
 
 def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
-    """What steps read on the device: `meta`, and the block's `packed_rows` and `batch_sizes`.
+    """The arrays that the steps of a block read on the device: `meta`, `packed_rows` and `batch_sizes`.
 
-    `meta` int32 [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and whether a sequence
-    starts. `z_rows` of each direction: the row of z of each packed row.
+    `meta` int32 [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and 1 where a sequence
+    starts. `z_rows`: for each direction the rows of z of the block's packed rows.
     """
     has_token = block.packed_rows >= 0
     meta = np.full((block.steps + 1, 3, block.bucket), -1, dtype=np.int32)
@@ -109,7 +111,7 @@ def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray |
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """int32 arrays on `device`, in one copy."""
+    """Copy int32 arrays to `device` in a single transfer."""
     flat = to_device(np.concatenate([array.ravel() for array in arrays]), device)
     parts = flat.split([array.size for array in arrays])
     return [part.view(array.shape) if array.ndim > 1 else part for part, array in zip(parts, arrays)]
@@ -120,10 +122,10 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, where there is a projection, `w_p` [2, D, P] in the operand type.
+    """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, with a projection, `w_p` [2, D, P] in the operand type.
 
-    `bias` fp32 [2, 4 D]. Two that are not the same object may hold different values. `for_one_call`: made of inference
-    tensors, whose edits torch does not count, so that they are made for each call anew.
+    `bias` fp32 [2, 4 D]. Compared by identity, not by value. `for_one_call`: the weights are inference tensors, whose
+    in-place changes torch does not count, so the operands are made again for every call.
     """
 
     w_x: torch.Tensor
@@ -138,10 +140,10 @@ class Operands:
 
 
 def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:
-    """`flat_weights` in the type that their products run in.
+    """Convert `flat_weights` to the type of the products' operands.
 
-    They are bounded, as `medium` in fp16 needs it, where the clip bounds h (without a projection |h| < 1) and every
-    weight is at most `_LARGEST`, which is checked once for each version of the weights.
+    `medium` uses fp16 only if operands are bounded: h by the clip (without a projection |h| < 1), and every weight by
+    `_LARGEST`, which is checked once per version of the weights.
     """
     bounded = len(weights) == 4 or proj_clip <= _LARGEST
     dtype, unbounded = (type_of(operands_of(precision, is_bounded)) for is_bounded in (bounded, False))
@@ -149,12 +151,13 @@ def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) 
 
 
 def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torch.dtype) -> Operands:
-    """`unbounded` is their type where a weight is too large for `dtype`.
+    """Stack both directions in `dtype`, or in `unbounded` if a weight is too large for `dtype`.
 
-    Not in a capture: its memory is freed with the graph, and nothing can be copied to the host in it."""
+    Refused during a capture, whose memory is freed with the graph and which cannot copy to the host.
+    """
     if is_capturing(weights[0].device):
         raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
-                           "got one whose weights are not prepared")
+                           "got a model that has not")
     if dtype == torch.float16:
         largest = torch.stack([matrix.abs().amax().float() for matrix in weights if matrix.dim() == 2]).amax()
         dtype = dtype if float(largest) <= _LARGEST else unbounded
@@ -171,15 +174,15 @@ def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: tor
 
 
 def rows_held(layer: Operands) -> int:
-    """Rows of input projections in an arena: at least those of a step in both directions."""
+    """Number of rows of input projections in an arena: at least the rows of a step in both directions."""
     return max(_LEAST_ROWS, min(_MOST_ROWS, _PROJECTION_BYTES // (8 * layer.dim * layer.dtype.itemsize)))
 
 
 class Arena:
-    """Buffers of one size on one stream; `lock` is held while work on them is queued.
+    """Buffers for layers of the same size on a stream; hold `lock` while queuing work on them.
 
-    `z` [M, 2, 4 D] input projections and `scale` fp32 [M, 2] (see `pointwise.py`); `initial_h` [2, P]
-    and `initial_c` [2, D] the state where a sequence starts.
+    Input projections `z` [M, 2, 4 D] and `scale` fp32 [M, 2] (see `pointwise.py`); the state at sequence starts,
+    `initial_h` [2, P] and `initial_c` [2, D].
     """
 
     def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
@@ -191,18 +194,18 @@ class Arena:
         self.initial_c = torch.empty(2, layer.dim, device=device)
 
     def bucket(self, slots: int, layer: Operands) -> "Bucket":
-        """The buffers of a bucket of slots, for layers of one size."""
+        """The buffers for a bucket of slots."""
         if slots not in self._buckets:
             self._buckets[slots] = Bucket(self.device, slots, layer)
         return self._buckets[slots]
 
 
 class Bucket:
-    """Buffers of L slots, and `graphs` over them: of each layer, whose operands they read and with which they go.
+    """Buffers of L slots, and per layer the `graphs` over them, which are dropped together with the layer's operands.
 
-    `h` fp32 [2, L, P] and `c` fp32 [2, L, D] the state; `operand` [2, L, P] what the next step multiplies; `zh` fp32
-    [2, L, 4 D]; `m` [2, L, D]; `r` fp32 [2, L, P] (`m` itself without a projection); `meta` int32 [steps + 1, 3, L]
-    and `out` fp32 [steps, L, 2 P] of a chunk.
+    State `h` fp32 [2, L, P] and `c` fp32 [2, L, D]; `operand` [2, L, P], h as the operand of the next step; products
+    `zh` fp32 [2, L, 4 D]; `m` [2, L, D]; `r` fp32 [2, L, P] (`m` itself without a projection); `meta` int32
+    [steps + 1, 3, L] and `out` fp32 [steps, L, 2 P] of a chunk.
     """
 
     def __init__(self, device: torch.device, slots: int, layer: Operands):
@@ -218,15 +221,16 @@ class Bucket:
 
 
 class Arenas:
-    """A few arenas by key: the one unused for longest goes first, and those go whose weights are all gone."""
+    """A least-recently-used cache of arenas by key. An arena is also dropped when all weights that use it are gone."""
 
     def __init__(self):
         self._lock = threading.RLock()
-        self.kept: weakref.WeakValueDictionary[Hashable, Arena] = weakref.WeakValueDictionary()  # used last: at the end
-        self._of_weight = WeakTensorKeyDictionary()  # weight -> {key: arena}, which keeps the arena
+        # least recently used first
+        self.kept: weakref.WeakValueDictionary[Hashable, Arena] = weakref.WeakValueDictionary()
+        self._of_weight = WeakTensorKeyDictionary()  # weight -> {key: arena}, the strong references
 
     def get(self, key: Hashable, weight: torch.Tensor, make: Callable[[], Arena]) -> Arena:
-        """The arena of `key`, made if there is none, for a layer that lives as long as `weight`."""
+        """The arena of `key`, created if absent, and kept at most as long as `weight` lives."""
         with self._lock:
             arena = self.kept.pop(key, None) or make()
             self.kept[key] = self._of_weight.setdefault(weight, {})[key] = arena

@@ -1,4 +1,4 @@
-"""Graph or persistent: which of its two paths the LSTM takes on a GPU, measured there at first use (docs/gpu.md)."""
+"""Selects the LSTM's path on a GPU, graph or persistent, by measuring both at first use (docs/gpu.md)."""
 
 import functools
 import json
@@ -20,55 +20,55 @@ from elmo_fast.ops.projected_lstm.cuda.blocks import Operands
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"
 VARIABLE = "ELMO_FAST_CUDA_LSTM"
 
-_SECONDS, _MOST_TIMES = 0.2, 9  # that timing a class may take, after first runs that pack weights and load kernels
-# classes of steps: all below this number, and how many are timed
+_SECONDS, _MOST_TIMES = 0.2, 9  # limits of timing a class, after first runs that pack weights and load kernels
+# name of a class of steps -> (upper bound, excluded; steps of a timed run)
 _STEPS = {"less than 8 steps": (8, 4), "less than 64 steps": (64, 24), "64 steps and more": (math.inf, 64)}
 _SLOTS = 8, 1024  # the smallest and the largest class
-_MOST_ROWS = 8192  # of a timed run
+_MOST_ROWS = 8192  # most packed rows of a timed run
 
 logger = logging.getLogger(__name__)
 _log_once = functools.cache(logger.info)
 
 
 def shape_class(layer: Operands, slots: int, steps: int) -> tuple[str, int, int]:
-    """The name of the class of calls that are alike; slots and steps of a timed run of it."""
-    of_steps, timed = next((name, timed) for name, (below, timed) in _STEPS.items() if steps < below)
+    """The name of a call's class, whose calls share a path, and the slots and steps of its timed runs."""
+    steps_class, timed = next((name, timed) for name, (below, timed) in _STEPS.items() if steps < below)
     slots = min(max(1 << (slots - 1).bit_length(), _SLOTS[0]), _SLOTS[1])
     operand = str(layer.dtype).removeprefix("torch.")
-    return (f"{layer.dim} cells, {layer.projection} values, {operand}, {slots} slots, {of_steps}", slots,
+    return (f"{layer.dim} cells, {layer.projection} values, {operand}, {slots} slots, {steps_class}", slots,
             min(timed, _MOST_ROWS // slots))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The median seconds of each path for a class."""
+    """The median time of both paths for a class, in seconds."""
 
     graph: float
     persistent: float
 
     def __post_init__(self):
         if not (self.graph > 0 and self.persistent > 0):
-            raise ValueError(f"graph, persistent: expected the seconds of each, got {self}")
+            raise ValueError(f"graph, persistent: expected seconds above 0, got {self}")
 
     path = property(lambda self: PERSISTENT if self.persistent < self.graph else GRAPH)
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """What `work` takes on the current stream, idle before: from the first queued to the last done."""
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    """Time `work` in seconds on the current stream, which is idle before, from its first operation to its last."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.current_stream().synchronize()
-    began.record()
+    start.record()
     work()
-    ended.record()
-    ended.synchronize()
-    return began.elapsed_time(ended) / 1000
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
 
 
 def choose(shape: str, device: torch.device, why_not: Callable[[], str | None],
            measure: Callable[[], Measured | None]) -> str:
-    """The path of calls of a class. `why_not` gives the reason against the persistent path.
+    """Choose the path for calls of a class. `why_not` returns the reason against the persistent path, or None.
 
-    Raises `RuntimeError` when that path is forced and cannot run.
+    Raises `RuntimeError` if the persistent path is forced and cannot run.
     """
     forced = os.environ.get(VARIABLE)
     if forced and check_choice(VARIABLE, forced, PATHS) == GRAPH:
@@ -84,35 +84,35 @@ def choose(shape: str, device: torch.device, why_not: Callable[[], str | None],
 
 def measure(run: Callable[[str], tuple[torch.Tensor, ...]], tolerance: float,
             why_not: Callable[[], str | None]) -> Measured | None:
-    """Which of the paths that `run` takes by name is faster; None where the persistent one failed or differs."""
+    """Time both paths of `run`, which takes a path's name; None if the persistent path fails or its results differ."""
     differences = [((one - other).norm() / one.norm()).item() for one, other in zip(run(GRAPH), run(PERSISTENT))]
     if why_not():
-        return None  # the launch was refused or gave up, which was warned of
-    if not all(difference <= tolerance for difference in differences):  # NaN is not
-        logger.warning("the persistent LSTM is not used for layers of this size: its outputs and states differ by %s "
-                       "from those of the graph path, at most %g was expected", differences, tolerance)
+        return None  # the launch was refused or gave up; `persistent.Watch` has warned
+    if not all(difference <= tolerance for difference in differences):  # also for NaN
+        logger.warning("the persistent LSTM is not used for layers of this size: its outputs and states differ from "
+                       "those of the graph path by %s, expected at most %g", differences, tolerance)
         return None
-    run(GRAPH)  # has its graphs captured
-    taken = {path: [] for path in PATHS}
-    while len(taken[GRAPH]) < _MOST_TIMES and sum(map(sum, taken.values())) < _SECONDS:
+    run(GRAPH)  # captures the graphs
+    times = {path: [] for path in PATHS}
+    while len(times[GRAPH]) < _MOST_TIMES and sum(map(sum, times.values())) < _SECONDS:
         for path in PATHS:
-            taken[path].append(seconds(functools.partial(run, path)))
-    return None if why_not() else Measured(**{path: statistics.median(times) for path, times in taken.items()})
+            times[path].append(seconds(functools.partial(run, path)))
+    return None if why_not() else Measured(**{path: statistics.median(values) for path, values in times.items()})
 
 
 @functools.cache
 def machine(device: torch.device) -> str:
-    """The GPU and the versions of what runs on it."""
+    """Describe the GPU and the versions of driver, CUDA and packages."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "elmo-fast"))
-    of = torch.cuda.get_device_properties(device)
-    return (f"{of.name} of {of.multi_processor_count} multiprocessors, driver {torch._C._cuda_getDriverVersion()}, "
+    gpu = torch.cuda.get_device_properties(device)
+    return (f"{gpu.name} of {gpu.multi_processor_count} multiprocessors, driver {torch._C._cuda_getDriverVersion()}, "
             f"CUDA {torch.version.cuda}, {packages}")
 
 
 class Choices:
-    """What was measured, by machine and class: in memory, and in a file that is replaced as one.
+    """Measurements by machine and class, in memory and in a file that is replaced atomically.
 
-    An entry lost when two processes write at once is measured again.
+    If two processes write at once, an entry may be lost; it is measured again.
     """
 
     def __init__(self, file: Callable[[], Path]):
@@ -120,32 +120,33 @@ class Choices:
         self._known: dict[tuple[str, str], str] = {}
 
     def path(self, machine: str, shape: str, measure: Callable[[], Measured | None]) -> str:
-        """The path for a class; what is in neither place is measured."""
+        """The path for a class, from memory or the file, else measured."""
         with self._lock:
             key = machine, shape
             if key not in self._known:
-                found = self.read().get(machine, {}).get(shape)
-                if found is None and (found := measure()):
-                    self._record(machine, shape, found)
-                self._known[key] = found.path if found else GRAPH
+                measured = self.read().get(machine, {}).get(shape)
+                if measured is None and (measured := measure()):
+                    self._record(machine, shape, measured)
+                self._known[key] = measured.path if measured else GRAPH
             return self._known[key]
 
     def read(self) -> dict[str, dict[str, Measured]]:
-        """What the file holds, by machine and class; nothing where it cannot be read."""
+        """Read the file's measurements by machine and class; empty if it cannot be read."""
         try:
-            held = json.loads(self._file().read_text(encoding="utf-8"))
-            return {name: {shape: Measured(**values) for shape, values in of.items()} for name, of in held.items()}
+            content = json.loads(self._file().read_text(encoding="utf-8"))
+            return {machine: {shape: Measured(**values) for shape, values in classes.items()}
+                    for machine, classes in content.items()}
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return {}
 
     def _record(self, machine: str, shape: str, measured: Measured) -> None:
-        """Add an entry to what the file holds by now."""
-        file, held = self._file(), self.read()
+        """Add an entry to the file's current content."""
+        file, content = self._file(), self.read()
         part = file.with_suffix(f".{os.getpid()}")
-        held.setdefault(machine, {})[shape] = measured
+        content.setdefault(machine, {})[shape] = measured
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(held, default=asdict, indent=1), encoding="utf-8")
+            part.write_text(json.dumps(content, default=asdict, indent=1), encoding="utf-8")
             os.replace(part, file)
         except OSError as error:
             logger.info("the measurements are not saved: %s", error)
@@ -155,5 +156,5 @@ _choices = Choices(lambda: cache_directory() / "cuda-lstm.json")
 
 
 def recorded(device: torch.device) -> dict[str, Measured]:
-    """What the user's cache holds for a device, by class."""
+    """The cached measurements for a device, by class."""
     return _choices.read().get(machine(device), {})

@@ -1,4 +1,4 @@
-"""Chunks of LSTM steps as CUDA graphs: run plainly at first, captured the second time, replayed from then on."""
+"""Runs chunks of LSTM steps as CUDA graphs: without a graph at first, captured the second time, then replayed."""
 
 import contextlib
 import gc
@@ -9,20 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-_MOST_CHUNKS = 24  # of one layer in one bucket, sizes times settings: then all are captured again
+_MOST_CHUNKS = 24  # chunks per layer and bucket, sizes times settings; when exceeded, all are captured again
 
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 Capture = Callable[[Work], "torch.cuda.CUDAGraph | None"]
-Graphs = dict[Hashable, "torch.cuda.CUDAGraph | None"]  # None for a chunk that ran plainly
+Graphs = dict[Hashable, "torch.cuda.CUDAGraph | None"]  # None for a chunk that ran once, without a graph
 
 
 def run_chunk(graphs: Graphs, key: Hashable, work: Work, capture: Capture | None) -> None:
-    """Do `work`, which queues the same operations on the same addresses whenever `key` is the same.
+    """Run `work`, which queues the same operations on the same addresses for the same `key`.
 
-    `graphs` are those of one layer on one set of buffers, from `capture`, where there is one. The plain first run of a
-    chunk loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
+    `graphs` belong to one layer on one set of buffers; `capture` makes them, or is None. The first run of a chunk,
+    without a graph, loads kernels and initializes libraries, which is forbidden during a capture; rare shapes are never
+    captured.
     """
     if key in graphs and capture:
         graphs[key] = graphs[key] or capture(work)
@@ -33,12 +34,12 @@ def run_chunk(graphs: Graphs, key: Hashable, work: Work, capture: Capture | None
 
 
 class CudaCapture:
-    """Captures what is replayed on one stream of the caller's, all of it into one pool of memory.
+    """Captures graphs that are replayed on one stream of the caller, all of them into one memory pool.
 
-    A graph keeps the address of the scratch memory that cuBLAS had while it was captured. cuBLAS has one for each
-    thread and stream, which PyTorch frees when it is asked to clear them. So captures run in a thread where nothing
-    else runs, on a stream that serves one stream of the caller's: the scratch then comes from the pool, and is used by
-    graphs that wait for each other. The pool lives as long as one of its graphs does, and the first is kept for that.
+    A graph stores the address of the cuBLAS workspace during its capture. cuBLAS has a workspace per thread and stream,
+    which PyTorch frees when it is asked to clear workspaces. Captures therefore run in a thread that does nothing else,
+    on a capture stream for one stream of the caller: the workspace comes from the pool, and the graphs that use it run
+    one after the other. The pool lives as long as one of its graphs, so the first graph is kept.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream, thread: ThreadPoolExecutor):
@@ -48,7 +49,7 @@ class CudaCapture:
         self._failed = False
 
     def __call__(self, work: Work) -> torch.cuda.CUDAGraph | None:
-        """The graph of `work`; None once a capture has failed, of which a warning is given."""
+        """Capture the graph of `work`; None, after a warning, if this or an earlier capture failed."""
         try:
             graph = None if self._failed else self._thread.submit(self._capture, work).result()
         except RuntimeError as error:
@@ -61,7 +62,7 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device), torch.no_grad():
             if self._first is None:
-                # no capture may make this thread's handle; made on another stream, whose scratch memory no graph reads
+                # Create this thread's cuBLAS handle, which is forbidden during a capture, on a stream no graph uses.
                 torch.cuda.current_blas_handle()
             with torch.cuda.stream(self.stream), recording():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -73,23 +74,23 @@ class CudaCapture:
 
 
 class Captures:
-    """A `CudaCapture` for each stream that asks, kept for good: at most `most`, since PyTorch's own streams are few."""
+    """A `CudaCapture` per stream, never freed; at most `most`, since PyTorch has a small pool of streams."""
 
     def __init__(self, most: int = 16):
         self._most, self._lock = most, threading.Lock()
         self._made: dict[tuple[torch.device, int], CudaCapture] = {}
-        # one thread, which starts with the first capture: PyTorch allows one capture at a time
+        # a single thread, started by the first capture: PyTorch allows one capture at a time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
 
     def on(self, device: torch.device) -> CudaCapture | None:
-        """What captures for the current stream of `device`; None off the GPU and, with a warning, for more streams."""
+        """The capture for the current stream of `device`; None off the GPU, and with a warning if `most` is reached."""
         if device.type != "cuda":
             return None
         key = device, torch.cuda.current_stream(device).cuda_stream
         with self._lock:
             if key not in self._made:
                 taken = {capture.stream.cuda_stream for capture in self._made.values()}
-                # PyTorch hands out a few, round and round
+                # PyTorch returns the streams of its pool in turn.
                 drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most if len(taken) < self._most else 0))
                 stream = next((stream for stream in drawn if stream.cuda_stream not in taken), None)
                 if stream is None:
@@ -105,9 +106,9 @@ _recording_lock = threading.RLock()
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """In the body Python collects no garbage, and a Triton kernel that is not loaded raises `RuntimeError`.
+    """Disable garbage collection in the body, and raise `RuntimeError` when a Triton kernel would have to be loaded.
 
-    That is refused in this thread, by a hook that Triton calls before it compiles a variant, or reads and loads it.
+    The error is raised, in this thread only, by a hook that Triton calls before it compiles or loads a variant.
     """
     with _recording_lock, contextlib.ExitStack() as undo:
         if gc.isenabled():
@@ -118,11 +119,11 @@ def recording() -> Iterator[None]:
 
             thread, before = threading.get_ident(), runtime.jit_cache_hook
 
-            def refuse(**asked):
+            def refuse(**call):
                 if threading.get_ident() != thread:
-                    return before(**asked) if before else None
+                    return before(**call) if before else None
                 raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every "
-                                   f"kernel; got none that loaded {asked['fn'].name} for these tensors")
+                                   f"kernel; {call['fn'].name} is not loaded for these tensors")
 
             runtime.jit_cache_hook = refuse
             undo.callback(setattr, runtime, "jit_cache_hook", before)

@@ -1,8 +1,8 @@
-"""The projected LSTM on an NVIDIA GPU: input projections once for each row, then blocks of steps on one of two paths.
+"""The projected LSTM on an NVIDIA GPU: input projections once per row, then blocks of steps on one of two paths.
 
 The graph path runs chunks of steps as CUDA graphs over buffers at fixed addresses, so that a few graphs replay a
-sequence of any length: what differs between calls (rows, batch_sizes, starts) lies in device memory. Off the GPU, which
-is for tests, it runs without graphs.
+sequence of any length: data that differs between calls (rows, batch_sizes, starts) is in device memory. Off the GPU,
+in tests, it runs without graphs.
 """
 
 import contextlib
@@ -35,45 +35,46 @@ from elmo_fast.ops.projected_lstm.cuda.blocks import (
 from elmo_fast.ops.projected_lstm.cuda.graphs import capture_on, run_chunk
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 
-MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}  # that step together; more run in groups
+# slots that step together; more slots run in groups
+MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}
 
 _arenas = Arenas()
 
 
 def run(*arguments):
-    """The op, in fp32. `rows` are read on the host: from a GPU they are copied back."""
+    """The op, in fp32. `rows` on a GPU are copied to the host, where they are read."""
     call = LstmArguments(*arguments)
     inputs, rows, h, c = call.inputs, call.rows, call.h, call.c
     if is_capturing(inputs.device):
-        raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
-                           "one batch, got one; call the model with ids, or use padded_lstm")
+        raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it is made on the host for "
+                           "one batch; call the model with ids, or use padded_lstm")
     order = np.arange(len(h)) if call.slots is None else call.slots.numpy()
     starts = None if call.sequence_starts is None else call.sequence_starts.numpy()
     batch_sizes = call.batch_sizes.numpy()
     with prepared(call.weights, call.precision, (call.cell_clip, call.proj_clip), inputs.device) as steps:
         steps.begin(batch_sizes, None if starts is None else (call.initial_h, call.initial_c), call.precision)
         inputs, rows, held = inputs.float(), None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
-        # a table that is not much larger than what is read of it is projected in full
+        # Project all of inputs if they are not much larger than the rows that are read.
         in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
-        # rows that are told apart may all differ, in both directions
-        cut = list(blocks(batch_sizes, held // (1 if rows is None or in_full else 2), MOST_SLOTS[steps.path]))
+        # Otherwise a block projects its unique rows, at most two per packed row.
+        all_blocks = list(blocks(batch_sizes, held // (1 if rows is None or in_full else 2), MOST_SLOTS[steps.path]))
         arrays = [order.astype(np.int32), np.argsort(order).astype(np.int32)]
-        for block in cut:
+        for block in all_blocks:
             z_rows, read = _rows_of_z(block, rows, in_full)
             arrays += [*host_arrays(block, z_rows, starts), read.astype(np.int32)]
         order, positions, *arrived = send(arrays, h.device)
         state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, order) for part in (h, c))
-        out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
+        out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # the last row: see `Steps.run`
         if in_full:
             steps.project(inputs, call.bounded)
-        for block in cut:
-            *mine, read = (arrived.pop(0) for _ in range(4))
+        for block in all_blocks:
+            *block_arrays, read = (arrived.pop(0) for _ in range(4))
             if not in_full:
                 first, last = block.rows[[0, -1]]
-                all_between = rows is None and last - first < len(block.rows)
-                x = inputs[first : last + 1] if all_between else inputs.index_select(0, read)
+                is_contiguous = rows is None and last - first < len(block.rows)
+                x = inputs[first : last + 1] if is_contiguous else inputs.index_select(0, read)
                 steps.project(x.view(len(x), 2, -1).transpose(0, 1) if rows is None else x, call.bounded)
-            steps.run(block, mine, state, out)
+            steps.run(block, block_arrays, state, out)
         final = (part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
         return out[:-1], *final, h.new_empty(0, dtype=torch.uint8)
 
@@ -83,10 +84,10 @@ library.impl("projected_lstm", run, "CUDA")
 
 @contextlib.contextmanager
 def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float, float], device: torch.device):
-    """The `Steps` of a layer over the arena of the current stream, or in a user's capture over one of the call's own.
+    """Yield the `Steps` of a layer over the arena of the current stream; in a user's capture, over a new arena.
 
-    In the body GEMMs are in fp32 or tf32 as `precision` says; 16-bit ones have operands of that type already. Buffers
-    outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
+    In the body, GEMMs of fp32 operands run in fp32 or tf32 as `precision` says. Buffers outlive the call, so they must
+    not be inference tensors, which cannot be written outside of inference mode.
     """
     products = numerics("highest" if has_16_bit_operands(precision) else precision, device)
     with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
@@ -101,9 +102,9 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float
 
 
 class Steps:
-    """Projects inputs of one layer into an arena, whose lock is held, and runs blocks of steps over them.
+    """Projects inputs of a layer into an arena, whose lock the caller holds, and runs blocks of steps over them.
 
-    `clips` of the cell and of the projection, infinite for none.
+    `clips` of the cell and of the projection; infinite for no clipping.
     """
 
     def __init__(self, arena: Arena, layer: Operands, clips: tuple[float, float]):
@@ -111,7 +112,7 @@ class Steps:
         self._clips, self._pointwise = clips, pointwise_of(arena.device)
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
-        """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence, None for no start flags."""
+        """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence; None without start flags."""
         if steps := int(np.count_nonzero(batch_sizes)):
             device, slots = self.arena.device, int(batch_sizes[0])
             name, *size = choice.shape_class(self.layer, slots, steps)
@@ -125,10 +126,10 @@ class Steps:
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
 
     def project(self, x: torch.Tensor, bounded: bool) -> None:
-        """Input projections of x [n, I] for both directions, or of x [2, n, I], into the arena's first n rows.
+        """Write input projections of x [n, I] (shared by both directions) or [2, n, I] to the arena's first n rows.
 
-        Rows for fp16 are divided by powers of two that bring their largest finite values below 2^15, unless `bounded`
-        says that they fit.
+        For fp16, a row is divided by a power of two that brings its largest finite value below 2^15, unless `bounded`
+        says that all values fit.
         """
         count, shared, scale, w_x = x.shape[-2], x.dim() == 2, self.arena.scale, self.layer.w_x
         z = self.arena.z[:count]
@@ -143,35 +144,36 @@ class Steps:
         gemm(x.to(self.layer.dtype), w_x, z)
 
     def run(self, block: Block, arrays: Sequence[torch.Tensor], state: State, out: torch.Tensor) -> None:
-        """One block: updates `state` (h [2, slots, P], c [2, slots, D]) and fills its rows of `out` [S + 1, 2 P].
+        """Run a block: update `state` (h [2, slots, P], c [2, slots, D]) and write its rows of `out` [S + 1, 2 P].
 
-        `arrays` are its `host_arrays` on the device. The last row is for slots without a token, which are rows -1.
+        `arrays` are the block's `host_arrays` on the device. Slots without a token, whose packed row is -1, write the
+        last row of `out`.
         """
         if self.path == choice.PERSISTENT:
             if persistent.launch(self.arena, self.layer, self._clips, self.has_starts, block, arrays, state, out):
                 return
             self.path = choice.GRAPH
         bucket, (meta, packed_rows, _) = self.arena.bucket(block.bucket, self.layer), arrays
-        own = bucket.h[:, : block.slots], bucket.c[:, : block.slots]
-        given = tuple(part[:, block.slot : block.slot + block.slots] for part in state)
-        for to, part in zip(own, given):
-            to.copy_(part)
+        buffers = bucket.h[:, : block.slots], bucket.c[:, : block.slots]
+        block_state = tuple(part[:, block.slot : block.slot + block.slots] for part in state)
+        for buffer, part in zip(buffers, block_state):
+            buffer.copy_(part)
         bucket.operand.copy_(bucket.h)
         if self.has_starts:
             starts = meta[0, 2, :, None] != 0
             bucket.operand.copy_(torch.where(starts, self.arena.initial_h[:, None], bucket.operand))
         graphs = bucket.graphs.setdefault(self.layer, {})
-        products = fp32_precision("cuda", "matmul")  # the strictest of what threads hold by now
+        products = fp32_precision("cuda", "matmul")  # the strictest precision that running threads have set
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
             work = functools.partial(self.queue, bucket, count)
             run_chunk(graphs, (count, *self._clips, products), work, self.arena.capture)
             out[packed_rows[first : first + count]] = bucket.out[:count]
-        for part, found in zip(given, own):
-            part.copy_(found)
+        for part, buffer in zip(block_state, buffers):
+            part.copy_(buffer)
 
     def queue(self, bucket, count: int) -> None:
-        """Queue `count` steps over a bucket's buffers: the work of a graph. Every address in it outlives the graph."""
+        """Queue `count` steps over a bucket's buffers, the work of a graph. All buffers outlive the graph."""
         arena, layer, pointwise = self.arena, self.layer, self._pointwise
         proj_clip = math.inf if layer.w_p is None else self._clips[1]
         for step in range(count):
@@ -185,7 +187,7 @@ class Steps:
                              bucket.out[step], proj_clip)
 
     def _trial(self, slots: int, steps: int) -> Callable[[str], tuple[torch.Tensor, ...]]:
-        """A function that runs so many steps on a path, on random operands: outputs, h and c."""
+        """Make a function that runs `steps` steps on a path with random operands and returns outputs, h and c."""
         arena, size, rng = self.arena, steps * slots, np.random.default_rng(0)
         generator = torch.Generator(arena.device).manual_seed(0)
         before = tuple(initial.new_empty(2, slots, initial.shape[1]) for initial in (arena.initial_h, arena.initial_c))
@@ -209,7 +211,7 @@ class Steps:
 
 
 def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """out = a b, matrices or batches of them, summed in fp32 whatever their type."""
+    """out = a b for matrices or batches of matrices; sums are fp32 for every operand type."""
     product = torch.mm if a.dim() == 2 else torch.bmm
     if a.device.type == "cpu" and a.dtype != torch.float32:
         out.copy_(product(a.float(), b.float()))
@@ -220,7 +222,7 @@ def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def pointwise_of(device: torch.device):
-    """The module of the two small kernels: Triton's where it runs, torch operations elsewhere."""
+    """The module of the two pointwise kernels: Triton's if available, else torch operations."""
     if why_no_triton(device):
         return torch_pointwise
     from elmo_fast.kernels import lstm_pointwise
@@ -229,7 +231,7 @@ def pointwise_of(device: torch.device):
 
 
 def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Sequence[np.ndarray], np.ndarray]:
-    """Rows of z [2, n] that a block reads, and the rows of the inputs that are projected for it into the first ones."""
+    """The rows of z [2, n] that a block reads, and the rows of inputs to project into the first rows of z for it."""
     if rows is None:
         return [np.arange(len(block.rows))] * 2, block.rows
     if in_full:
@@ -241,14 +243,14 @@ def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Se
 def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
                 cell_clip: float | None = None, proj_clip: float | None = None,
                 precision: str = "highest") -> tuple[torch.Tensor, State]:
-    """One layer of a two-direction LSTM over a padded batch whose lengths only the GPU has, for a user's CUDA graph.
+    """A layer of a two-direction LSTM over a padded batch whose lengths are on the GPU, for a user's CUDA graph.
 
     Shapes are static and every step runs for every sentence; a position past a sentence's end changes nothing. Steps
-    are queued plainly, on buffers of the call's own, which belong to that graph.
+    are queued without graphs, on buffers that are allocated by the call and belong to the user's graph.
 
     `inputs` [B, T, I] for both directions or [B, T, 2 I], forward half first; `lengths` int [B] on their device;
     `state` (h [B, 2 P], c [B, 2 D]) and `weights` as in `reference.projected_lstm`. Returns fp32 outputs [B, T, 2 P] by
-    position, zero past a sentence's end, and the final state; nothing is read back.
+    position, zero past a sentence's end, and the final state. Nothing is copied to the host.
     """
     clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS[choice.GRAPH]
     groups = zip(*(tensor.split(most) for tensor in (inputs, lengths, *state)))
@@ -262,15 +264,15 @@ def _padded_group(inputs, lengths, h, c, weights, clips, precision):
     slot, step, direction = (torch.arange(size, device=inputs.device) for size in (batch, longest, 2))
     direction = direction[:, None, None]
     backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
-    positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step; -1: none
+    positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step, or -1
     with prepared(flat, precision, clips, inputs.device) as steps:
         bucket = steps.arena.bucket(batch, steps.layer)
         at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
-        for own, given in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):
-            own.copy_(given.unflatten(1, (2, -1)).transpose(0, 1))
-        found = bucket.h.new_empty(longest, batch, 2 * projection)
+        for buffer, values in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):
+            buffer.copy_(values.unflatten(1, (2, -1)).transpose(0, 1))
+        outputs = bucket.h.new_empty(longest, batch, 2 * projection)
         bucket.meta[:, 2] = 0
-        for here, out in zip(positions.split(at_once, dim=1), found.split(at_once)):  # [2, steps, B]
+        for here, out in zip(positions.split(at_once, dim=1), outputs.split(at_once)):  # [2, steps, B]
             x = halves[slot, here.clamp(min=0), direction % halves.shape[2]]  # [2, steps, B, I]
             steps.project(x.flatten(1, 2).float(), False)
             number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
@@ -278,6 +280,6 @@ def _padded_group(inputs, lengths, h, c, weights, clips, precision):
             steps.queue(bucket, len(out))
             out.copy_(bucket.out[: len(out)])
         final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
-    # step s reads position p where step p reads position s: the index of the inputs takes outputs back
-    by_position = found.unflatten(2, (2, -1))[positions.clamp(min=0), slot, direction]  # [2, T, B, P]
+    # If step s reads position p, step p reads position s: indexing by `positions` again restores the original order.
+    by_position = outputs.unflatten(2, (2, -1))[positions.clamp(min=0), slot, direction]  # [2, T, B, P]
     return torch.where(positions[..., None] >= 0, by_position, 0).permute(2, 1, 0, 3).flatten(2), *final

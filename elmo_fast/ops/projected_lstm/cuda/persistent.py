@@ -1,6 +1,7 @@
 """The persistent kernel (csrc/projected_lstm_cuda.h): one cooperative launch for a block of steps of both directions.
 
-Nothing waits for the device: launches that give up are counted there, and `why_not` reads the count when it arrives.
+The host never waits for the device: launches that give up are counted on the device, and `why_not` reads the count once
+it has been copied to the host.
 """
 
 import functools
@@ -18,20 +19,20 @@ from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.weight_cache import cached
 
-MOST_SLOTS = 64  # of a launch
+MOST_SLOTS = 64  # most slots of a launch
 
 _OPERANDS = {type_of(name): name for name in ("fp16", "bf16")}
-_ALIGNMENT = 256  # bytes, of scratch memory
-_TIMEOUT_NS = 2 * 10**9  # that a block waits for the others before the launch is given up
+_ALIGNMENT = 256  # bytes; alignment of scratch memory
+_TIMEOUT_NS = 2 * 10**9  # longest wait of a block for the other blocks, after which the launch gives up
 
 logger = logging.getLogger(__name__)
 
 
 @functools.cache
 def limits(device: torch.device) -> tuple[int, int, int, int, int]:
-    """Multiprocessors, shared memory of a block, and clusters of 8, 4 and 2 at once, as the contract asks for them.
+    """Multiprocessors, shared memory per block, and most concurrent clusters of 8, 4 and 2 (`Device` in plan.h).
 
-    Raises `RuntimeError` where the kernel cannot be loaded.
+    Raises `RuntimeError` if the kernel cannot be loaded.
     """
     with torch.cuda.device(device):
         return tuple(native_module()[0].cuda_device())
@@ -39,7 +40,7 @@ def limits(device: torch.device) -> tuple[int, int, int, int, int]:
 
 @functools.cache
 def lacks(device: torch.device) -> str | None:
-    """None when the kernel runs some layer on `device`, else the reason it does not."""
+    """None if `device` can run the kernel, else the reason against it."""
     module, reason = native_module()
     if module is None:
         return reason
@@ -58,62 +59,62 @@ def lacks(device: torch.device) -> str | None:
 
 
 def does_not_fit(device: torch.device, dim: int, projection: int, slots: int) -> str | None:
-    """None when a layer of D cells and P projected values fits on a `device` that lacks nothing, else the reason."""
+    """None if a layer of D cells and P projected values fits on `device`, else the reason."""
     return plan(dim, projection, limits(device), min(slots, MOST_SLOTS))["reason"]
 
 
 def why_not(device: torch.device, layer: Operands, slots: int) -> str | None:
-    """None when the kernel runs so many slots of a layer on `device`, else the reason it does not."""
+    """None if the kernel can run `slots` slots of a layer on `device`, else the reason against it."""
     if layer.dtype not in _OPERANDS:
-        return "its operands are 16-bit, which precision 'medium' alone allows"
+        return "its operands are 16-bit, which only precision 'medium' allows"
     if layer.for_one_call:
-        return "its packed weights could not be kept from call to call: the model was made in inference mode"
+        return "its packed weights cannot be cached between calls: the model was made in inference mode"
     return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots) or _watch(device).reason()
 
 
 def tolerance(layer: Operands) -> float:
-    """Relative Frobenius difference allowed from the graph path, for a layer of 16-bit operands."""
+    """The largest relative Frobenius difference from the graph path, for a layer with 16-bit operands."""
     return OPERANDS[_OPERANDS[layer.dtype]].tolerance
 
 
 @functools.cache
 def plan(dim: int, projection: int, native: tuple[int, ...], slots: int) -> dict:
-    """How the kernel divides a layer on a device; a `reason` in it says why it cannot."""
+    """The kernel's plan for a layer on a device; its `reason` is None, or says why the layer cannot run."""
     return native_module()[0].cuda_lstm_plan(dim, projection, native, slots)
 
 
 def pack(layer: Operands) -> torch.Tensor:
-    """w_h, B and W_P of each direction in the order of csrc/cuda/plan.h, with operands of 16 bits: uint8 [2, bytes]."""
+    """Pack w_h, B and W_P of both directions in the layout of plan.h, with 16-bit operands: uint8 [2, bytes]."""
     units, tiles = -(-layer.dim // 16), -(-layer.projection // 16)
     more_cells, more_values = 16 * units - layer.dim, 16 * tiles - layer.projection
-    # In a tile a thread's register has row 8 low + thread / 4, columns 4 (thread % 4) + 2 high and the next.
+    # In a tile, a register of a thread holds row 8 low + thread / 4, columns 4 (thread % 4) + 2 high and the next.
     gates = pad(layer.w_h.unflatten(2, (4, -1)), (0, more_cells, 0, 0, 0, more_values))
     gates = gates.view(2, tiles, 4, 2, 2, 2, 2, units, 2, 8).permute(0, 7, 8, 1, 5, 9, 2, 3, 6, 4)
     bias = pad(layer.bias.unflatten(1, (4, -1)), (0, more_cells)).view(2, 4, units, 2, 8).permute(0, 2, 3, 1, 4)
     values = pad(layer.w_p, (0, more_values, 0, more_cells))
     values = values.view(2, units, 4, 2, 2, tiles, 2, 8).permute(0, 5, 1, 7, 2, 3, 6, 4)
     gates, bias, values = (part.contiguous().view(torch.uint8) for part in (gates, bias, values))
-    of_units = torch.cat([gates.view(2, units, -1), bias.view(2, units, -1)], 2)
-    packed_weights = torch.cat([of_units.flatten(1), values.flatten(1)], 1)
+    unit_records = torch.cat([gates.view(2, units, -1), bias.view(2, units, -1)], 2)
+    packed_weights = torch.cat([unit_records.flatten(1), values.flatten(1)], 1)
     synchronize_stream(packed_weights.device)
     return packed_weights
 
 
 def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts: bool, block: Block,
            arrays: Sequence[torch.Tensor], state: State, out: torch.Tensor) -> bool:
-    """Queue a block of steps on an arena, whose lock is held; False, and a warning, where CUDA refuses the launch.
+    """Queue a block of steps on an arena, whose lock the caller holds; False, after a warning, if CUDA refuses it.
 
-    `clips` of the cell and the projection; `arrays` as in `Steps.run`. `state` (h [2, all slots, P], c [2, all slots,
-    D]) is updated, and `out` [all packed rows, 2 P] filled, in place.
+    `clips` of the cell and the projection; `arrays` as in `Steps.run`. Updates `state` (h [2, all slots, P], c [2, all
+    slots, D]) and writes the block's rows of `out` [all packed rows + 1, 2 P] in place.
     """
     device, watch = arena.device, _watch(arena.device)
     operand = native_module()[0].cuda_operands[_OPERANDS[layer.dtype]]
-    held = cached((layer.w_h,), "lstm persistent", lambda _: pack(layer))
+    packed = cached((layer.w_h,), "lstm persistent", lambda _: pack(layer))
     size = plan(layer.dim, layer.projection, limits(device), block.slots)["scratch_bytes"]
     scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order
     (meta, packed_rows, batch_sizes), (h, c) = arrays, (part[:, block.slot :] for part in state)
     h_in, c_in = (part[:, : block.slots].clone(memory_format=torch.contiguous_format) for part in (h, c))
-    tensors = dict(packed=held, z=arena.z, scale=arena.scale, meta=meta, packed_rows=packed_rows,
+    tensors = dict(packed=packed, z=arena.z, scale=arena.scale, meta=meta, packed_rows=packed_rows,
                    batch_sizes=batch_sizes, h_in=h_in, c_in=c_in, h=h, c=c, output=out, aborts=watch.aborts,
                    initial_h=arena.initial_h if has_starts else None, initial_c=arena.initial_c if has_starts else None,
                    scratch=scratch[-scratch.data_ptr() % _ALIGNMENT :])
@@ -131,9 +132,9 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
 
 
 class Watch:
-    """Whether launches gave up or were refused on one device, without ever waiting for it. Warns of it once.
+    """Records whether launches on a device gave up or were refused, without waiting for the device. Warns once.
 
-    `aborts` counts on the device those that gave up, `arriving` on the host, after a copy queued behind each launch.
+    `aborts` on the device counts launches that gave up; every launch queues a copy of it to `arriving` on the host.
     """
 
     def __init__(self, device: torch.device):
@@ -141,14 +142,14 @@ class Watch:
         self.arriving, self._reason = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"), None
 
     def reason(self) -> str | None:
-        """What speaks against another launch, as far as it is known by now."""
+        """The reason against another launch, as known on the host so far, or None."""
         if self._reason is None and self.arriving.item():
             self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its "
                            "work: the GPU is shared, or smaller than it says")
         return self._reason
 
     def pass_over(self, reason: str) -> None:
-        """No launch is tried again."""
+        """Record the reason; no launch is tried again."""
         if self._reason is None:
             self._reason = reason
             logger.warning("the LSTM runs in CUDA graphs from here on: %s", reason)
