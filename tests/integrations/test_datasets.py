@@ -95,7 +95,7 @@ def test_bad_arguments_are_named(model, arguments, message):
 
 @pytest.mark.parametrize("batch, message", [
     ({"words": ["a"]}, "column: expected one of words, got 'text'"),
-    ({"text": "a text"}, "text: expected a list of texts, got one; .*batched=True"),
+    ({"text": "a text"}, "text: expected a list of texts, got a single text; .*batched=True"),
     ({"text": ["a", None]}, r"text\[1\]: expected a list of tokens, got NoneType")])
 def test_bad_columns_are_named(model, batch, message):
     with pytest.raises(ValueError, match=f"^{message}"):
