@@ -80,7 +80,7 @@ class LoadedElmo:
                 state: str | None = None) -> Iterator[np.ndarray]:
         """Vectors of tokenized sentences, lazily and unchecked: float32 [layers, tokens, 2 P] a sentence.
 
-        All other vectors come from this method. `state` is by default the model's.
+        `embed`, `stream` and `similarity` take their vectors from here. `state` is by default the model's.
         """
         return self._embedder.stream(sentences, batch_size, state)
 

@@ -10,7 +10,7 @@ import torch
 from elmo_fast.arguments import STATES, check_choice, check_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import cuda_graph, hooked
-from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order
+from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order, layers_to_write
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack, RunState
 from elmo_fast.model.layers.state_dict import require_data
@@ -262,6 +262,7 @@ class BiLm(OutsideGraphs):
         unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
         return self._run_batch(self.token_encoder.strings(unique), torch.from_numpy(index), lengths, state), lengths
 
+    @outside_graphs
     def begin(self, slots: int, state: str | None = None) -> RunState:
         """The state in which `slots` slots start; `state` is by default the model's."""
         state, like = self._state_of_call(state), full_precision(self._elmo_lstm.B_0_0)
@@ -309,7 +310,8 @@ class BiLm(OutsideGraphs):
         places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
         addresses = None
         if self.can_write and not needs_gradient([tokens.vectors]):
-            made, addresses = self._layers_of(tokens, index, schedule, places, 0 if mask is None else len(mask))
+            made, addresses = layers_to_write(tokens.vectors[index], schedule.tokens, self.num_layers, places,
+                                              len(index) if mask is None else len(mask))
         with self._elmo_lstm.exclusive(state == "carry"):
             layers, (last, _) = self.run(tokens, rows, schedule, self.begin(schedule.slots.size, state), addresses)
             if state == "carry":
@@ -324,23 +326,6 @@ class BiLm(OutsideGraphs):
             places = to_device(places, device)
             layers = [layer.new_zeros(len(mask), layer.shape[1]).index_copy(0, places, layer) for layer in layers]
         return [layer.to(dtype) for layer in layers]
-
-    def _layers_of(self, tokens: TokenEmbeddings, index: torch.Tensor, schedule: Schedule,
-                   places: torch.Tensor | None, size: int) -> tuple[torch.Tensor, np.ndarray]:
-        """Layers [1 + L, N, 2 P] with the token layer, and the addresses of the LSTM's outputs for `run`.
-
-        With `places` int [N], layers are [1 + L, size, 2 P], and zero elsewhere.
-        """
-        width, numbers = self.get_output_dim(), schedule.tokens.astype(np.int64)
-        vectors = tokens.vectors[index].float()[:, None]  # [N, 1, P]
-        if places is None:
-            layers = vectors.new_empty(self.num_layers, len(index), width)
-            layers[0].view(-1, 2, width // 2)[:] = vectors
-        else:
-            layers, numbers = vectors.new_zeros(self.num_layers, size, width), places.numpy()[numbers]
-            layers[0].view(-1, 2, width // 2)[places] = vectors
-        first = layers.data_ptr() + np.arange(1, self.num_layers) * (4 * width * layers.shape[1])
-        return layers, (first[:, None, None] + 4 * (numbers * width + [[0], [width // 2]])).astype(np.uint64)
 
     @property
     def _device(self) -> torch.device:

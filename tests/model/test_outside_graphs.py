@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import elmo_fast
 from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, _ElmoCharacterEncoder
 from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
@@ -131,6 +132,25 @@ def test_exporters_refuse_in_a_line(folder, tmp_path, make, export, inside):
         export(model if inside else model.inner, batch_to_ids(BATCHES[0]), tmp_path / "model.onnx")
     line = r"(Elmo|BiLm|ElmoTokenEmbedder): expected a call in Python, got torch\.export, .*; export the part .*"
     assert re.fullmatch(line, str(caught.value)) or (IN_WORDS_OF_TORCH and "dynamo.disable()" in str(caught.value))
+
+
+class Embeds(nn.Module):
+    """Vectors of a fixed text, from calls that take no tensor."""
+
+    def __init__(self, embed):
+        super().__init__()
+        self.embed = embed
+
+    def forward(self, scale):
+        return torch.from_numpy(self.embed()) * scale
+
+
+def test_a_trace_refuses_text(folder):
+    embedder, loaded = ElmoEmbedder(*paths(folder), state="zero"), elmo_fast.load(folder)
+    for embed in (lambda: embedder.embed_batch(BATCHES[0])[0], lambda: next(embedder.embed_sentences(BATCHES[0])),
+                  lambda: loaded.embed(["a b"])[0]):
+        with pytest.raises(RuntimeError, match="BiLm: expected a call in Python, got torch.export, torch.jit or ONNX"):
+            torch.jit.trace(Embeds(embed), torch.tensor(2.0))
 
 
 @pytest.mark.parametrize("full", [lambda model, ids: torch.export.export(model, (ids,), strict=True),

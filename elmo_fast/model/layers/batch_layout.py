@@ -3,6 +3,7 @@
 import functools
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from elmo_fast.ops.device import HostCopy
@@ -77,6 +78,26 @@ def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.T
 def in_text_order(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Sort outputs by token: [S, 2 P] at packed rows, with the token of each row in both directions int64 [2, S]."""
     return torch.cat([restore(half, tokens) for half, tokens in zip(packed.chunk(2, dim=1), order)], dim=1)
+
+
+def layers_to_write(vectors: torch.Tensor, order: np.ndarray, count: int, places: torch.Tensor | None,
+                    size: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Layers in text order, [count, size, 2 P], and the addresses of those above the first, uint64 [count - 1, 2, S].
+
+    The first layer holds the token vectors [N, P] in both halves; `order` int [2, S] is the token of each packed row in
+    both directions, and the addresses are those of the P values of each row. With `places` int [N] token k is at
+    places[k], and the rest is zero; without, `size` is N.
+    """
+    width, numbers = 2 * vectors.shape[1], order.astype(np.int64)
+    if places is None:
+        layers = vectors.new_empty(count, size, width, dtype=torch.float32)
+        layers[0].view(size, 2, width // 2)[:] = vectors[:, None]
+    else:
+        layers = vectors.new_zeros(count, size, width, dtype=torch.float32)
+        layers[0].view(size, 2, width // 2)[places] = vectors.float()[:, None]
+        numbers = places.numpy()[numbers]
+    starts = layers.data_ptr() + np.arange(1, count)[:, None, None] * (4 * size * width)  # bytes
+    return layers, (starts + 4 * (numbers * width + [[0], [width // 2]])).astype(np.uint64)
 
 
 def unique_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
