@@ -10,8 +10,8 @@
 namespace elmo_fast::cpu {
 namespace {
 
-// By level; empty for one that CMake did not build. An engine that is not built is named in discarded code alone.
-// Engines in the order of Precision.
+// By level; empty for levels that CMake did not build. Engines that are not built are named only in discarded code.
+// Engines are in the order of Precision.
 #define ELMO_FAST_FP32_LEVEL(isa, name)                                                                             \
   []() -> Level {                                                                                                   \
     if constexpr (ELMO_FAST_HAS_##isa)                                                                              \

@@ -1,4 +1,4 @@
-// What one instruction set offers to the entry points: plain structs and function pointers, nothing inline.
+// The interface of an instruction set's engine: plain structs and function pointers, nothing inline.
 #pragma once
 
 #include "../char_cnn.h"
@@ -10,7 +10,7 @@
 namespace elmo_fast {
 namespace cpu {
 
-// A thread's rank among those that share a direction (or a product).
+// A thread's rank among the threads that share a direction.
 struct Team {
   int rank;
   int size;
@@ -25,27 +25,27 @@ struct Chunk {
   int64_t unique_count;
 };
 
-// One direction of a call, without trailing steps of no slot and without the slots that never run: what the call points
-// to begins here with what is this direction's, at the stride of both where they lie side by side.
+// One direction of a call, without trailing empty steps and slots that never run. Pointers of the call point to this
+// direction's half; if both halves are in the same rows, the row stride is that of both.
 struct LstmDirection : LstmCall {
   const char* weights;  // packed
   int64_t input_stride;
   const int64_t* row_begin;     // [steps] first packed row of each step
-  const int32_t* unique_rows;   // rows of `inputs`, or packed rows with `inputs_at`, chunk by chunk
+  const int32_t* unique_rows;   // unique rows of `inputs` (with `inputs_at`, packed rows), by chunk
   const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique rows
   const Chunk* chunks;
   int64_t chunk_count;
-  int64_t max_unique;  // of the chunks of both directions
+  int64_t max_unique;  // most unique rows of a chunk, over both directions
   char* scratch;
-  float* saved;  // for the gradients (lstm/layout.h), or null
+  float* saved;  // saved activations (lstm/layout.h), or null
 };
 
-// One direction of the gradients: packed for them, one chunk with all unique rows, h and c read only.
+// One direction of the gradients: weights packed for gradients, a single chunk with all unique rows, h and c read only.
 struct LstmBackward : LstmDirection {
   const float* grad_output;  // this direction's half, row stride 2P
   float* grad_h;             // likewise
   float* grad_c;             // this direction's half, row stride 2D
-  float* grad_inputs;        // row stride as of the inputs; this and what follows may be null
+  float* grad_inputs;        // row stride of the inputs; this and the following may be null
   float* grad_weights;
   float* grad_biases;
   float* grad_projections;
@@ -54,8 +54,8 @@ struct LstmBackward : LstmDirection {
 };
 
 struct CharCnnPlan : CharCnnCall {
-  const int32_t* lengths;          // [tokens] one past the last character that is no padding
-  const int64_t* character_begin;  // [tokens + 1] characters before each token's, of those that windows see
+  const int32_t* lengths;          // [tokens] number of characters before trailing padding
+  const int64_t* character_begin;  // [tokens + 1] first character vector of every token
   float* values;                   // forward
   uint32_t* picks;                 // forward writes, backward reads
   const float* grad_values;
@@ -75,22 +75,22 @@ struct LinearWeights {
 };
 
 struct LstmEngine {
-  size_t (*packed_size)(const LstmShape&);  // of one direction
+  size_t (*packed_size)(const LstmShape&);  // per direction
   void (*pack)(const LstmShape&, const LstmWeights&, char* packed);
-  size_t (*scratch_size)(const LstmDirection&, int team_size);  // of one direction
+  size_t (*scratch_size)(const LstmDirection&, int team_size);  // per direction
   void (*run)(const LstmDirection&, Team);
 };
 
 struct LstmTrainingEngine {
-  size_t (*saved_size)(const LstmShape&, int64_t packed_rows);       // of one direction, as all sizes
-  void (*run_saving)(const LstmDirection&, Team);   // LstmEngine::run that fills `saved`
+  size_t (*saved_size)(const LstmShape&, int64_t packed_rows);       // all sizes are per direction
+  void (*run_saving)(const LstmDirection&, Team);   // as LstmEngine::run, and fills `saved`
   size_t (*packed_size)(const LstmShape&);
   void (*pack)(const LstmShape&, const LstmWeights&, char* packed);  // no bias
   size_t (*scratch_size)(const LstmDirection&, int team_size);
   void (*run)(const LstmBackward&, Team);
 };
 
-// `stages` follow each other; the parts of a stage, as many as the plan has threads, in any order or at the same time.
+// Stages run in order. The parts of a stage, as many as the plan has threads, run in any order or concurrently.
 struct CharCnnPass {
   int stages;
   int64_t (*scratch_floats)(const CharCnnPlan&);
@@ -104,17 +104,17 @@ struct CharCnnEngine {
 struct LinearEngine {
   size_t (*packed_size)(const LinearShape&);
   void (*pack)(const LinearShape&, const LinearWeights&, char* packed);
-  size_t (*scratch_size)(const LinearCall&);  // of one thread
+  size_t (*scratch_size)(const LinearCall&);  // per thread
   void (*run)(const LinearCall&, char* scratch, int rank);
 };
 
-// A precision on an instruction set.
+// The functions of a precision on an instruction set.
 struct Engine {
   LstmEngine lstm;
   LinearEngine linear;
 };
 
-// `features`: the set that the engine's code needs of the processor.
+// `features`: the processor features that the engine's code needs.
 struct Fp32Engine {
   Engine highest, low;
   LstmTrainingEngine training;
@@ -132,7 +132,7 @@ struct AmxEngine {
   uint32_t features;
 };
 
-// Constants of engine_isa.cpp: to look one up runs no code of its instruction set. CMake says which are built.
+// Constants of engine_isa.cpp: a lookup runs no code of their instruction set. CMake determines which are built.
 #define ELMO_FAST_FP32_ENGINE(isa, ...) extern const Fp32Engine isa##_engine;
 #define ELMO_FAST_DOTS_ENGINE(isa, ...) extern const DotsEngine isa##_engine;
 #define ELMO_FAST_TILE_ENGINE(isa, ...) extern const AmxEngine isa##_engine;
@@ -141,8 +141,8 @@ ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_DOTS_ENGINE, ELMO_FAST_TILE_EN
 #undef ELMO_FAST_DOTS_ENGINE
 #undef ELMO_FAST_TILE_ENGINE
 
-// The engines of a level: of training and char-CNN, and by precision, null where there is none. `fp32` is null where
-// the build has none for the level.
+// The engines of a level: for training and the char-CNN, and by precision; null if there is none. `fp32` is null if the
+// level is not built.
 struct Level {
   const Fp32Engine* fp32;
   const Engine* of[precision_count];
@@ -151,22 +151,22 @@ struct Level {
 
 const Level& level_of(Isa isa);
 
-// All that a level's engines need; of a level that the build has.
+// All features that the engines of a built level need.
 uint32_t needed_features(const Level& level);
 
-// The best level up to `cap` that the build has and a processor with `features` runs. std::runtime_error when the
-// processor lacks what the build asks for everywhere.
+// The best built level up to `cap` that a processor with `features` can run. Throws std::runtime_error if the processor
+// lacks features that the whole build needs.
 Isa best_isa(uint32_t features, bool amx_permitted, Isa cap);
 
-// The best level here, at most the one that the environment variable ELMO_FAST_CPU_ISA names. std::invalid_argument
-// when it names none.
+// The best level on this machine, at most the level named by the environment variable ELMO_FAST_CPU_ISA. Throws
+// std::invalid_argument if the variable names no level.
 Isa cpu_isa();
 
-// The engine of a precision; null where the level has none.
+// The engine of a precision; null if the level has none.
 const Engine* engine_of(const Level& level, Precision precision);
 
-// The first level with the engine that runs `precision` here: fp32 has no use for AMX. std::invalid_argument when there
-// is none or no such precision.
+// The first level with the engine that runs `precision` on this machine (fp32 does not use AMX). Throws
+// std::invalid_argument if there is none, or for an invalid precision.
 Isa isa_for(Precision precision);
 
 const Fp32Engine& fp32_engine();

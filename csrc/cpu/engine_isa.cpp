@@ -1,6 +1,7 @@
-// The engine of one instruction set. CMakeLists.txt compiles this file once for each, with its flags: ELMO_FAST_ENGINE
-// is the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_DOTS that of one for products of
-// bytes, ELMO_FAST_TILES the tiles of one for those, and ELMO_FAST_HEADER the header of each.
+// The engine of an instruction set. CMakeLists.txt compiles this file once per instruction set, with its flags:
+// ELMO_FAST_ENGINE is the name of the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_DOTS
+// that of an engine for 8-bit products, ELMO_FAST_TILES the tiles of an AMX engine, and ELMO_FAST_HEADER the header
+// that defines them.
 #include ELMO_FAST_HEADER
 
 #include "char_cnn/backward.h"

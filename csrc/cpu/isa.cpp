@@ -21,7 +21,7 @@ const char* const isa_names[] = {ELMO_FAST_LEVELS(ELMO_FAST_NAME, ELMO_FAST_NAME
 #undef ELMO_FAST_NAME
 
 #ifdef ELMO_FAST_X86
-// 0 where there is no such leaf.
+// 0 if the leaf does not exist.
 uint32_t cpuid(unsigned leaf, unsigned subleaf, int word) {
   uint32_t words[4] = {};
   if (subleaf == 0 || cpuid(leaf, 0, 0) >= subleaf)
@@ -29,7 +29,7 @@ uint32_t cpuid(unsigned leaf, unsigned subleaf, int word) {
   return words[word];
 }
 
-// XCR0: which registers the operating system saves. Inline assembly, as the intrinsic would need -mxsave.
+// XCR0: which registers the operating system saves. Inline assembly, since the intrinsic needs -mxsave.
 uint64_t saved_registers() {
   uint32_t low = 0, high = 0;
   if (cpuid(1, 0, 2) >> 27 & 1) __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // OSXSAVE

@@ -1,5 +1,5 @@
-// Instruction sets: the levels of the engine, the features of a processor, and those that a translation unit is
-// compiled with. A new level is a row of ELMO_FAST_LEVELS, a vector type in vec/ and a line of CMakeLists.txt.
+// Instruction sets: the levels of the engine, the features of a processor, and the features that a translation unit is
+// compiled with. A new level needs a row of ELMO_FAST_LEVELS, a vector type in vec/ and a line of CMakeLists.txt.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,10 @@
 
 namespace elmo_fast {
 
-// The levels in ascending order, a row each: its constant and its name. A FP32 level has an engine of its constant's
-// name for every precision that needs no more; a DOTS level one for products of bytes, a TILES level one for all
-// products on tiles, and both have the rest from another level. generic and neon are those of AArch64, all but neon
-// those of x86. amx_emulated is AVX-512 code that computes what AMX would, bit for bit; tests ask for it, detection
-// never finds it.
+// The levels in ascending order, one per row: constant and name. An FP32 level has the engine of its constant's name,
+// in the precisions that need no other instructions; a DOTS level has an engine for 8-bit products, a TILES level one
+// for all products on tiles, and both use another level's engine for the rest. AArch64 has generic and neon, x86 all
+// levels except neon. amx_emulated is AVX-512 code with results bitwise equal to AMX, for tests; it is never detected.
 // clang-format off
 #define ELMO_FAST_LEVELS(FP32, DOTS, TILES)   \
   FP32(generic, "generic")                    \
@@ -32,7 +31,7 @@ enum class Isa : int32_t { ELMO_FAST_LEVELS(ELMO_FAST_CONSTANT, ELMO_FAST_CONSTA
 constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FAST_ONE);
 #undef ELMO_FAST_ONE
 
-// Of x86. A set of them has a bit for each.
+// Features of x86. A set of features has a bit per feature.
 // clang-format off
 enum class Feature : uint32_t {
   sse3, ssse3, sse4_1, sse4_2, popcnt, xsave, avx, f16c, fma, avx2, bmi1, bmi2, lzcnt, movbe,
@@ -41,8 +40,8 @@ enum class Feature : uint32_t {
 };
 // clang-format on
 
-// A feature's name, its bit in word 0 to 3 (eax to edx) of a leaf of cpuid, and what XCR0 says where its registers are
-// saved.
+// A feature's name, its bit in word 0 to 3 (eax to edx) of a leaf of cpuid, and the bits of XCR0 that are set if the
+// operating system saves its registers.
 struct FeatureBit {
   const char* name;
   unsigned leaf, subleaf;
@@ -84,8 +83,8 @@ constexpr uint32_t bit(Feature feature) { return 1u << static_cast<uint32_t>(fea
 // Internal linkage: it differs between translation units.
 namespace {
 
-// What the flags of this translation unit let the compiler use. An engine carries this set, and detection asks for it:
-// flags and check cannot differ.
+// The features that this translation unit's flags let the compiler use. An engine stores this set and detection checks
+// it, so that flags and check cannot differ.
 constexpr uint32_t compiled_features() {
   uint32_t set = 0;
 #ifdef __SSE3__
@@ -148,7 +147,7 @@ constexpr uint32_t compiled_features() {
 #ifdef __AVX512BF16__
   set |= bit(Feature::avx512_bf16);
 #endif
-#if defined(__AMX_TILE__) || defined(__AMXTILE__)  // the second is clang 14's
+#if defined(__AMX_TILE__) || defined(__AMXTILE__)  // the second by clang 14
   set |= bit(Feature::amx_tile);
 #endif
 #if defined(__AMX_BF16__) || defined(__AMXBF16__)
@@ -171,14 +170,14 @@ constexpr uint32_t compiled_features() {
 // Features that this processor has and whose registers the operating system saves.
 uint32_t cpu_feature_set();
 
-// Whether this process may use AMX tile data. Linux requires a request, which the first call makes.
+// Whether this process may use AMX tile data. Linux requires a request, which the first call sends.
 bool amx_permitted();
 
-// In the order of Feature.
+// `feature` is the number of a Feature.
 const char* feature_name(int feature);
 const char* isa_name(Isa isa);
 
-// The level of a name. Throws std::invalid_argument when there is none.
+// The level with this name. Throws std::invalid_argument if there is none.
 Isa isa_named(const std::string& name);
 
 }  // namespace elmo_fast

@@ -3,7 +3,7 @@
 //
 // Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
 // one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
-// Sums run over k in steps of 32 (low x high, high x high, high x low in each), the same for every row.
+// Sums accumulate k in steps of 32 (in order low x high, high x high, high x low), the same for every row.
 #pragma once
 
 #include "fp32.h"
@@ -11,7 +11,7 @@
 
 namespace elmo_fast::cpu {
 
-// Internal linkage, as of Avx512Vec.
+// Internal linkage, as for Avx512Vec.
 namespace {
 
 constexpr int64_t tile_k = 32;
@@ -29,12 +29,13 @@ struct AmxGemm {
   static constexpr bool interleaves = true, takes_units = false;
   static constexpr int64_t bytes_per_k = 2 * Parts * tile_bytes / tile_k, bytes_per_unit = 0;
 
-  // Tiles are read and written whole, so only the last rows of a buffer may be unused.
+  // Whole tiles are read and written, so buffers are padded to whole tiles.
   static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, false); }
   static int64_t buffer_rows(int64_t rows) { return (rows + tile_rows - 1) / tile_rows * tile_rows; }
   static int64_t padded(int64_t k) { return (k + tile_k - 1) / tile_k * tile_k; }
   static int64_t row_bytes(int64_t k) { return padded(k) * Parts * static_cast<int64_t>(sizeof(uint16_t)); }
 
+  // Vector v of row r in sums with `width` floats per row.
   template <class Float>
   static Float* sum_at(Float* sums, int64_t width, int64_t r, int64_t v) {
     return Product::sum_at(sums, width, r, v);
@@ -49,7 +50,7 @@ struct AmxGemm {
   void begin(int64_t rows) const { Tiles::configure(static_cast<int>(rows < tile_rows ? rows : tile_rows)); }
   void end() const {
     Tiles::release();
-    _mm_sfence();  // other threads may write next where this one wrote past the caches
+    _mm_sfence();  // orders the non-temporal stores before later writes of other threads
   }
 
   static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
@@ -66,14 +67,14 @@ struct AmxGemm {
       }
   }
 
-  // k0 is a multiple of 16, and so is `count` where it does not reach the end of k.
+  // k0 is a multiple of 16, and so is `count` unless it reaches the end of k.
   static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
                        const float* values) {
     for (; count > 0; k0 += Vec::width, count -= Vec::width, values += Vec::width)
       put_vector(left_at(block, k_total, r, k0), load_some(values, smaller(count, Vec::width)), count);
   }
 
-  // The first `count` of x become values of a left operand.
+  // Writes the first `count` values of x to a left operand.
   static void put_vector(char* to, __m512 x, int64_t count) {
     const Split split(x);
     for (int part = 0; part < Parts; ++part, to += tile_bytes) {
@@ -92,13 +93,14 @@ struct AmxGemm {
   }
 
  private:
-  // `count` floats and zeros.
+  // Loads `count` floats, then zeros.
   static __m512 load_some(const float* from, int64_t count) {
     return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << count) - 1), from);
   }
 
-  // Values as one bf16, or as two whose sum has 16 bits. Infinities and NaN go to the second of two, which meets one
-  // part of the other operand only: two products of unlike signs would make NaN of an infinity.
+  // Values as one bf16, or as the sum of two, with 16 bits of precision. Infinities and NaN are in the second of two,
+  // which is multiplied by only one part of the other operand: an infinity times two parts of opposite signs would sum
+  // to NaN.
   struct Split {
     __m256i part[Parts];
 
@@ -114,7 +116,7 @@ struct AmxGemm {
     }
   };
 
-  // Rounds to the nearest bf16, ties to even; a NaN stays one, denormals become zero, as which the dots take them too.
+  // Rounds to the nearest bf16, ties to even. A NaN stays NaN. Denormals become zero, as in the dots.
   static __m256i to_bf16(__m512 x) {
 #ifdef __AVX512BF16__
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));

@@ -1,8 +1,8 @@
-// Products of 8-bit operands on tiles (quantized.h has the numbers).
+// 8-bit products on tiles; quantized.h defines the quantization.
 //
-// Left operand, per 16 rows: tiles [16 rows, 64 k], then for each unit of k the scales of the rows. Right operand, per
-// 64 k: two tiles, one per vector of columns, [16 quads of k, 16 columns, 4]. k is padded to 64 with zeros on both
-// sides. Sums of a unit go from tiles through a buffer, where they become fp32.
+// Left operand, per 16 rows: tiles [16 rows, 64 k], then the scales of the rows per unit of k. Right operand, per 64 k:
+// two tiles, one per vector of columns, [16 quads of k, 16 columns, 4]. k is padded to 64 with zeros in both. The sums
+// of a unit are stored from tiles to a buffer and converted to fp32 there.
 #pragma once
 
 #include "quantized.h"
@@ -22,7 +22,7 @@ struct AmxInt8Gemm : QuantizedCells<Avx512Vec>, QuantizedPanels<Avx512Vec, 16> {
   static constexpr int64_t unit = quantized_unit;
   static constexpr bool interleaves = true, takes_units = true;
 
-  // As of AmxGemm.
+  // As in AmxGemm.
   static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, false); }
   static int64_t buffer_rows(int64_t rows) { return (rows + tile_rows - 1) / tile_rows * tile_rows; }
   static int64_t padded(int64_t k) { return (k + tile_k - 1) / tile_k * tile_k; }
@@ -36,14 +36,14 @@ struct AmxInt8Gemm : QuantizedCells<Avx512Vec>, QuantizedPanels<Avx512Vec, 16> {
   void begin(int64_t rows) const { Tiles::configure(static_cast<int>(rows < tile_rows ? rows : tile_rows)); }
   void end() const {
     Tiles::release();
-    _mm_sfence();  // other threads may write next where this one wrote past the caches
+    _mm_sfence();  // orders the non-temporal stores before later writes of other threads
   }
 
   static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
     Panels::pack(source, k0, k, padded(k), packed);
   }
 
-  // k0 is the first column of a unit, and `count` reaches the end of one or of k.
+  // Columns [k0, k0 + count) begin and end at boundaries of units, or end at the last column.
   static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
                        const float* values) {
     char* const tiles = block + (r >> 4) * (tile_rows * row_bytes(k_total));

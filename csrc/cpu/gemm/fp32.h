@@ -2,7 +2,7 @@
 //
 // Right operand: panels of units [k, panel_width], k at most unit_k. Left operand: blocks of at most Vec::rows rows,
 // transposed: [k, rows of the block]. Every output element is the sum, in order of k, of chains of at most `unit_k`
-// products; the shape of the register tile does not enter, so a row has the same bits in any block.
+// products, independent of the shape of the register tile, so a row has the same bits in any block.
 #pragma once
 
 #include "../activations.h"
@@ -32,7 +32,7 @@ inline __attribute__((always_inline)) void clear_sums(typename Vec::F (&sum)[R][
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
 }
 
-// sum [R, 2 vectors] += a, whose rows lie `step` floats apart, x b [2 vectors].
+// sum [R, 2 vectors] += a [R] x b [2 vectors]; rows of a are `step` floats apart.
 template <class Vec, int R>
 inline __attribute__((always_inline)) void add_products(const float* a, int64_t step, const float* b,
                                                         typename Vec::F (&sum)[R][2]) {
@@ -45,7 +45,7 @@ inline __attribute__((always_inline)) void add_products(const float* a, int64_t 
   }
 }
 
-// Table entries [1, R] = Tile::template run<r>, for tiles of r rows.
+// table[r] = Tile::template run<r> for tiles of r = 1 to R rows.
 template <class Tile, int R, class Function>
 void fill_tiles(Function** table) {
   if constexpr (R == 0) {
@@ -56,8 +56,8 @@ void fill_tiles(Function** table) {
   }
 }
 
-// c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width]; prefetches `Lines` cache lines from `next`
-// on for every second k.
+// c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width]; prefetches `Lines` cache lines, beginning
+// at `next`, for every second k.
 template <class Vec, int Lines>
 struct PackedTile {
   using Function = void(const float*, const float*, int64_t, Start, float*, size_t, const char*);
@@ -81,7 +81,7 @@ struct PackedTile {
   }
 };
 
-// The fp32 product as the loops see it: how operands are packed, and c = start + left x right over one unit of k.
+// The fp32 product: layout of packed operands, and c = start + left x right over a unit of k.
 template <class Vec_>
 struct Fp32Gemm {
   using Vec = Vec_;
@@ -89,7 +89,7 @@ struct Fp32Gemm {
   using InputRows = FloatRows<Vec>;  // x W + B
   static constexpr int panel_width = 2 * Vec::width;
   static constexpr int block_rows = Vec::rows;
-  static constexpr int64_t cached_rows = 112;  // of a left operand with some thousand columns, in a core's own cache
+  static constexpr int64_t cached_rows = 112;  // with a few thousand columns they fit in a core's cache
   static constexpr int64_t unit = unit_k;
   static constexpr bool interleaves = false, takes_units = false;
   static constexpr int64_t bytes_per_k = panel_width * sizeof(float), bytes_per_unit = 0;
@@ -99,7 +99,7 @@ struct Fp32Gemm {
   static int64_t padded(int64_t k) { return k; }
   static int64_t row_bytes(int64_t k) { return k * static_cast<int64_t>(sizeof(float)); }
 
-  // Vector v of row r in sums of `width` floats a row.
+  // Vector v of row r in sums with `width` floats per row.
   template <class Float>
   static Float* sum_at(Float* sums, int64_t width, int64_t r, int64_t v) {
     return sums + r * width + v * Vec::width;
@@ -112,7 +112,7 @@ struct Fp32Gemm {
     fill_tiles<PackedTile<Vec, 4>, Vec::rows>(table_[4]);
   }
 
-  // Around products with left operands of `rows` rows in all.
+  // Called before and after products with left operands of `rows` rows.
   void begin(int64_t /*rows*/) const {}
   void end() const {}
 
@@ -128,7 +128,7 @@ struct Fp32Gemm {
     }
   }
 
-  // values [count] become columns [k0, k0 + count) of row r in a block of `rows` rows.
+  // Writes values [count] to columns [k0, k0 + count) of row r in a block of `rows` rows.
   static void put_left(char* block, int64_t /*k_total*/, int rows, int r, int64_t k0, int64_t count,
                        const float* values) {
     float* out = reinterpret_cast<float*>(block) + k0 * rows + r;
@@ -140,8 +140,8 @@ struct Fp32Gemm {
   template <class Between>
   void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, Start start,
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
-    // A unit has four lines for two k. Prefetches in flight hold the buffers that misses of the first-level cache need,
-    // so up to four blocks share them.
+    // A unit has four lines per two k. Prefetches occupy the buffers that misses of the L1 cache need, so up to four
+    // blocks share the lines of a unit.
     const int sharing = parts < 2 ? 1 : parts < 4 ? 2 : 4, lines = 4 / sharing;
     const char* next = right + k * bytes_per_k + part * (k / 2) * (64 * lines);
     static constexpr float zeros[panel_width] = {};
@@ -151,10 +151,10 @@ struct Fp32Gemm {
   }
 
  private:
-  typename PackedTile<Vec, 0>::Function* table_[5][Vec::rows + 1];  // by lines of PackedTile
+  typename PackedTile<Vec, 0>::Function* table_[5][Vec::rows + 1];  // by prefetched lines and rows of PackedTile
 };
 
-// c [R, panel_width] += rows of `a`, `runs` panels that lie `step` floats apart, x b [runs * panel_width, panel_width].
+// c [R, panel_width] += a x b [runs * panel_width, panel_width]; a has rows in `runs` panels, `step` floats apart.
 template <class Vec>
 struct PaneledTile {
   using Function = void(const float*, int64_t, int64_t, const float*, float*);
@@ -170,13 +170,13 @@ struct PaneledTile {
   }
 };
 
-// Products whose left operand is rows of a paneled matrix (lstm/layout.h), read where they lie.
+// Products whose left operand is rows of a paneled matrix (lstm/layout.h), read in place.
 template <class Vec>
 class PaneledGemm {
  public:
   PaneledGemm() { fill_tiles<PaneledTile<Vec>, Vec::rows>(table_); }
 
-  // c [rows, panel_width] += left [panels, rows, panel_width], panels `step` floats apart, x right. Chains of at most
+  // c [rows, panel_width] += left [panels, rows, panel_width] x right, panels `step` floats apart, in chains of at most
   // unit_k products, in order.
   void multiply(const float* left, int64_t step, int64_t panels, int64_t rows, const float* right, float* c) const {
     const Blocks blocks(rows, Vec::rows, true);

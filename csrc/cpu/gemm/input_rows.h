@@ -1,4 +1,4 @@
-// Rows of x W + B between the input GEMM and the cells. `put` writes two vectors from a cache line on.
+// How rows of x W + B are stored between the input GEMM and the cells. `put` writes two vectors to a cache line.
 #pragma once
 
 #include "../vec/avx512.h"
@@ -16,11 +16,11 @@ struct FloatRows {
 };
 
 #ifdef __AVX512F__
-// Internal linkage, as of Avx512Vec.
+// Internal linkage, as for Avx512Vec.
 namespace {
 
-// In fp16, whose rounding is an eighth of that of bf16 operands, at half the traffic of fp32. Written past the caches:
-// rows are read after all of a chunk.
+// In fp16: an eighth of the rounding error of bf16 operands, at half the memory traffic of fp32. `put` bypasses the
+// caches, since rows are read only after the whole chunk.
 struct HalfRows {
   using Value = uint16_t;
   static __m512 get(const uint16_t* from) {
@@ -34,7 +34,7 @@ struct HalfRows {
   }
 };
 
-// The same in fp32.
+// As HalfRows, in fp32.
 struct StreamedFloatRows {
   using Value = float;
   static __m512 get(const float* from) { return _mm512_load_ps(from); }

@@ -1,7 +1,7 @@
-// Products of 8-bit operands on register tiles of vectors (quantized.h has the numbers).
+// 8-bit products on register tiles of vectors; quantized.h defines the quantization.
 //
-// Left operand: rows one after the other, each [k] as the kind of dots reads it, then a scale for each unit. Right
-// operand: panels of units, [k / 4][2 vectors][width][4] bytes. k is padded with zeros on both sides.
+// Left operand: row by row, each [k] in the layout that Dots reads, then a scale per unit. Right operand: panels of
+// units, [k / 4][2 vectors][width][4] bytes. k is padded with zeros in both.
 #pragma once
 
 #include "fp32.h"
@@ -11,21 +11,21 @@ namespace elmo_fast::cpu {
 namespace {
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-// Four products at once, of unsigned bytes on the left and signed ones on the right: 128 is added to those on the left,
-// and 128 times the sum of a column subtracted from its sums.
+// Four products at a time, of unsigned bytes on the left and signed bytes on the right: 128 is added to the bytes on
+// the left, and the sums start at -128 times the sum of their column.
 template <class Vec>
 struct Dots {
   using I = typename Vec::I;
-  // 6 x 2 sums: with more, AVX-512 takes up to twice the time
+  // 6 x 2 sums: more take up to twice the time on AVX-512
   static constexpr int rows = 6;
-  static constexpr int64_t bytes = 1;  // of a value on the left
+  static constexpr int64_t bytes = 1;  // per value on the left
 
   static void put(const int8_t* from, int64_t count, char* to) {
     for (int64_t k = 0; k < count; ++k) to[k] = static_cast<char>(from[k] ^ -128);
   }
   static I begin(I offsets) { return offsets; }
 
-  // sum [R, 2 vectors] += four columns of `left`, whose rows lie `step` bytes apart, x four rows of `right`.
+  // sum [R, 2 vectors] += four columns of `left`, whose rows are `step` bytes apart, x four rows of `right`.
   template <int R>
   static inline __attribute__((always_inline)) void add(const char* left, int64_t step, const char* right,
                                                         I (&sum)[R][2]) {
@@ -39,9 +39,9 @@ struct Dots {
   }
 };
 #else
-// Pairs of 16-bit products, which cannot overflow: bytes on the right widen to their even and their odd ones. On the
-// left, four values come as 16-bit numbers 0, 2, 1, 3. As fast as `maddubs` with moved signs or faster, and the same on
-// every processor.
+// Pairs of 16-bit products, which cannot overflow. Bytes on the right are widened to 16 bits, the even and the odd ones
+// apart; on the left, four values are stored as 16-bit integers in the order 0, 2, 1, 3. At least as fast as `maddubs`
+// with moved signs, and the same on every processor.
 template <class Vec>
 struct Dots {
   using I = typename Vec::I;
@@ -68,20 +68,20 @@ struct Dots {
       for (int r = 0; r < R; ++r)
         sum[r][v] += Vec::add_pairs(even, reinterpret_cast<S>(Vec::repeat(left + r * step))) +
                      Vec::add_pairs(odd, reinterpret_cast<S>(Vec::repeat(left + r * step + 4)));
-      // With 16 registers the second vector reads the left operand anew: kept, it would push out sums.
+      // With 16 registers, load the left operand again for the second vector: keeping it would spill sums.
       if (Vec::width < 16) asm volatile("" : : : "memory");
     }
   }
 };
 #endif
 
-// c [R, 2 vectors, row stride ldc] = start + one unit of `left` x `right`; prefetches `Lines` cache lines from `next`
-// on for every four k.
+// c [R, 2 vectors, row stride ldc] = start + a unit of `left` x `right`. Prefetches `Lines` cache lines per four k,
+// from `next` on.
 template <class Vec, int Lines>
 struct QuantizedTile {
   using Function = void(const char*, int64_t, const char*, const char*, int64_t, Start, float*, size_t, const char*);
 
-  // `scales` are the rows', `step` bytes apart as the rows.
+  // `scales` points to the scale of the first row; those of the next rows follow `step` bytes apart.
   template <int R>
   static void run(const char* left, int64_t step, const char* scales, const char* right, int64_t k, Start start,
                   float* c, size_t ldc, const char* next) {
@@ -145,7 +145,7 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
     Panels::pack(source, k0, k, padded(k), packed);
   }
 
-  // k0 is the first column of a unit, and `count` reaches the end of one or of k.
+  // Columns [k0, k0 + count) begin and end at boundaries of units, or end at the last column.
   static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
                        const float* values) {
     char* const row = block + r * row_bytes(k_total);
@@ -161,7 +161,7 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
   template <class Between>
   void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
-    // Two lines come for four k of 16 columns; two blocks share them.
+    // Four k of 2 x 16 columns are two cache lines, which two blocks share.
     constexpr int all = Vec::width == 16 ? 2 : 1;
     const int sharing = parts < 2 ? 1 : all, lines = part < sharing ? all / sharing : 0;
     static constexpr float zeros[panel_width] = {};
@@ -176,7 +176,7 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
     return row + padded(k_total) * Dots<Vec>::bytes + k0 / unit * 4;
   }
 
-  typename QuantizedTile<Vec, 0>::Function* table_[3][block_rows + 1];  // by lines of QuantizedTile
+  typename QuantizedTile<Vec, 0>::Function* table_[3][block_rows + 1];  // by the Lines of QuantizedTile
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The entry points of linear.h: check, plan, split the work between threads.
+// The entry points of linear.h: check arguments, select the engine, split the work between threads.
 #include "../../linear.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void check_call(const LinearCall& call) {
   require(call.rows == 0 || (call.x && call.y), "x, y: expected pointers");
 }
 
-// A guess, by 32 multiply-adds and 16 bytes of weights a nanosecond.
+// An estimate: 32 multiply-adds or 16 bytes of weights per nanosecond.
 double nanoseconds_of(const LinearCall& call) {
   const double weights =
       double(call.shape.input) * double(call.shape.output) * (call.shape.epilogue == Epilogue::highway ? 2 : 1);

@@ -1,7 +1,7 @@
 // y = epilogue(x W + b).
 //
-// Packed: [panels, K] panels, then [panels, panel_width] bias. A highway panel holds one vector of Wc and the same
-// columns of Wt. Many rows are split over the threads, few rows leave the columns to be split; neither changes bits.
+// Packed: [panels, K] panels, then [panels, panel_width] bias. A highway panel has a vector of columns of Wc and the
+// same columns of Wt. Threads split the rows, or the columns if there are few rows; results are bitwise equal.
 #pragma once
 
 #include "../engine.h"
@@ -21,7 +21,7 @@ struct LinearLayout : Offsets {
   explicit LinearLayout(const LinearShape& shape) : s(shape) {}
 };
 
-// The two vectors of columns of one panel; weight[1] is the transform of a highway layer.
+// The two vectors of columns of a panel; weight[1] is the transform of a highway layer.
 template <class Vec>
 PanelSource linear_panel(const LinearShape& s, const float* const weight[2], int64_t panel) {
   if (s.epilogue != Epilogue::highway) return plain_panel<Vec>(weight[0], s.output, panel);
@@ -58,7 +58,7 @@ class LinearLoop {
         layout_(shape_), left_{scratch, shape_.input},
         sums_(reinterpret_cast<float*>(
             scratch + left_bytes<Gemm>(Gemm::buffer_rows(smaller(call_.rows, Gemm::cached_rows)), shape_.input))) {
-    // Columns beyond K, which put_left need not write, multiply zero rows of weights.
+    // Clear the columns beyond K: put_left need not write them, and they are multiplied by zero weights.
     if (Gemm::padded(1) > 1 && !Gemm::takes_units)
       std::memset(scratch, 0, static_cast<size_t>(reinterpret_cast<char*>(sums_) - scratch));
   }
@@ -83,7 +83,7 @@ class LinearLoop {
     return reinterpret_cast<const float*>(packed_ + layout_.bias) + panel * panel_width;
   }
 
-  // Row r of the sums becomes a row of y.
+  // Applies the epilogue to row r of the sums and writes a row of y.
   void finish_row(int64_t row, int64_t panel, int64_t r) const {
     const int64_t first = panel * layout_.columns_per_panel;
     const int64_t count = smaller(layout_.columns_per_panel, shape_.output - first);
@@ -93,7 +93,7 @@ class LinearLoop {
     copy_floats(call_.y + row * call_.y_stride + first, z, count);
   }
 
-  // z holds a vector of x Wc + bc and one of x Wt + bt; the first becomes y.
+  // z has a vector of x Wc + bc and a vector of x Wt + bt; the first is replaced by y.
   static void highway(float* z, const float* x, int64_t count) {
     float input[Vec::width] = {};
     copy_floats(input, x, count);

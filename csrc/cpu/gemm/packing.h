@@ -1,8 +1,8 @@
-// Packed operands of a product, shared by the fp32 and the bf16 kernels, and products over all their blocks of rows.
+// Packed operands of a product, shared by the fp32 and the bf16 kernels, and products over all blocks of rows.
 //
-// The right operand is packed in panels of 2 vectors (`panel_width` columns), each panel in units of at most Gemm::unit
-// rows. The left operand is packed in blocks of rows. A Gemm class says how both lie in memory (fp32.h, amx.h, int8.h,
-// amx_int8.h). One that `takes_units` is given rows of the left operand by units of k, others by any number of columns.
+// The right operand is packed in panels of 2 vectors (`panel_width` columns), a panel in units of at most Gemm::unit
+// rows. The left operand is packed in blocks of rows. A Gemm class defines the layout of both (fp32.h, amx.h, int8.h,
+// amx_int8.h). If it `takes_units`, rows of the left operand are given by units of k, else by any number of columns.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace elmo_fast::cpu {
 
-// Internal linkage: these functions are compiled once for each instruction set.
+// Internal linkage: these functions are compiled once per instruction set.
 namespace {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -29,7 +29,7 @@ inline void copy_floats(float* to, const float* from, int64_t count) { std::memc
 inline void clear_floats(float* to, int64_t count) { std::memset(to, 0, float_bytes(count)); }
 inline size_t aligned64(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
 
-// Buffers one after the other, each from a cache line on: offsets in bytes.
+// Allocates consecutive buffers, aligned to cache lines: offsets in bytes.
 struct Offsets {
   size_t size = 0;
   size_t take(int64_t bytes) {
@@ -47,21 +47,21 @@ struct Partition {
   Partition(int64_t count, int rank, int size) : Partition(count * rank / size, count * (rank + 1) / size) {}
 };
 
-// Where sums begin: rows of 2 vectors, `stride` floats apart; with 0 one row that all begin from, null for zeros.
+// Initial values of sums: rows of 2 vectors, `stride` floats apart; with stride 0 a single row for all; null: zeros.
 struct Start {
   const float* rows;
   size_t stride;
   Start from(int64_t row) const { return stride ? Start{rows + static_cast<size_t>(row) * stride, stride} : *this; }
 };
 
-// The panel of 2 vectors to pack: where each starts in a row-major matrix and how many columns it has there.
+// A panel of 2 vectors to pack: the start of each vector in a row-major matrix and its number of columns.
 struct PanelSource {
   const float* start[2];
   int64_t columns[2];
   int64_t stride;
 };
 
-// Splits `rows` rows into the fewest blocks of at most `most` rows: evenly, or full ones and a rest.
+// Splits `rows` rows into the fewest blocks of at most `most` rows: of even sizes, or all full except the last.
 struct Blocks {
   int64_t count, base, larger, most, rows;
   bool even;
@@ -80,16 +80,16 @@ struct Blocks {
   }
 };
 
-// Quarter 0, 1, 2 or 3 of the work on a row.
+// One of the four quarters, 0 to 3, of the work on a row.
 template <int Number>
 using Quarter = std::integral_constant<int, Number>;
 
-// Rows of a tile's sums [rows, gate_width] whose quarters run between the dots of the next tile's product.
+// Rows of a tile's sums [rows, gate_width]. Their quarters run between the dots of the next tile's product.
 template <class Gemm>
 struct RowsBetween {
   using Vec = typename Gemm::Vec;
   static constexpr int64_t gate_width = 2 * Gemm::panel_width;
-  int64_t at_once = 0, rows = 0, row = 0;  // at_once: rows of a step
+  int64_t at_once = 0, rows = 0, row = 0;  // at_once: rows per k-step
   const float* sums = nullptr;
   bool active() const { return row < rows; }
   typename Vec::F sum(int64_t gate) const { return Vec::load(Gemm::sum_at(sums, gate_width, row, gate)); }
@@ -141,7 +141,7 @@ void pack_panel(const PanelSource& source, int64_t k, char* packed) {
   }
 }
 
-// A left operand: blocks of rows [rows, k] one after the other.
+// A left operand: consecutive blocks of rows [rows, k].
 template <class Gemm>
 struct Left {
   char* data;
@@ -154,7 +154,7 @@ struct Left {
     Gemm::put_left(block(blocks, b), k, blocks.size(b), in_block, k0, count, values);
   }
 
-  // Rows `row_of(row)` [k] of some blocks.
+  // Packs rows `row_of(row)` [k] of the blocks `mine`.
   template <class RowOf>
   void gather(const Blocks& blocks, const Partition& mine, RowOf row_of) const {
     for (int64_t b = mine.begin; b < mine.end; ++b)
@@ -168,8 +168,8 @@ size_t left_bytes(int64_t rows, int64_t k) {
   return aligned64(rows * Gemm::row_bytes(k));
 }
 
-// c [rows, panel_width], ldc floats a row (Gemm::sum_at), = start + left x the unit of k that begins at k0. A product
-// that interleaves runs the quarters of `between` in every step.
+// c [rows, panel_width] = start + left x the unit of k that begins at k0; c has ldc floats per row (Gemm::sum_at). An
+// interleaving product runs quarters of `between` in every k-step.
 template <class Gemm, class Between = const Nothing>
 void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, int64_t k0, const char* right,
                    Start start, float* c, size_t ldc, Between& between = {}) {
@@ -179,7 +179,7 @@ void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& block
                   c + blocks.begin(b) * ldc, ldc, b, blocks.count, between);
 }
 
-// The same over a whole panel, units in order.
+// multiply_unit over all units of a panel, in order.
 template <class Gemm, class Between = const Nothing>
 void multiply_panel(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right, Start start,
                     float* c, size_t ldc, Between& between = {}) {
@@ -189,8 +189,9 @@ void multiply_panel(const Gemm& gemm, const Left<Gemm>& left, const Blocks& bloc
   }
 }
 
-// Products of `left` with both panels of every tile, each into one half of `sums` (two tiles [rows, gate_width]);
-// `rows` takes a tile's sums between the dots of the next tile, and finish_rows the last one's.
+// Products of `left` with both panels of every tile, alternating between the two halves of `sums`, tiles
+// [rows, gate_width]. `rows` processes a tile's sums between the dots of the next tile; after the last tile the caller
+// calls finish_rows.
 template <class Gemm, class Rows>
 void multiply_tiles(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right,
                     const Partition& tiles, float* sums, Rows& rows) {

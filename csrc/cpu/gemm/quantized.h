@@ -1,8 +1,8 @@
-// 8-bit operands with a scale for each row and block of columns of the left operand, and for each column and block of
-// rows of the right one. Sums of a block are exact in 32 bits: at most 512 * 127 * 127, which is below 2^24, so that
-// their conversion to fp32 is exact too, and no order of additions, instruction set or shape of a tile changes them.
+// Symmetric 8-bit quantization. The left operand has a scale per row and unit of k (packing.h), the right operand one
+// per column and unit of k. The integer sum of a unit is at most 512 * 127 * 127 < 2^24: it is exact in int32 and after
+// its conversion to fp32, whatever the order of additions, instruction set or tile shape.
 //
-// Blocks are units of k (packing.h), added in fp32 and in order: c += sum * (scale of the row * scale of the column).
+// Units are added in fp32, in order: c += sum * (scale of the row * scale of the column).
 #pragma once
 
 #include <type_traits>
@@ -16,16 +16,16 @@ namespace {
 
 constexpr int64_t quantized_unit = 512;
 
-// x [count] -> whole numbers from -127 to 127, and the scale that makes x of them. Where the largest x is below 2^-100
-// all are 0. Where one is infinite the infinite ones are +-127 of an infinite scale, so that an infinity times a zero
-// is NaN, but infinities of unlike signs may add up to one; where one is NaN the scale is.
+// Quantizes x [count] to integers from -127 to 127, and returns their scale. If all |x| are below 2^-100, all become 0.
+// If some x are infinite, they become +-127, all others 0, and the scale is infinite: infinity times zero is NaN, but
+// the sum of infinities of opposite signs may be an infinity. If some x is NaN, the scale is NaN.
 inline float quantize(const float* x, int64_t count, int8_t* to) {
   const auto bits_of = [](float value) {
     int32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
   };
-  int32_t largest = 0;  // as bits, of which those of NaN are the largest
+  int32_t largest = 0;  // the bits of the largest |x|; those of NaN are the largest
   for (int64_t k = 0; k < count; ++k) {
     const int32_t bits = bits_of(x[k]) & 0x7fffffff;
     largest = bits > largest ? bits : largest;
@@ -43,13 +43,13 @@ inline float quantize(const float* x, int64_t count, int8_t* to) {
     return size;
   }
   const float inverse = 127.0f / size;
-  for (int64_t k = 0; k < count; ++k)  // 1.5 * 2^23: adding it rounds to a whole number, in the low bits
+  for (int64_t k = 0; k < count; ++k)  // adding 1.5 * 2^23 rounds to an integer, in the low bits
     to[k] = static_cast<int8_t>(bits_of(x[k] * inverse + 12582912.0f));
   return size / 127.0f;
 }
 
-// What all products of 8-bit operands have in common. A unit of a panel: [k / 4 / Quads][2 vectors][Quads][width][4]
-// bytes, then for each of its columns -128 times the sum of these bytes, int32, and the scale.
+// The packed right operand of 8-bit products. A unit of a panel has [k / 4 / Quads][2 vectors][Quads][width][4] bytes;
+// then -128 times the sum of each column's bytes, int32; then each column's scale.
 template <class Vec, int64_t Quads>
 struct QuantizedPanels {
   static constexpr int panel_width = 2 * Vec::width;
@@ -76,7 +76,7 @@ struct QuantizedPanels {
     }
   }
 
-  // Of the columns of vector v, `bytes` being the unit's without what follows them.
+  // Offsets and scales of the columns of vector v; `bytes` is the size of the unit's 8-bit part.
   static typename Vec::I offsets(const char* unit, int64_t bytes, int64_t v) {
     typename Vec::I values;
     std::memcpy(&values, unit + bytes + 4 * v * Vec::width, sizeof values);
@@ -87,7 +87,7 @@ struct QuantizedPanels {
   }
 };
 
-// What the cells between 8-bit products compute with.
+// The activations, and the type of the input rows, of LSTM cells with 8-bit products.
 template <class Vec>
 struct QuantizedCells {
   using Activations = ExactActivations<Vec>;

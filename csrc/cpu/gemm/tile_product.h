@@ -1,12 +1,12 @@
-// The loop of the products on tiles: a block of rows x both vectors of columns of one unit of a panel, for operands of
-// bf16 in one or two parts and for bytes.
+// The loop of products on tiles: a block of rows x both vectors of columns of a unit of a panel. Operands are bf16, in
+// one or two parts, or 8-bit integers.
 //
 // Sums, per 16 rows: one tile [16 rows, 16 columns] per vector of columns.
 //
-// A dot takes 16 cycles, a load from the first-level cache 8: the tile unit is busy only where nothing waits for the
-// second level. One operand stays in the first level and the other is loaded past it: a unit of a panel, 16 or 32 KiB,
-// stays while all blocks of rows pass, a single block of rows while all panels do. Between any two dots stand lines of
-// the next unit to prefetch and other work.
+// A dot takes 16 cycles, a load from the L1 cache 8: the tile unit is saturated only if no load waits for L2. One
+// operand stays in L1 and the other bypasses it: a unit of a panel, 16 or 32 KiB, stays while all blocks of rows are
+// multiplied; a single block of rows stays while all panels are multiplied. Between any two dots, lines of the next
+// unit are prefetched and other work runs.
 #pragma once
 
 #include <utility>
@@ -16,39 +16,39 @@
 
 namespace elmo_fast::cpu {
 
-// Internal linkage, as of Avx512Vec.
+// Internal linkage, as for Avx512Vec.
 namespace {
 
 constexpr int64_t tile_bytes = 1024;
 constexpr int64_t tile_rows = 16;
 
-// With Bytes operands are signed bytes and sums int32, in memory of floats.
+// With Bytes, operands are signed 8-bit integers and sums are int32, stored in buffers of floats.
 template <class Tiles, int Parts, bool Bytes>
 class TileProduct {
   using Vec = Avx512Vec;
 
  public:
-  // Of a step in k: tiles of the first 16 rows on the left, those of the next 16 `second` bytes later.
+  // Tiles of a step in k: `left` has the first 16 rows, and the next 16 rows `second` bytes later.
   struct Operands {
     const char* left;
     int64_t second;
     const char* right;
   };
 
-  // c [rows, vectors], `width` floats a row, = start + `steps` steps in k.
+  // c [rows, vectors] = start + the sum of `steps` steps in k; c has `width` floats per row.
   struct Sums {
     Start start;
     float* c;
     int64_t width, steps;
   };
 
-  // Vector v of row r in sums of `width` floats a row.
+  // Vector v of row r in sums with `width` floats per row.
   template <class Float>
   static Float* sum_at(Float* sums, int64_t width, int64_t r, int64_t v) {
     return sums + (r >> 4) * (tile_rows * width) + v * (tile_rows * Vec::width) + (r & 15) * Vec::width;
   }
 
-  // Block `part` of `parts`, which all have the right operand of `bytes` bytes.
+  // Block `part` of the `parts` blocks of rows that share the right operand, which has `bytes` bytes.
   template <class Between>
   static void multiply(const Operands& from, const Sums& sums, int rows, int64_t bytes, int64_t part, int64_t parts,
                        Between& between) {
@@ -56,7 +56,7 @@ class TileProduct {
     Prefetch next(from.right, bytes, part, parts, sums.steps * row_tiles * 2 * products);
     if (parts > 1) return sum_row_tiles<false>(row_tiles, from, sums, next, between);
     if (Parts > 1 || row_tiles > 1) return sum_row_tiles<true>(row_tiles, from, sums, next, between);
-    // One vector after the other: weights that come in the order in which they lie are waited for less.
+    // One vector after the other, since weights that are read in memory order arrive faster.
     sum<0, 1, true>(Numbers<1>{}, from, sums, next, between);
     sum<1, 1, true>(Numbers<1>{}, from, sums, next, between);
   }
@@ -66,10 +66,10 @@ class TileProduct {
   template <int Count>
   using Numbers = std::make_integer_sequence<int, Count>;
 
-  // A block's share of the next unit, evenly between its dots. Four lines at a time, a quarter of the unit apart:
-  // memory serves four streams faster than one.
+  // Prefetches a block's share of the next unit, evenly distributed between its dots, four lines at a time that are a
+  // quarter of the unit apart: four streams are faster than one.
   struct Prefetch {
-    const int64_t quarter, lines, dots;  // bytes; lines of each stream
+    const int64_t quarter, lines, dots;  // bytes; lines per stream
     const char* from;
     int64_t due = 0;
 
@@ -82,7 +82,7 @@ class TileProduct {
     }
   };
 
-  // Sums of both vectors of columns. In the first level stays the left operand or the right one.
+  // Sums both vectors of columns. The left operand stays in L1 if LeftStays, else the right one.
   template <bool LeftStays, class Between>
   static void sum_row_tiles(int64_t row_tiles, const Operands& from, const Sums& sums, Prefetch& next,
                             Between& between) {
@@ -90,8 +90,8 @@ class TileProduct {
     else sum<0, 2, LeftStays>(Numbers<2>{}, from, sums, next, between);
   }
 
-  // Sums `T`: vector First + T % Vectors of tile T / Vectors of rows. Inlined and flat, since around a call vectors
-  // would leave their registers.
+  // Sum T is vector First + T % Vectors of row tile T / Vectors. Inlined and flattened, since a call would spill vector
+  // registers.
   template <int First, int Vectors, bool LeftStays, class Between, int... T>
   [[gnu::flatten, gnu::always_inline]] static inline void sum(std::integer_sequence<int, T...>, Operands from,
                                                               const Sums& sums, Prefetch& next, Between& between) {
@@ -118,7 +118,7 @@ class TileProduct {
     (dot<First, Vectors, LeftStays, N, sizeof...(N)>(from, next, between), ...);
   }
 
-  // Dot N of `Count`: product N / (Count / products) of parts. An operand is loaded just before its first use.
+  // Dot N of `Count`: product N / (Count / products) of parts. Operands are loaded just before their first use.
   template <int First, int Vectors, bool LeftStays, int N, int Count, class Between>
   static void dot(const Operands& from, Prefetch& next, Between& between) {
     constexpr int product = N / (Count / products), t = N % (Count / products), row = t / Vectors, vector = t % Vectors;

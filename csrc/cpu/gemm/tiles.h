@@ -9,11 +9,11 @@
 namespace elmo_fast::cpu {
 namespace {
 
-#if defined(__AMX_TILE__) || defined(__AMXTILE__)  // the second is clang 14's
-// In assembly, since intrinsics take literal register numbers only. Which memory a tile is of is not declared: `fence`
-// keeps other accesses on their side.
+#if defined(__AMX_TILE__) || defined(__AMXTILE__)  // the second by clang 14
+// In assembly, since intrinsics accept only literal register numbers. The memory operands of tiles are not declared to
+// the compiler; `fence` keeps it from moving other accesses across.
 struct Tiles {
-  // Sums and left operands of `rows` rows. Clears all tiles.
+  // Sets `rows` rows for sums and left operands. Clears all tiles.
   static void configure(int rows) {
     alignas(64) unsigned char config[64] = {1};
     for (int tile = 0; tile < 8; ++tile) {
@@ -31,7 +31,7 @@ struct Tiles {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T));
   }
 
-  // An operand past the first-level cache, where the other one stays.
+  // Loads an operand without displacing the other operand from the L1 cache.
   template <int T>
   static void stream(const void* from) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(size_t{64}), "i"(T));
@@ -53,7 +53,7 @@ struct Tiles {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
 
-  // The same of signed bytes, sums int32.
+  // The same for signed bytes, with int32 sums.
   template <int C, int A, int B>
   static void dot_bytes() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
@@ -61,9 +61,9 @@ struct Tiles {
 };
 #endif
 
-// The same in ordinary memory, for tests on machines without AMX: the same sums in the same rounding order. tdpbf16ps
-// adds even and odd products of a row in two fused chains from zero, adds the chains, adds that to the sum, and treats
-// denormals as zero throughout.
+// Emulates Tiles in memory, for tests on machines without AMX, with the same order of rounding. tdpbf16ps accumulates
+// the even and the odd products of a row in two chains of fused multiply-adds from zero, adds the chains, adds the
+// result to the sum, and treats denormals as zero throughout.
 struct EmulatedTiles {
   static void configure(int rows) {
     state.rows = static_cast<size_t>(rows);
@@ -96,7 +96,7 @@ struct EmulatedTiles {
   template <int C, int A, int B>
   static void dot() {
     const unsigned mode = _mm_getcsr();
-    _mm_setcsr(0x1f80 | 0x8040);  // denormals in and out are zero
+    _mm_setcsr(0x1f80 | 0x8040);  // input and output denormals are zero
     for (size_t r = 0; r < rows_of(C); ++r) dot_row(state.tile[A][r], state.tile[B], state.tile[C][r]);
     _mm_setcsr(mode);
   }

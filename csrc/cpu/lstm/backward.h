@@ -1,8 +1,8 @@
 // The recurrence of the gradients of one direction, last step first, run by every thread of its team.
 //
-// Per step: dh of this thread's panels of P and through the clip, barrier; dm = dh W_P^T and the gates of this thread's
-// panels of D, barrier; dh before the step = dz W_h^T of this thread's panels of P. A thread reads `dh` and `dc` only
-// where it wrote them. What needs no recurrence follows in weight_gradients.h.
+// Per step: dh of this thread's panels of P, through the clip, barrier; dm = dh W_P^T and the gates of this thread's
+// panels of D, barrier; dh before the step = dz W_h^T of this thread's panels of P. A thread reads only the `dh` and
+// `dc` that it wrote. Gradients outside of the recurrence follow in weight_gradients.h.
 #pragma once
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 namespace elmo_fast::cpu {
 
-// What the threads of a direction's gradients read and write.
+// The memory that the threads of a direction's gradients access.
 template <class Vec>
 class BackwardMemory {
  protected:
@@ -31,7 +31,7 @@ class BackwardMemory {
   }
   bool starts_sequence(int64_t row) const { return d_.sequence_start && d_.sequence_start[row]; }
 
-  // to [count, panel_width] = rows of a paneled matrix [panels, S] from `row` on x panel `panel` of a right operand.
+  // to [count, panel_width] = rows [row, row + count) of a paneled matrix [panels, S] x a panel of a right operand.
   void product_of_rows(size_t left, int64_t row, int64_t count, int64_t panels, const float* right, int64_t panel,
                        float* to) const {
     clear_floats(to, count * panel_width);
@@ -76,7 +76,7 @@ class BackwardLoop : BackwardMemory<Vec> {
   float* dh(int64_t panel) const { return floats(scratch_.dh) + panel * d_.slots * panel_width; }
   float* dc(int64_t tile) const { return floats(scratch_.dc) + tile * d_.slots * Vec::width; }
   float* first_c(int64_t tile) const { return floats(scratch_.c) + tile * d_.slots * Vec::width; }
-  // Of panels of cells.
+  // The tiles of panels [begin, end) of cells.
   Partition tiles_of(int64_t begin, int64_t end) const { return {2 * begin, smaller(2 * end, tiles_)}; }
   int64_t columns_of(int64_t panel) const { return smaller(panel_width, shape_.projection - panel * panel_width); }
   int64_t cells_of(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
@@ -86,7 +86,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     clear_floats(to + count, width - count);
   }
 
-  // [slots, width] of a panel or tile: columns [first, first + count) of `rows` [slots, stride], then zeros.
+  // Loads a panel or tile [slots, width]: columns [first, first + count) of `rows` [slots, stride], then zeros.
   void load(float* to, int64_t width, const float* rows, int64_t stride, int64_t first, int64_t count) const {
     for (int64_t slot = 0; slot < d_.slots; ++slot)
       padded_copy(to + slot * width, width, rows + slot * stride + first, count);
@@ -137,7 +137,7 @@ class BackwardLoop : BackwardMemory<Vec> {
   // g where |x| <= limit, else 0; a NaN in x gives 0.
   static F through_clip(F g, F x, F above_limit) { return Vec::if_less(Vec::abs(x), above_limit, g, Vec::set1(0.0f)); }
 
-  // dp = dh of the step's rows, from the output and from what follows, where the clip let h through.
+  // dp = dh of the step's rows, from the output and from the next step, where the clip passes gradients.
   void through_projection_clip(int64_t t, int64_t panel) {
     const int64_t begin = d_.row_begin[t], p = 2 * shape_.projection;
     for (int64_t slot = 0; slot < d_.batch_sizes[t]; ++slot) {
@@ -154,7 +154,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     }
   }
 
-  // dm = dp W_P^T of the step's rows in one panel of cells, and the gates and cells of its tiles.
+  // dm = dp W_P^T of the step's rows in a panel of cells, then the gates and cells of the panel's tiles.
   void cells_backward(int64_t t, int64_t panel) {
     const int64_t begin = d_.row_begin[t], rows = d_.batch_sizes[t];
     const float* dm = paneled(scratch_.dp, panel, begin);
@@ -196,7 +196,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     Vec::store(dz + Vec::width, dm * squashed * (o * (one - o)));
   }
 
-  // The gradient of the cell before the step goes to the slot's, or to the initial state that replaced it.
+  // Passes the gradient of c before the step to the slot's c, or to the initial state that replaced it.
   void carry_cell(int64_t tile, float* carried, F grad, bool starts) const {
     Vec::store(carried, starts ? Vec::set1(0.0f) : grad);
     if (!starts) return;
@@ -204,7 +204,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     Vec::store(sum, Vec::load(sum) + grad);
   }
 
-  // dh = dz W_h^T of the step's rows in one panel of P, for the step before.
+  // dh = dz W_h^T of the step's rows in a panel of P, for the previous step.
   void previous_h(int64_t t, int64_t panel) {
     const int64_t rows = d_.batch_sizes[t];
     float* to = dh(panel);
@@ -220,7 +220,7 @@ class BackwardLoop : BackwardMemory<Vec> {
   const int64_t tiles_;
   const Partition my_p_, my_cells_, my_tiles_;
   const bool clips_cells_ = d_.cell_clip < INFINITY, clips_projection_ = projected_ && d_.proj_clip < INFINITY;
-  const F above_cell_clip_, above_proj_clip_;  // the smallest number above: x < it exactly where x <= the limit
+  const F above_cell_clip_, above_proj_clip_;  // smallest float above the limit: x < it iff x <= limit
 };
 
 }  // namespace elmo_fast::cpu

@@ -1,12 +1,12 @@
-// The cells of one step where products interleave: the rows of a tile between the dots of the next tile's product.
+// The cells of a step if products interleave: a tile's rows are computed between the dots of the next tile's product.
 #pragma once
 
 #include "../gemm/packing.h"
 
 namespace elmo_fast::cpu {
 
-// h W_h of a tile, to which x W + B is added in registers -> c, m. The last quarter takes m of the row before, whose c
-// is there long since: with tanh(c) right behind c a row's chain of operations would be longer than its dots.
+// h W_h of a tile, to which x W + B is added in registers -> c, m. The last quarter computes m of the previous row,
+// whose c is ready: with tanh(c) directly after c, a row's dependency chain would take longer than its dots.
 template <class Gemm, class Loop>
 class CellRows : public RowsBetween<Gemm> {
   using Base = RowsBetween<Gemm>;

@@ -1,12 +1,12 @@
 // The time loop of one direction, run by every thread of its team.
 //
 // Per chunk: x W + B of its unique rows. Per step: gates and cells of this thread's tiles, barrier, projection of
-// this thread's columns, which also writes the next step's h operand, barrier. A thread reads x W + B and cells only
-// where it wrote them. A team of one projects each unit of m while it is in the cache. Without a projection the cells
-// write the next h operand and the second barrier falls away.
+// this thread's columns, which also writes the next step's h operand, barrier. A thread reads only the x W + B and
+// cells that it wrote. A team of one projects a unit of m while it is in the cache. Without a projection the cells
+// write the next h operand and there is no second barrier.
 //
-// With Save the activations of the gates, the cells and m W_P before its clip stay in `saved`, where the gradients
-// read them (layout.h); the numbers are the same.
+// With Save the activations of the gates, the cells and m W_P before its clip are stored in `saved` for the gradients
+// (layout.h); results are bitwise equal.
 #pragma once
 
 #include "cell_rows.h"
@@ -70,11 +70,11 @@ class LstmLoop : InputGemm<Gemm> {
     return d_.sequence_start && d_.sequence_start[packed_row(t, slot)];
   }
 
-  // [tiles, slots, vector], the unused cells of the last tile zero.
+  // [tiles, slots, vector]; unused cells of the last tile are zero.
   float* cells(int64_t tile, int64_t slot) const { return floats(scratch_.c) + (tile * d_.slots + slot) * Vec::width; }
   int64_t cell_count(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
 
-  // body(cells, the same in c [slots, 2D], their count) for this thread's tiles.
+  // Calls body(cells, the same cells in c [slots, 2D], their count) for this thread's tiles.
   template <class Body>
   void for_each_cell(Body body) const {
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
@@ -93,14 +93,14 @@ class LstmLoop : InputGemm<Gemm> {
       put_cells(cells(tile, slot), d_.initial_c ? d_.initial_c + tile * Vec::width : nullptr, cell_count(tile));
   }
 
-  // Columns beyond k of left operands, which put_left need not write, multiply zero rows of weights.
+  // Clears columns of left operands beyond k: put_left need not write them, and they are multiplied by zero weights.
   void clear_padding() const {
     if (Gemm::padded(1) == 1 || Gemm::takes_units) return;
     std::memset(d_.scratch + scratch_.x, 0, scratch_.projections - scratch_.x);
     std::memset(d_.scratch + scratch_.h[0], 0, scratch_.c - scratch_.h[0]);
   }
 
-  // Columns [begin, begin + count) of slot's h go to step t's operand, or the initial state's do.
+  // Writes columns [begin, begin + count) of a slot's h, or of the initial state, to step t's operand.
   void put_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
     if constexpr (Gemm::takes_units) return;  // gather_h does
     const Blocks blocks = Gemm::blocks(d_.batch_sizes[t]);
@@ -154,7 +154,7 @@ class LstmLoop : InputGemm<Gemm> {
     return {larger(tiles_.begin, unit * tiles), smaller(tiles_.end, (unit + 1) * tiles)};
   }
 
-  // Gates and cells of this thread's tiles, one tile after the other. A thread alone projects every unit of m at once.
+  // Gates and cells of this thread's tiles, tile by tile. A team of one projects every unit of m immediately.
   void make_cells(int64_t t, const Blocks& blocks) {
     for (int64_t unit = 0; unit < scratch_.units; ++unit) {
       const Partition tiles = tiles_of(unit);
@@ -169,8 +169,8 @@ class LstmLoop : InputGemm<Gemm> {
     }
   }
 
-  // The same with each tile's cells made between the dots of the next tile's product, and so each unit of m projected
-  // after the gates of the next.
+  // As make_cells, but a tile's cells are computed between the dots of the next tile's product, so a unit of m is
+  // projected after the gates of the next unit.
   void make_cells_between(int64_t t, const Blocks& blocks) {
     static_assert(!Save, "CellRows saves nothing");
     for (int64_t slot = 0; slot < blocks.rows; ++slot) this->prefetch_projections(tiles_.begin, unique_index(t, slot));
@@ -183,8 +183,8 @@ class LstmLoop : InputGemm<Gemm> {
     if (alone_) project(scratch_.units - 1, blocks);
   }
 
-  // Gates -> c, m of one block's rows in one tile. Two passes: the second waits for the first's long chain of
-  // operations, and side by side with other rows' the waits overlap.
+  // Gates -> c, m of a block's rows in a tile. In two passes, so that the latencies of the first pass's long dependency
+  // chains overlap between rows.
   void update_cells(int64_t t, int64_t tile, const Blocks& blocks, int64_t b) {
     const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
     float* const z = gates(t, tile);
@@ -202,7 +202,7 @@ class LstmLoop : InputGemm<Gemm> {
       const F squashed = Gemm::Activations::tanh(Vec::load(cells(tile, slot)));
       Vec::store(all_m + slot * gate_width, out * squashed);
     }
-    // To the projection's operand, or as h.
+    // m goes to the projection's operand, or is h.
     const int64_t cell = tile * Vec::width, count = cell_count(tile);
     for (int64_t slot = begin; slot < end; ++slot) {
       const float* const m = all_m + slot * gate_width;
@@ -211,7 +211,7 @@ class LstmLoop : InputGemm<Gemm> {
     }
   }
 
-  // x W + B and z = h W_h [gate_width], c [vector] -> c, and sigmoid(o) in place of o's z; with Save all activations.
+  // x W + B and z = h W_h [gate_width], c [vector] -> c, and sigmoid(o) replaces o in z; with Save all activations do.
   void update_cell(const float* x, float* z, float* c) const {
     const auto gate = [x, z](int64_t number) {
       return Vec::load(z + number * Vec::width) + Vec::load(x + number * Vec::width);
@@ -230,7 +230,7 @@ class LstmLoop : InputGemm<Gemm> {
 
   static F clip(F x, F limit) { return Vec::at_most(limit, Vec::at_least(Vec::set1(0.0f) - limit, x)); }
 
-  // Columns [begin, begin + count) of a slot's new h: to the state, the output and the next step.
+  // Writes columns [begin, begin + count) of a slot's new h to the state, the output and the next step's operand.
   [[gnu::noinline]] void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
     copy_floats(d_.h + slot * 2 * shape_.projection + begin, h, count);
     if (float* const to = output(packed_row(t, slot))) {
@@ -244,7 +244,7 @@ class LstmLoop : InputGemm<Gemm> {
     if (t + 1 < d_.steps && slot < d_.batch_sizes[t + 1]) put_h(t + 1, slot, begin, count, h);
   }
 
-  // Where a packed row's h is written, or null.
+  // Where to write a packed row's h, or null.
   float* output(int64_t packed_row) const {
     if (d_.outputs_at) return d_.outputs_at[packed_row];
     const int64_t row = d_.out_rows[packed_row];

@@ -1,5 +1,5 @@
-// The input projections x W + B of the unique rows of a chunk of steps, for one thread's tiles: computed before the
-// steps, or taken from the caller, and read row by row by the gates of a step.
+// The input projections x W + B of the unique rows of a chunk of steps, for a thread's tiles: computed before the
+// steps, or given by the caller, and read row by row by the gates of a step.
 #pragma once
 
 #include "layout.h"
@@ -26,12 +26,12 @@ class InputGemm {
 
   float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
 
-  // [unique rows of the chunk, gate_width] of one tile.
+  // Projections of a tile, [unique rows of the chunk, gate_width].
   Value* projections(int64_t tile) const {
     return reinterpret_cast<Value*>(d_.scratch + scratch_.projections) + tile * scratch_.unique * gate_width;
   }
 
-  // Prefetches one row; a tile that is not there does no harm.
+  // Prefetches a row. `tile` may be past the last tile.
   void prefetch_projections(int64_t tile, int64_t index) const {
     const Value* row = projections(tile) + index * gate_width;
     for (int64_t k = 0; k < gate_width; k += 64 / int64_t(sizeof(Value))) __builtin_prefetch(row + k, 0, 2);
@@ -48,7 +48,7 @@ class InputGemm {
   const Gemm gemm_{};
 
  private:
-  // A unique row.
+  // The input of a unique row.
   const float* input(int64_t number) const {
     const int64_t row = d_.unique_rows[number];
     return d_.inputs_at ? d_.inputs_at[row] : d_.inputs + row * d_.input_stride;
@@ -77,7 +77,7 @@ class InputGemm {
     }
   }
 
-  // The sums x W of one tile -> x W + B.
+  // The sums x W of a tile -> x W + B.
   struct RoundedRows : RowsBetween<Gemm> {
     const InputGemm& gemm;
     const float* bias = nullptr;
@@ -98,7 +98,7 @@ class InputGemm {
     }
   };
 
-  // Projections that the caller computed, gate by gate, to this thread's tiles; the unused cells of the last tile zero.
+  // Copies precomputed projections, gate by gate, to this thread's tiles; unused cells of the last tile are zero.
   void arrange(const Chunk& chunk) const {
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       const int64_t cell = tile * Vec::width;

@@ -1,12 +1,12 @@
-// Where everything lies in memory, of one direction: packed weights, scratch, and what a forward saves for gradients.
+// Memory layouts of one direction: packed weights, scratch, and activations saved for the gradients.
 //
-// Cells go in tiles of one vector: four vectors i, j, f, o (gate_width) make a tile's gates, two panels each of two
-// gates.
+// A tile of cells is a vector of cells. The gates of a tile are four vectors i, j, f, o (gate_width), in two panels of
+// two gates.
 //
-// A paneled matrix [panels, rows, panel_width] holds panel_width columns of all its rows together, the unused columns
-// of the last panel zero. A panel is a right operand as it stands, for sums over rows; its rows serve as left operands.
-// For the gradients gates lie in the order of the tiles: a tile makes two panels, (i, j) and (f, o). Cells lie in
-// panels of two tiles.
+// A paneled matrix [panels, rows, panel_width] stores panel_width columns of all rows together; unused columns of the
+// last panel are zero. A panel can be used directly as a right operand, for sums over rows, and its rows as left
+// operands. In the gradients, gates are in the order of the tiles: a tile has two panels, (i, j) and (f, o). Cells are
+// in panels of two tiles.
 #pragma once
 
 #include "../engine.h"
@@ -16,7 +16,7 @@ namespace elmo_fast::cpu {
 
 // One direction's packed weights:
 //   input      [tiles, 2 panels, in]   recurrent [tiles, 2 panels, P]   bias [tiles, gate_width]
-//   projection [units of D, panels of P, unit], or nothing
+//   projection [units of D, panels of P, unit], or absent
 template <class Gemm>
 struct WeightLayout : Offsets {
   using Vec = typename Gemm::Vec;
@@ -31,7 +31,7 @@ struct WeightLayout : Offsets {
   explicit WeightLayout(const LstmShape& shape) : s(shape) {}
 };
 
-// One direction's scratch. Row counts are what products may touch: Gemm::buffer_rows.
+// One direction's scratch. Numbers of rows include the padding that products may access (Gemm::buffer_rows).
 template <class Gemm>
 struct ScratchLayout : Offsets {
   using Vec = typename Gemm::Vec;
@@ -44,10 +44,10 @@ struct ScratchLayout : Offsets {
   const size_t x = take(left_bytes<Gemm>(unique, w.s.input));
   // x W + B of the chunk's rows, InputValue [tiles, max_unique, gate_width]
   const size_t projections = take(w.tiles * unique * gate_width * int64_t(sizeof(InputValue)));
-  // left operands [slots, P] of this step and the next
+  // h: left operands [slots, P] of this step and the next
   const size_t h[2] = {take(left_bytes<Gemm>(slots, w.s.projection)), take(left_bytes<Gemm>(slots, w.s.projection))};
-  // left operands [units of D][slots, unit]: as one, rows would lie a power of two apart and share sets of a cache. A
-  // team of one needs the last two only, unless zeros beyond k would change places.
+  // m: left operands [units of D][slots, unit]; in a single operand, rows would be a power of two apart and compete for
+  // the same sets of a cache. A team of one thread needs only the last two units, unless k has padding.
   const size_t m_unit = left_bytes<Gemm>(slots, smaller(Gemm::unit, w.s.dim));
   const int64_t units = divided_up(w.s.dim, Gemm::unit);
   const int64_t m_units = threads == 1 && Gemm::padded(w.s.dim) == w.s.dim ? smaller(units, 2) : units;
@@ -58,7 +58,7 @@ struct ScratchLayout : Offsets {
   const size_t c = take_floats(w.tiles * slots * Vec::width);
   // m W_P [panels, slots, panel_width]
   const size_t projected = take_floats(w.panels * slots * panel_width);
-  // per thread, sums of one tile [slots, gate_width]; where products interleave, of two, and of the input GEMM too
+  // per thread, sums of a tile [slots, gate_width]; if products interleave, of two tiles, also for the input GEMM
   const int64_t sums_floats = gate_width * (Gemm::interleaves ? 2 * larger(slots, unique) : slots);
   const size_t sums = take_floats(sums_floats * threads);
 
@@ -66,7 +66,7 @@ struct ScratchLayout : Offsets {
       : w(d.shape), unique(Gemm::buffer_rows(d.max_unique)), slots(Gemm::buffer_rows(d.slots)), threads(team_size) {}
 };
 
-// k rows of gates: two panels a tile, each of two gates.
+// Packs k rows of gate weights: per tile, two panels of two gates.
 template <class Gemm>
 void pack_gates(const LstmShape& s, const float* weight, int64_t k, char* packed) {
   for (int64_t cell = 0; cell < s.dim; cell += Gemm::Vec::width)
@@ -102,22 +102,22 @@ int64_t panels_of(int64_t columns) {
   return divided_up(columns, 2 * Vec::width);
 }
 
-// What a forward saves for its gradients.
+// Activations that a forward saves for the gradients.
 template <class Vec>
 struct Saved {
   const LstmShape s;
   const int64_t rows, tile_floats = divided_up(s.dim, Vec::width) * Vec::width * rows;
   float* const gates;  // [tiles, S, gate_width] after their nonlinearities
   float* const cells = gates + 4 * tile_floats;  // [tiles, S, vector] after the clip
-  // m W_P [panels, S, panel_width] before its clip, nothing without a projection
+  // m W_P [panels, S, panel_width] before the clip; absent without a projection
   float* const projected = cells + tile_floats;
   float* const end = projected + (s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width * rows);
 
   Saved(const LstmShape& shape, int64_t packed_rows, float* saved) : s(shape), rows(packed_rows), gates(saved) {}
 };
 
-// Offsets in floats into one direction's packed weights, each a right operand [panels, rows, panel_width]:
-//   input      [panels of in, gates]   recurrent [panels of P, gates]   projection [panels of D, P padded], or nothing
+// Offsets in floats into one direction's weights for the gradients, right operands [panels, rows, panel_width]:
+//   input      [panels of in, gates]   recurrent [panels of P, gates]   projection [panels of D, P padded], or absent
 template <class Vec>
 struct BackwardWeights {
   static constexpr int64_t panel_width = 2 * Vec::width;
@@ -131,7 +131,7 @@ struct BackwardWeights {
   explicit BackwardWeights(const LstmShape& shape) : s(shape) {}
 };
 
-// One direction's scratch.
+// One direction's scratch for the gradients.
 template <class Vec>
 struct BackwardScratch : Offsets {
   static constexpr int64_t panel_width = 2 * Vec::width;
@@ -139,16 +139,16 @@ struct BackwardScratch : Offsets {
   const int64_t rows, unique, slots, threads, in = w.s.input, p = w.s.projection, cells = w.gates / 4;
 
   const size_t dz = take_floats(w.gates * rows);  // [gate panels, S]: gradients of the gates' arguments
-  // [panels of P, S]: gradients of m W_P; with no projection, of m
+  // [panels of P, S]: gradients of m W_P; without a projection, of m
   const size_t dp = take_floats(w.p_panels * rows * panel_width);
   const size_t m = take_floats(w.d_panels * rows * panel_width);  // [panels of D, S]
-  const size_t dh = take_floats(w.p_panels * slots * panel_width);  // [panels of P, slots] carried from step to step
+  const size_t dh = take_floats(w.p_panels * slots * panel_width);  // [panels of P, slots], carried from step to step
   const size_t dc = take_floats(cells * slots);  // [tiles, slots, vector] likewise
-  const size_t c = take_floats(cells * slots);  // [tiles, slots, vector]: cells before the first step
+  const size_t c = take_floats(cells * slots);  // [tiles, slots, vector]: c before the first step
   const size_t initial_c = take_floats(cells);  // [tiles, vector]
   const size_t initial_dh = take_floats(w.p_panels * panel_width);  // gradients of the initial state
   const size_t initial_dc = take_floats(cells);
-  const size_t left_x = take_floats(unique * in);  // left operand of sums over rows [in, unique]
+  const size_t left_x = take_floats(unique * in);  // [in, unique], left operand of sums over rows
   const size_t left_h = take_floats(rows * (p + 1));  // [P + 1, S]: h before each packed row, and ones
   const size_t left_dp = take_floats(rows * p);  // [P, S]
   // per thread, up to [in, P + 1 or slots, panel_width]
@@ -159,8 +159,8 @@ struct BackwardScratch : Offsets {
       : w(d.shape), rows(d.packed_rows), unique(d.max_unique), slots(d.slots), threads(team_size) {}
 };
 
-// `from` [count, columns, row stride `stride`] transposed: [panels of count, rows, panel_width], whose row row_of(k) is
-// column k. `packed` is zero before.
+// Transposes `from` [count, columns, row stride `stride`] to packed [panels of count, rows, panel_width], whose row
+// row_of(k) is column k. `packed` must be zero before.
 template <class Vec, class RowOf>
 void pack_transposed(const float* from, int64_t stride, int64_t count, int64_t columns, int64_t rows, RowOf row_of,
                      float* packed) {
@@ -171,7 +171,7 @@ void pack_transposed(const float* from, int64_t stride, int64_t count, int64_t c
   }
 }
 
-// `count` rows of W.
+// Packs `count` rows of W, transposed.
 template <class Vec>
 void pack_gates_transposed(const LstmShape& s, const float* weight, int64_t count, float* packed) {
   for (int64_t gate = 0; gate < 4; ++gate) {

@@ -1,4 +1,4 @@
-// The entry points of projected_lstm.h: check, plan, split the work between threads.
+// The entry points of projected_lstm.h: check arguments, make a schedule, split the work between threads.
 #include "../../projected_lstm.h"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ void check_addresses(const LstmCall& call) {
   require(std::find(call.inputs_at, end, nullptr) == end, "inputs_at: expected no null");
 }
 
-// All but the outputs.
+// Checks everything except the outputs.
 void check_inputs(const LstmCall& call) {
   require(call.steps >= 0 && call.packed_rows >= 0 && call.input_rows >= 0 && call.output_rows >= 0 && call.slots >= 0,
           "steps, packed_rows, input_rows, output_rows, slots: expected no negative number");
@@ -91,7 +91,7 @@ void check_call(const LstmCall& call, Precision precision) {
   check_range(call.out_rows, 2 * call.packed_rows, -1, call.output_rows, "out_rows");
 }
 
-// Label, then each direction as `pack` of an engine packs it.
+// Packs the label, then both directions with the engine's `pack`.
 template <class Engine>
 void pack_both(const Engine& engine, const Label& label, const LstmShape& shape, const float* const weights[2],
                const float* const biases[2], const float* const projections[2], void* packed, size_t packed_size) {
@@ -106,7 +106,7 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   }
 }
 
-// Unique rows of an input GEMM: all of seven steps of 64 rows, or of two steps of 256.
+// Most unique rows of an input GEMM: those of seven steps of 64 rows, or of two steps of 256.
 int64_t default_chunk_rows(int64_t slots) { return slots > 224 ? 512 : 448; }
 
 struct DirectionSchedule {
@@ -115,8 +115,8 @@ struct DirectionSchedule {
   std::vector<Chunk> chunks;
   int64_t max_unique = 0;
 
-  // `rows` [S], or null where every packed row has an input of its own. A step with which a chunk would have more than
-  // `limit` unique rows opens the next one.
+  // `rows` [S], or null if every packed row has a separate input. A step that would give a chunk more than `limit`
+  // unique rows begins a new chunk.
   DirectionSchedule(const LstmCall& call, const int32_t* rows, const std::vector<int64_t>& row_begin, int64_t limit)
       : unique_index(size_t(call.packed_rows)), chunks{Chunk{}},
         seen_in_(size_t(call.inputs_at ? call.packed_rows : call.input_rows), -1), index_of_(seen_in_.size()) {
@@ -135,7 +135,7 @@ struct DirectionSchedule {
   }
 
  private:
-  // Adds packed rows to the last chunk; its unique rows then.
+  // Adds packed rows to the last chunk. Returns the chunk's number of unique rows.
   int64_t add_rows(const int32_t* rows, int64_t begin, int64_t end) {
     Chunk& chunk = chunks.back();
     for (int64_t k = begin; k < end; ++k) {
@@ -151,12 +151,12 @@ struct DirectionSchedule {
   }
 
   std::vector<int64_t> seen_in_;   // [input_rows] number of the chunk that last used the row
-  std::vector<int32_t> index_of_;  // [input_rows] its index there
+  std::vector<int32_t> index_of_;  // [input_rows] index of the row in that chunk
 };
 
-// Of a checked call.
+// The schedule of a checked call.
 struct LstmSchedule {
-  std::vector<int64_t> row_begin;  // [steps] first packed row, without trailing steps of no slot
+  std::vector<int64_t> row_begin;  // [steps] first packed row, without trailing empty steps
   std::vector<DirectionSchedule> direction;
 
   LstmSchedule(const LstmCall& call, int64_t chunk_rows) {
@@ -173,7 +173,7 @@ T* half(T* both, int64_t offset) {
   return both ? both + offset : nullptr;
 }
 
-// A direction without memory. It points into `call` and `schedule`; `packed_size` is that of one direction.
+// A direction, without scratch and saved memory. It points into `call` and `schedule`; `packed_size` is per direction.
 LstmDirection make_direction(const LstmCall& call, const LstmSchedule& schedule, int d, size_t packed_size) {
   const int64_t p = call.shape.projection, dim = call.shape.dim;
   const DirectionSchedule& own = schedule.direction[size_t(d)];
@@ -201,18 +201,18 @@ LstmDirection make_direction(const LstmCall& call, const LstmSchedule& schedule,
   return to;
 }
 
-// Of both directions: a guess, by 32 multiply-adds and 16 bytes of weights a nanosecond.
+// An estimate for both directions: 32 multiply-adds or 16 bytes of weights per nanosecond.
 double nanoseconds_of(const LstmCall& call) {
   const LstmShape& s = call.shape;
   const double projection = s.dim != s.projection ? double(s.dim) * double(s.projection) : 0;
-  const double step = 4 * double(s.dim) * double(s.projection) + projection;  // weights of a step
+  const double step = 4 * double(s.dim) * double(s.projection) + projection;  // weights used in a step
   const double input = call.precomputed ? 0 : 4 * double(s.dim) * double(s.input);
   const double rows = double(call.packed_rows);
   return 2 * (step * std::max(rows / 32, double(call.steps) / 4) + input * std::max(rows / 32, 0.25));
 }
 
-// The call with as many threads as are worth it. Threads that share a direction meet at barriers in every step, and all
-// wait while the system does not schedule one of them: where a thread's share is small, two threads run a direction
+// Limits the number of threads to what pays off. Threads that share a direction meet at barriers in every step, and all
+// wait while the system does not schedule one of them. So if a thread's share is small, two threads run one direction
 // each.
 LstmCall with_worthwhile_threads(LstmCall call) {
   const double work = nanoseconds_of(call);
@@ -221,10 +221,10 @@ LstmCall with_worthwhile_threads(LstmCall call) {
   return call;
 }
 
-// An even number of threads makes two teams of one direction each; an odd one works on both in turn.
+// An even number of threads forms two teams, one per direction; an odd number forms one team for both in turn.
 int teams_of(int threads) { return threads % 2 == 0 ? 2 : 1; }
 
-// Both directions. `scratch` has `size` bytes for each team, `saved` comes after a label, or is null.
+// Assigns memory to both directions. `scratch` has `size` bytes per team; `saved` begins with a label, or is null.
 void give_memory(LstmDirection* directions, void* scratch, size_t size, const void* saved) {
   const size_t of_direction = training_engine().saved_size(directions->shape, directions->packed_rows);
   for (size_t d = 0; d < 2; ++d) {
@@ -234,7 +234,7 @@ void give_memory(LstmDirection* directions, void* scratch, size_t size, const vo
   }
 }
 
-// Runs run(direction, team) on every thread; directions of one team after each other.
+// Calls run(direction, team) on every thread; a single team runs the directions in turn.
 template <class Run>
 void run_directions(const LstmCall& call, const Run& run) {
   const int threads = call.threads, teams = teams_of(threads), team_size = threads / teams;
@@ -250,7 +250,7 @@ void run_directions(const LstmCall& call, const Run& run) {
   else run_together(threads, task);
 }
 
-// A checked call, on the engine's `run` or `run_saving`.
+// Runs a checked call with the engine's `run` or `run_saving`.
 void run_forward(const LstmCall& given, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
   if (given.packed_rows == 0) return;
   const LstmCall call = with_worthwhile_threads(given);
@@ -279,7 +279,7 @@ LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirect
   return to;
 }
 
-// The gradients of a call without packed rows, but for those of its state.
+// Clears the gradients of a call without packed rows, except those of its state.
 void clear_gradients(const LstmBackwardCall& call) {
   const LstmShape& s = call.forward.shape;
   const auto clear = [](float* to, int64_t count) {

@@ -1,7 +1,7 @@
-// The gradients of one direction outside the recurrence, as large products: W, B, W_P and the inputs.
+// The gradients of one direction outside of the recurrence, as large products: W, B, W_P and the inputs.
 //
-// dW and dB are sums over packed rows of [x, h before, 1] times dz. Packed rows that read the same input row are
-// added up first, where they lie, so that the inputs' part of dW and the inputs' gradient take unique rows only.
+// dW and dB are sums over packed rows of [x, h before, 1] times dz. Packed rows that read the same input row are first
+// summed in place, so that the inputs' part of dW and the gradient of the inputs need only unique rows.
 #pragma once
 
 #include "backward.h"
@@ -33,7 +33,7 @@ class WeightGradients : BackwardMemory<Vec> {
   }
 
  private:
-  // Columns [0, columns) of rows [0, rows), which `value(row, column)` points to until a panel's end, as left operand.
+  // Packs a left operand [rows, columns]. value(row, column) points to the row's values up to the panel's end.
   template <class Value>
   void pack_left(size_t offset, int64_t columns, int64_t rows, Value value) const {
     const Blocks blocks(columns, Vec::rows, true);
@@ -62,7 +62,7 @@ class WeightGradients : BackwardMemory<Vec> {
     if (d_.grad_weights || d_.grad_biases) pack_left_h();
   }
 
-  // [h before the packed row, 1], step by step: W_P's products are clipped here as they were in the forward.
+  // Packs [h before the packed row, 1], step by step; m W_P is clipped again as in the forward.
   void pack_left_h() const {
     const int64_t columns = shape_.projection + 1, rows = d_.packed_rows;
     const Blocks blocks(columns, Vec::rows, true);
@@ -107,7 +107,7 @@ class WeightGradients : BackwardMemory<Vec> {
                    {result_, panel_width}, result_, panel_width);
   }
 
-  // The two gates' columns of a panel of dz: row `row` of result_ to row `row` of `to` [rows, 4D].
+  // Copies the columns of two gates, a panel of dz, from a row of result_ to the row `to` [4D].
   void store_gates(int64_t panel, int64_t row, float* to) const {
     const int64_t cell = panel / 2 * Vec::width, gate = panel % 2 * 2;
     for (int64_t k = 0; k < 2; ++k)
@@ -115,7 +115,7 @@ class WeightGradients : BackwardMemory<Vec> {
                   smaller(Vec::width, shape_.dim - cell));
   }
 
-  // Rows of dW from `first` on, as many as `left` has columns but for one of ones, which gives dB.
+  // Computes a row of dW per column of `left`, beginning at row `first`; the last column, if of ones, gives dB.
   void gate_weights(size_t left, int64_t columns, int64_t rows, int64_t first) const {
     const int64_t biases = shape_.input + shape_.projection;
     for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
@@ -126,7 +126,7 @@ class WeightGradients : BackwardMemory<Vec> {
     }
   }
 
-  // dW_P, a panel of cells at a time, transposed on its way.
+  // dW_P, panel by panel of cells, transposed when it is stored.
   void projection() const {
     const Partition mine(panels_of<Vec>(shape_.dim), team_.rank, team_.size);
     for (int64_t panel = mine.begin; panel < mine.end; ++panel) {
@@ -137,8 +137,9 @@ class WeightGradients : BackwardMemory<Vec> {
     }
   }
 
-  // dz of packed rows that read one input row becomes their sum, at the row's index among the unique ones. In order of
-  // first use that index is never behind the packed row, so nothing is overwritten before it was read.
+  // Sums dz of packed rows that read the same input row, and stores the sum at the index of the unique row. Since
+  // unique rows are in order of first use, that index is never after the packed row, and no row is overwritten before
+  // it is read.
   void add_up_repeated_rows() const {
     if (unique_ == d_.packed_rows) return;
     const int32_t* slots = d_.unique_index;
@@ -156,7 +157,7 @@ class WeightGradients : BackwardMemory<Vec> {
     }
   }
 
-  // dx = dz W_x^T of this thread's unique rows, some at a time so that they stay in the cache.
+  // dx = dz W_x^T of this thread's unique rows, in groups that stay in the cache.
   void inputs() const {
     const Partition mine(unique_, team_.rank, team_.size);
     for (int64_t row = mine.begin; row < mine.end; row += rows_at_once) {
