@@ -1,8 +1,8 @@
 """Continuous batching across requests: their texts share the slots of one engine thread.
 
-A text begins at the chunk of steps that follows its arrival and its vectors are given out when it ends, whatever else
-runs. Requests take turns, so that a request of many texts holds up no request of few; and long texts never have every
-slot, so that short ones pass them.
+A text begins with the next chunk of steps that has a free slot, and its vectors are delivered when it ends, whatever
+else runs. Requests take turns, so that a request with many texts does not delay small ones; long texts never occupy
+all slots, so that short texts can overtake them.
 """
 
 import logging
@@ -22,20 +22,20 @@ from elmo_fast.model.bilm import BiLm
 
 DEFAULT_QUEUE_TOKENS = 1 << 18
 LONG_TEXT = 1024  # tokens above which a text counts as long
-_LONG_SHARE = 0.75  # of the slots, at most, run long texts
-_FAILURES = 3  # runs of the engine that fail in a row make it a failing one
-_RATE_MEMORY = 30  # seconds of computing that the rate looks back on
-_LONGEST_WAIT = 600  # seconds, of what a client is told to wait
+_LONG_SHARE = 0.75  # largest share of the slots that run long texts
+_FAILURES = 3  # failed runs in a row after which the engine counts as failing
+_RATE_MEMORY = 30  # seconds of computing over which the rate is averaged
+_LONGEST_WAIT = 600  # seconds; the longest wait that a client is told
 
 _logger = logging.getLogger(__name__)
 
 
 class TooLarge(ValueError):
-    """A request that the queue would not hold if it were empty."""
+    """A request that is too large even for the empty queue."""
 
 
 class Unavailable(RuntimeError):
-    """A request that is not accepted at present; worth another try after `retry_after` seconds."""
+    """A request that is not accepted now; the client may try again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: int):
         super().__init__(message)
@@ -43,36 +43,36 @@ class Unavailable(RuntimeError):
 
 
 class QueueFull(Unavailable):
-    """More tokens are accepted and not yet answered than the queue holds."""
+    """The queue has no room for the tokens of the request."""
 
 
 class Draining(Unavailable):
-    """No more requests are accepted: the process ends."""
+    """The process shuts down and accepts no requests."""
 
 
 class Job:
-    """Texts of a request: `future` gets their vectors, a list of float32 [layers, T, 2 P]; at the end `release`."""
+    """The texts of a request. `future` gets their vectors, a list of float32 [layers, T, 2 P]; `release` ends it."""
 
     def __init__(self, texts: list[Sequence[str]], tokens: int, release: Callable[["Job"], None]):
         self.texts, self.tokens = texts, tokens
         self.future: Future[list[np.ndarray]] = Future()
-        self.future.set_running_or_notify_cancel()  # from here on only the engine thread or `release` ends it
+        self.future.set_running_or_notify_cancel()  # only the engine thread or `release` completes it
         self.waiting = deque(range(len(texts)))
         self.vectors: list[np.ndarray | None] = [None] * len(texts)
         self.unfinished = len(texts)
         self._release = release
 
     def release(self) -> None:
-        """Give its tokens back to the queue, once its answer is sent or no longer wanted; what runs of it stops."""
+        """Return the tokens to the queue and stop texts that still run; call when the response is sent or abandoned."""
         self._release(self)
 
 
 class Batching:
-    """The engine thread and its queue. A context manager: at its end the thread stops, and open jobs fail.
+    """The engine thread and its queue. A context manager: on exit the thread stops, and open jobs fail.
 
-    `slots` texts run at a time. Requests of together at most `queue_tokens` tokens, boundaries included, are accepted:
-    it bounds the memory of their vectors. `on_chunk(texts, tokens)` is called after every chunk with the number of
-    texts that ran in it and of the tokens computed.
+    `slots` texts run at a time. `queue_tokens` limits the tokens of all open requests, boundaries included, and so the
+    memory of their vectors. `on_chunk(texts, tokens)` is called after every chunk with the numbers of texts that ran in
+    it and of tokens computed.
     """
 
     def __init__(self, bilm: BiLm, *, slots: int = DEFAULT_BATCH_SIZE, queue_tokens: int = DEFAULT_QUEUE_TOKENS,
@@ -85,14 +85,14 @@ class Batching:
         self.bilm = bilm.eval()
         self.slots = check_count("slots", slots, most=MOST_SENTENCES)
         self.queue_tokens = check_count("queue_tokens", queue_tokens)
-        self.failures = 0  # runs of the engine that failed in a row
+        self.failures = 0  # failed runs of the engine in a row
         self._on_chunk = on_chunk
         self._most_long = max(1, int(slots * _LONG_SHARE))
         self._changed = threading.Condition()
-        self._jobs: deque[Job] = deque()  # with texts that wait, the next to take one first
+        self._jobs: deque[Job] = deque()  # jobs with waiting texts; the first is next
         self._open: set[Job] = set()
         self._alone: deque[tuple[Job, int]] = deque()  # texts of a run that failed
-        self.held_tokens = 0  # of accepted requests that are not answered yet
+        self.held_tokens = 0  # of accepted requests without a response
         self.is_draining = self._is_closed = False
         self._rate = _Rate()
         self._begin_stream()
@@ -112,18 +112,18 @@ class Batching:
 
     @property
     def open_jobs(self) -> int:
-        """Accepted requests that are not answered yet."""
+        """Number of accepted requests without a response."""
         return len(self._open)
 
     @property
     def waiting_texts(self) -> int:
-        """Accepted texts that have not begun."""
+        """Number of accepted texts that have not begun."""
         with self._changed:
             return sum(len(job.waiting) for job in self._jobs) + len(self._alone)
 
     @property
     def running_texts(self) -> int:
-        """Texts in slots."""
+        """Number of texts in slots."""
         return len(self._running)
 
     @property
@@ -133,10 +133,10 @@ class Batching:
 
     def drain(self) -> None:
         """Refuse new requests from now on."""
-        self.is_draining = True  # without the lock: signal handlers call it
+        self.is_draining = True  # without the lock, since signal handlers call it
 
     def cut_off(self) -> None:
-        """End all open jobs with `Draining`."""
+        """Fail all open jobs with `Draining`."""
         for job in list(self._open):
             job.release()
 
@@ -178,7 +178,7 @@ class Batching:
 
     def _begin_stream(self) -> None:
         self._stream = SlotStream(self.bilm, self.slots, state=self.state)
-        self._running: dict[int, tuple[Job, int]] = {}  # the stream's number -> which text it is
+        self._running: dict[int, tuple[Job, int]] = {}  # number in the stream -> job, and number of its text
         self._taken = self._long_running = 0
         self._has_dropped = False
 
@@ -203,7 +203,7 @@ class Batching:
             return not self._is_closed
 
     def _take(self) -> Sequence[str] | None:
-        """The next text for a free slot: of the requests in turn."""
+        """The next text for a free slot; requests take turns."""
         with self._changed:
             chosen = self._choose()
             if chosen is None:
@@ -275,7 +275,7 @@ class Batching:
 
 
 class _Rate:
-    """Tokens a second of computing, over about the last `_RATE_MEMORY` seconds of it."""
+    """Tokens per second of computing, averaged over about the last `_RATE_MEMORY` seconds."""
 
     def __init__(self):
         self._tokens = self._seconds = 0.0
@@ -286,14 +286,14 @@ class _Rate:
         self._seconds = self._seconds * kept + seconds
 
     def seconds_for(self, tokens: int) -> int:
-        """At least 1; 1 as long as nothing was measured."""
+        """Seconds to compute `tokens`, rounded up: at least 1, and 1 before the first measurement."""
         if not self._tokens:
             return 1
         return min(_LONGEST_WAIT, max(1, math.ceil(tokens * self._seconds / self._tokens)))
 
 
 class SharedElmo(LoadedElmo):
-    """`LoadedElmo` whose vectors come by way of the queue, in the server's state; for every thread but the engine's."""
+    """`LoadedElmo` that computes through the queue, in the server's state; not for use in the engine thread."""
 
     def __init__(self, batching: Batching):
         self.bilm, self._batching = batching.bilm, batching

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: unknown fields and wrong types are refused."""
+"""Bodies of requests and responses. Requests with unknown fields or wrong types are refused."""
 
 from typing import Annotated, Literal
 
@@ -6,27 +6,27 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from elmo_fast.vectors.spec import POOLS
 
-# Lists are refused at their first fault: an error for every element would take minutes for a body of some megabytes.
+# Lists are refused at their first error: reporting every element would take minutes for a body of some megabytes.
 Tokens = Annotated[list[str], Field(fail_fast=True)]
 Factors = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(fail_fast=True)]
 Pool = Literal[*POOLS]
 
 
 class StrictModel(BaseModel):
-    """A body that is refused with unknown fields or wrong types."""
+    """A request body that refuses unknown fields and wrong types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class EmbedRequest(StrictModel):
-    """Texts and what is wanted of their vectors."""
+    """Texts, and the layers, pooling and type of their vectors."""
 
     texts: Annotated[list[str | Tokens], Field(
         min_length=1, fail_fast=True,
-        description="Strings, which are split, or lists of tokens, which are taken as they are.")]
+        description="Strings, which are tokenized, or lists of tokens.")]
     layers: Annotated[Literal["all", "top", "average"] | Factors, Field(
-        description="All layers, the top one, their average, or a factor for every layer.")] = "all"
-    pool: Annotated[Pool | None, Field(description="One vector a text in place of one a token.")] = None
+        description="All layers, the top layer, their average, or a factor for each layer.")] = "all"
+    pool: Annotated[Pool | None, Field(description="Pool the vectors of the tokens into one vector per text.")] = None
     dtype: Literal["float32", "float16"] = "float32"
 
     model_config = ConfigDict(json_schema_extra={"examples": [
@@ -42,19 +42,19 @@ class EmbedAnswer(BaseModel):
 
 
 class EmbeddingsRequest(StrictModel):
-    """A request in OpenAI's shape; `layers` and `pool` are additions."""
+    """A request in the format of OpenAI's API, extended by `layers` and `pool`."""
 
     input: Annotated[str | Tokens, Field(description="A text, or a list of texts.")]
-    model: Annotated[str, Field(description="The name that /v1/models shows.")]
+    model: Annotated[str, Field(description="The name listed by /v1/models.")]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int | None, Field(description="Refused, unless it is the model's own.")] = None
-    user: Annotated[str | None, Field(description="Not used.")] = None
+    dimensions: Annotated[int | None, Field(description="Must be the model's number of dimensions, if given.")] = None
+    user: Annotated[str | None, Field(description="Ignored.")] = None
     layers: Literal["top", "average"] | Factors = "average"
     pool: Pool = "mean"
 
 
 class Embedding(BaseModel):
-    """A text's vector: numbers, or base64 of little-endian float32."""
+    """The vector of a text, as numbers or as base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: int
@@ -62,14 +62,14 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens of the texts, without boundaries."""
+    """Number of tokens of the texts, without boundaries."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsAnswer(BaseModel):
-    """A list of vectors, as OpenAI gives it."""
+    """A list of vectors in the format of OpenAI's API."""
 
     object: Literal["list"]
     model: str
