@@ -167,12 +167,13 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
     const char* const next = right + padded(k) * bytes_per_k + bytes_per_unit + part * (padded(k) / 4) * (64 * lines);
-    table_[lines][rows](block + k0 * Dots<Vec>::bytes, row_bytes(k_total),
-                        scale_at(const_cast<char*>(block), k_total, k0), right, padded(k), start, c, ldc, next);
+    table_[lines][rows](block + k0 * Dots<Vec>::bytes, row_bytes(k_total), scale_at(block, k_total, k0), right,
+                        padded(k), start, c, ldc, next);
   }
 
  private:
-  static char* scale_at(char* row, int64_t k_total, int64_t k0) {
+  template <class Char>
+  static Char* scale_at(Char* row, int64_t k_total, int64_t k0) {
     return row + padded(k_total) * Dots<Vec>::bytes + k0 / unit * 4;
   }
 
