@@ -14,5 +14,6 @@ def add_commands(commands) -> None:
     add("--json", dest="json_file", metavar="FILE", help="write the results and a description of the machine to FILE")
     add("--plot", dest="plot_file", metavar="FILE", help="draw the speeds to FILE (.png, .svg, .pdf; needs "
         "elmo-fast[plots])")
-    add("--seconds", type=checked_type(float, "a number of at least 1", lambda value: 1 <= value < 3600), default=30.0,
+    add("--seconds", default=30.0,
+        type=checked_type(float, "a number from 1 to 3600", lambda value: 1 <= value <= 3600),
         help="approximate time to measure (default: %(default)s)")

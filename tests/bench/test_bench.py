@@ -56,7 +56,7 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.parametrize("arguments, message", [
     (["--plot", "x.jpg"], "--plot: expected a file that ends in .png, .svg or .pdf, got x.jpg"),
     (["--json", "absent/x.json"], "--json: expected an existing directory"),
-    (["--seconds", "0"], "expected a number of at least 1, got '0'"),
+    (["--seconds", "0"], "expected a number from 1 to 3600, got '0'"),
     (["--model", "absent"], "absent"),
 ])
 def test_refusals(arguments, message, tmp_path, capsys, monkeypatch):
