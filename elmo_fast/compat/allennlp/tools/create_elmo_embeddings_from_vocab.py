@@ -72,7 +72,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         create_elmo_embeddings_from_vocab(parsed.vocab_path, parsed.elmo_config, parsed.elmo_weights, parsed.output_dir,
                                           parsed.batch_size, parsed.device, parsed.use_custom_oov_token,
                                           allow_nonfinite=parsed.allow_nonfinite)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
         print(f"create_elmo_embeddings_from_vocab: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
