@@ -20,6 +20,7 @@ from elmo_fast.arguments import (
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import Runner, Target, write_corpus
 from elmo_fast.embed.stream import SlotStream
+from elmo_fast.embed.token_vectors import SpareVectors
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
 from elmo_fast.model.bilm import BiLm
@@ -37,6 +38,7 @@ from elmo_fast.vectors.spec import OutputSpec
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"
+_SPARE_TOKENS = 1 << 13  # whose vectors are kept between calls: 16 MB in the original size
 _WIDE = 512  # values per vector from which a layer's weights exceed a core's private cache
 
 
@@ -73,6 +75,7 @@ class ElmoEmbedder:
     def _take(self, bilm: BiLm, cuda_device: int) -> None:
         self.elmo_bilm = bilm.eval()
         self.cuda_device = cuda_device
+        self._spare = SpareVectors(_SPARE_TOKENS)
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
@@ -108,7 +111,7 @@ class ElmoEmbedder:
             embeddings, mask = self._padded(batch, state)
             padded = to_host(embeddings.float()).numpy()
             return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
-        return list(SlotStream(self.elmo_bilm, len(batch), state=state).run(batch))
+        return list(self._slot_stream(len(batch), state).run(batch))
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]],
                         batch_size: int | None = None) -> Iterator[np.ndarray]:
@@ -142,6 +145,11 @@ class ElmoEmbedder:
                       lambda groups: run(text.tokens for group in groups for text in group),
                       {"batch_size": batch_size} if state == "carry" else {}, state)
 
+    def _slot_stream(self, slots: int, state: str) -> SlotStream:
+        """A stream that takes the token vectors of earlier calls, except with a token table, which may grow."""
+        return SlotStream(self.elmo_bilm, slots, state=state,
+                          spare=self._spare if self.elmo_bilm.token_table is None else None)
+
     def _runs_padded(self) -> bool:
         """Whether batches run padded, by a call of the module: for the reference backend, or if it has hooks."""
         return self.elmo_bilm.backend == "reference" or is_hooked(self.elmo_bilm)
@@ -152,13 +160,14 @@ class ElmoEmbedder:
             return check_count("batch_size", batch_size, most=MOST_SENTENCES)
         bilm, weight = self.elmo_bilm, next(self.elmo_bilm.parameters())
         is_wide = state in FREE_STATES and bilm.get_output_dim() >= _WIDE
-        on_tiles = weight.device.type == "cpu" and computes_in(weight, bilm.backend, bilm.precision) != "highest"
-        return 2 * DEFAULT_BATCH_SIZE if is_wide and on_tiles else DEFAULT_BATCH_SIZE
+        on_tiles = (is_wide and weight.device.type == "cpu"
+                    and computes_in(weight, bilm.backend, bilm.precision) != "highest")
+        return 2 * DEFAULT_BATCH_SIZE if on_tiles else DEFAULT_BATCH_SIZE
 
     def _run_of(self, batch_size: int, state: str) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
         """A function from sentences to their vectors, to be called for one iterable after another; see `SlotStream`."""
         if not self._runs_padded():
-            return SlotStream(self.elmo_bilm, batch_size, state=state).run
+            return self._slot_stream(batch_size, state).run
 
         def run(sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
             for batch in groups_of(sentences, batch_size):

@@ -13,7 +13,7 @@ from elmo_fast.arguments import STATES, check_choice
 from elmo_fast.embed.carrying import Span, StreamStates
 from elmo_fast.embed.outputs import output_addresses
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
-from elmo_fast.embed.token_vectors import TokenVectors
+from elmo_fast.embed.token_vectors import SpareVectors, TokenVectors
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
@@ -43,20 +43,21 @@ class SlotStream:
     All runs have the same `state`, by default the model's state. With carried states sentence i runs in slot i mod B,
     as in batches of B; otherwise in any free slot. Results equal those of batches and are in the order of the input.
     An empty sentence that is a batch by itself leaves the carried state unchanged, as in AllenNLP; with `runs_empty` it
-    runs as `<S> </S>`, as in bilm-tf. The runs share token vectors, so weights must not change between them. When
-    memory runs out, chunks get fewer steps.
+    runs as `<S> </S>`, as in bilm-tf. The runs share token vectors, which are computed again after weights change; the
+    first run takes those of `spare`, and a run that ends returns them. When memory runs out, chunks get fewer steps.
 
     When the first result of a batch is given out, the model carries the states after that batch, however far slots have
     run. If another call has changed the states since the last batch, the slots run again from its end. An error in
     reading the sentences is raised after the results of the whole batches before it.
     """
 
-    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, state: str | None = None):
+    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, state: str | None = None,
+                 spare: SpareVectors | None = None):
         self._bilm = bilm
         self._slots = slots
         self._state = bilm.state if state is None else check_choice("state", state, STATES)
         self._runs_empty = runs_empty
-        self._tokens = TokenVectors(bilm.token_source.boundaries, _TABLE_ROWS)
+        self._spare = spare or SpareVectors(most=2 * _TABLE_ROWS)
         self._halvings = 0  # times that a chunk was halved after memory ran out
         # On a GPU the outputs of a chunk are copied and collected while the next chunk runs.
         device = next(bilm.parameters()).device
@@ -95,10 +96,11 @@ class SlotStream:
             try:
                 if pieces:
                     with torch.no_grad(), one_call():
+                        in_flight = [*itertools.chain(*scheduler.queues), *(piece.sentence for piece in pieces)]
+                        self._tokens.check(self._bilm.token_key(), in_flight)
                         while new := self._tokens.unencoded(self._most_new):
                             self._tokens.append(self._bilm.token_encoder.strings(new))
-                        in_flight = itertools.chain(*scheduler.queues, (piece.sentence for piece in pieces))
-                        self._tokens.reduce(list(in_flight))
+                        self._tokens.reduce(in_flight)
                         self._last = self._last or self._bilm.begin(len(scheduler.queues), self._state)
                         chunk, after = self._advance(pieces, self._tokens.table, self._last)
                     self._ran(chunk, pieces, after)
@@ -109,6 +111,7 @@ class SlotStream:
             while len(self._queued) > (self._chunks_ahead if chunk else 0):
                 self._collect(self._queued.popleft())
             yield from self._as_they_came(pieces if chunk else []) if take else self._in_order()
+        self._spare.put(self._tokens)
         if scheduler.error:
             raise scheduler.error
 
@@ -173,6 +176,7 @@ class SlotStream:
         yield sum(piece.end - piece.begin for piece in pieces), finished
 
     def _begin(self, slots: int) -> None:
+        self._tokens = self._spare.take() or TokenVectors(self._bilm.token_source.boundaries, _TABLE_ROWS)
         carried, replay = self._state == "carry", functools.partial(_replay, self._bilm)
         self._scheduler = Scheduler(slots, self._tokens.rows, self._pass_over, carried, self._runs_empty)
         self._states = StreamStates(self._bilm, slots, replay) if carried else None

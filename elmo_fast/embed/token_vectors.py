@@ -1,7 +1,8 @@
 """A bounded cache of token vectors: each unique token is encoded once, until it is dropped from a full cache."""
 
 import itertools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +27,10 @@ class TokenVectors:
         self._memory = torch.empty(0, 0)  # of the table's vectors, with capacity for more
         self._rows = _Rows()
         self._kept = 0  # tokens that were in flight when the cache was last full
+        self._key: Hashable = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with boundaries: int32 [tokens + 2]. Tokens that are no strings are refused."""
@@ -60,16 +65,28 @@ class TokenVectors:
         """Reduce a full cache to the tokens of the sentences `in_flight`, and renumber the sentences' `rows`."""
         if len(self._rows) <= max(self._capacity, 2 * self._kept):
             return
-        rows = np.concatenate([sentence.rows for sentence in in_flight])
-        kept, renumbered = np.unique(rows, return_inverse=True)
-        tokens, (vectors, table_rows) = list(self._rows), self.table
+        kept, (vectors, table_rows) = self._renumber(in_flight), self.table
         self.table = TokenEmbeddings(vectors[to_device(kept, vectors.device).long()],
                                      None if table_rows is None else table_rows[kept])
-        self._rows = _Rows((tokens[row], number) for number, row in enumerate(kept))
         self._memory, self._kept = self.table.vectors, len(kept)
+
+    def check(self, key: Hashable, in_flight: Sequence[Sentence]) -> None:
+        """Drop all vectors unless they were computed under this `key`, and renumber the rows of the sentences."""
+        if self.table and key != self._key:
+            self._renumber(in_flight)
+            self.table, self._memory, self._kept = None, torch.empty(0, 0), 0
+        self._key = key
+
+    def _renumber(self, in_flight: Sequence[Sentence]) -> np.ndarray:
+        """Keep the tokens of the sentences `in_flight`, and renumber the sentences' `rows`; return the rows kept."""
+        rows = np.concatenate([sentence.rows for sentence in in_flight])
+        kept, renumbered = np.unique(rows, return_inverse=True)
+        tokens = list(self._rows)
+        self._rows = _Rows((tokens[row], number) for number, row in enumerate(kept))
         ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
         for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
             sentence.rows = rows
+        return kept
 
     @property
     def _encoded(self) -> int:
@@ -84,3 +101,26 @@ class _Rows(dict[str, int]):
             raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
         row = self[token] = len(self)
         return row
+
+
+class SpareVectors:
+    """Token vectors between runs, at most `most` tokens; safe for threads. Copies and pickles are empty."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._spare: deque[TokenVectors] = deque(maxlen=1)
+
+    def take(self) -> TokenVectors | None:
+        """The vectors of an earlier run, for one run, or None."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return None
+
+    def put(self, tokens: TokenVectors) -> None:
+        """Keep the vectors of a run that has ended, unless they are too many."""
+        if len(tokens) <= self._most:
+            self._spare.append(tokens)
+
+    def __reduce__(self) -> tuple:
+        return SpareVectors, (self._most,)

@@ -26,7 +26,7 @@ from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
-from elmo_fast.ops.weight_cache import LastResult
+from elmo_fast.ops.weight_cache import LastResult, references
 from elmo_fast.ops.weight_snapshot import Tensors, check_in_full, one_call, snapshot_of
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
@@ -134,6 +134,12 @@ class BiLm(OutsideGraphs):
         """Computes vectors of tokens with the current table, device, backend and precision."""
         source = self._modules.get("_token_embedder")  # None if a user of cached words has deleted it
         return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend, self._precision)
+
+    def token_key(self) -> tuple:
+        """What the vectors of tokens depend on beside the tokens: equal keys mean equal vectors."""
+        encoder = self.token_encoder
+        return (encoder.table, encoder.device, encoder.backend, encoder.precision,
+                *references(self._token_embedder.layers()))
 
     @property
     def token_table(self) -> TokenTable | None:

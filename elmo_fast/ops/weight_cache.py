@@ -47,7 +47,7 @@ class LastResult:
 
     def get(self, key: Any, layers: Sequence[Tensors], compute: Callable[[], Any]) -> Any:
         """The result for `key` and the layers' weights, computed unless the last result was for the same."""
-        snapshots, last = _references(layers), self._last
+        snapshots, last = references(layers), self._last
         if last is None or last[:2] != (key, snapshots):
             self._last = last = key, snapshots, compute()
         return last[2]
@@ -55,12 +55,12 @@ class LastResult:
     def set_weights(self, layers: Sequence[Tensors]) -> None:
         """Declare that the last result, if any, belongs to these weights."""
         if self._last is not None:
-            self._last = self._last[0], _references(layers), self._last[2]
+            self._last = self._last[0], references(layers), self._last[2]
 
     def __getstate__(self) -> dict:
         return {"_last": None}
 
 
-def _references(layers: Sequence[Tensors]) -> list[weakref.ref[Snapshot]]:
+def references(layers: Sequence[Tensors]) -> list[weakref.ref[Snapshot]]:
     """Weak references to the layers' snapshots, since a snapshot keeps its weights in memory."""
     return [weakref.ref(snapshot_of(tensors)) for tensors in layers]

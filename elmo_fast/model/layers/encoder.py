@@ -1,5 +1,6 @@
 """Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -101,10 +102,13 @@ class CharacterEncoder(AllenNlpStateDict):
 
     def layers(self) -> list[Tensors]:
         """The weights, by the layer that reads them: the char-CNN, highway layers and the projection."""
+        return list(map(self.weights_named, self._layer_names))
+
+    @functools.cached_property
+    def _layer_names(self) -> list[list[str]]:
         numbers = range(len(self.options.filters))
-        names = [["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers)],
-                 *map(_highway_names, range(self.options.n_highway)), *[["W_proj", "b_proj"]] * self.has_projection]
-        return [[getattr(self, name) for name in layer] for layer in names]
+        return [["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers)],
+                *map(_highway_names, range(self.options.n_highway)), *[["W_proj", "b_proj"]] * self.has_projection]
 
     def digest(self) -> str:
         """A fingerprint of the current weights, or of the weights that `drop_fp32` dropped."""

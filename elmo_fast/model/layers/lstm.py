@@ -1,6 +1,8 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -162,7 +164,7 @@ class LstmStack(AllenNlpStateDict):
 
     def _weights(self) -> list[torch.Tensor]:
         """All weights; those of a replica of DataParallel are no parameters."""
-        return [getattr(self, name) for name in self.datasets]
+        return self.weights_named(self.datasets)
 
     def write(self, vectors: torch.Tensor, rows: np.ndarray, schedule: Schedule, initial: State,
               initial_state: State | None, addresses: np.ndarray, precision: str = "highest",
@@ -310,8 +312,7 @@ class LstmStack(AllenNlpStateDict):
 
     def layer_weights(self, layer: int) -> tuple[LstmWeights, LstmWeights]:
         """(W, B, W_P or None) of a layer, forward then backward."""
-        return tuple(tuple(getattr(self, f"{dataset}_{direction}_{layer}", None) for dataset in LSTM_DATASETS)
-                     for direction in DIRECTIONS)
+        return tuple(tuple(self.weights_named(names)) for names in _names(layer))
 
     def layers(self) -> list[Tensors]:
         """The weights of every layer, the forward direction first."""
@@ -321,8 +322,7 @@ class LstmStack(AllenNlpStateDict):
     def drop_fp32(self, precision: str) -> None:
         """Keep the matrices in memory only in the packed form of the native engine for `precision`."""
         for layer in range(self.options.n_layers):
-            names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in LSTM_DATASETS)
-            for name, value in zip(names, drop_lstm(self.layer_weights(layer), precision)):
+            for name, value in zip(itertools.chain(*_names(layer)), drop_lstm(self.layer_weights(layer), precision)):
                 if value is not None:
                     setattr(self, name, value)
 
@@ -331,6 +331,12 @@ class LstmStack(AllenNlpStateDict):
             for direction, name in enumerate(("forward", "backward")):
                 yield from cell_conversions(self.datasets, self.options.projection_dim, f"_{direction}_{layer}",
                                             f"{name}_layer_{layer}.")
+
+
+@functools.cache
+def _names(layer: int) -> tuple[tuple[str, ...], ...]:
+    """The names of a layer's parameters, by direction."""
+    return tuple(tuple(f"{dataset}_{direction}_{layer}" for dataset in LSTM_DATASETS) for direction in DIRECTIONS)
 
 
 def _of_layer(state: State, layer: int) -> State:

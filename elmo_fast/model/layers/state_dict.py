@@ -3,7 +3,7 @@
 A checkpoint of AllenNLP's `Elmo` loads into ours, and ours into AllenNLP's, with `load_state_dict` alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,11 @@ class AllenNlpStateDict(OutsideGraphs):
         if self.training and not mode:
             check_in_full(self.parameters())
         return super().train(mode)
+
+    def weights_named(self, names: Iterable[str]) -> list[torch.Tensor | None]:
+        """The weights with these names, None for a name that the module lacks."""
+        own = self._parameters  # not those of a replica of DataParallel, and not parametrized weights
+        return [own[name] if name in own else getattr(self, name, None) for name in names]
 
     def conversions(self) -> Iterator[Conversion]:
         """The conversions of all parameters, in the order of AllenNLP's `state_dict`."""

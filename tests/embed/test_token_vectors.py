@@ -1,0 +1,127 @@
+"""Token vectors are kept between calls: known tokens are not encoded again, and results have the same bits."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast import ElmoEmbedder
+from elmo_fast.embed import embedder as embedder_module
+from elmo_fast.embed import stream as stream_module
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.model.token_table.lookup import TokenEncoder
+from tests.support.models import SHAPES, bilm, texts
+
+SENTENCES = [["the", "old", "man"], ["the", "sea", "and", "the", "man"], [], ["sea"]]
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The tokens that were encoded."""
+    tokens, strings = [], TokenEncoder.strings
+
+    def recorded(encoder, new):
+        tokens.extend(new)
+        return strings(encoder, new)
+
+    monkeypatch.setattr(TokenEncoder, "strings", recorded)
+    return tokens
+
+
+def model(**arguments):
+    return bilm(SHAPES["two layers"], **{"state": "zero", "backend": "native", **arguments})
+
+
+def alone(sentence, **arguments):
+    return LoadedElmo(model(**arguments)).embed([sentence], state="zero")[0]
+
+
+def test_a_token_is_encoded_once(encoded):
+    elmo = LoadedElmo(model())
+    results = [elmo.embed([sentence], state="zero")[0] for sentence in SENTENCES]
+    batch = elmo._embedder.embed_batch(SENTENCES)
+    assert encoded == ["<S>", "the", "old", "man", "</S>", "sea", "and"]
+    for sentence, one, other in zip(SENTENCES, results, batch, strict=True):
+        expected = alone(sentence)
+        np.testing.assert_array_equal(one, expected)
+        np.testing.assert_array_equal(other, expected)
+
+
+@pytest.mark.parametrize("change", [
+    lambda elmo: elmo.bilm.get_parameter("_token_embedder.W_proj").data.mul_(1.5),
+    lambda elmo: elmo.bilm.get_parameter("_token_embedder.char_embed").detach().add_(0.25),
+    lambda elmo: setattr(elmo.bilm, "precision", "low"), lambda elmo: setattr(elmo.bilm, "backend", "torch"),
+    lambda elmo: elmo.bilm.half()])
+def test_what_the_vectors_depend_on(change):
+    elmo = LoadedElmo(model())
+    elmo.embed(SENTENCES, state="zero")
+    change(elmo)
+    fresh = copy.deepcopy(elmo)
+    np.testing.assert_array_equal(elmo.embed(SENTENCES[1:2], state="zero")[0],
+                                  fresh.embed(SENTENCES[1:2], state="zero")[0])
+
+
+def test_weights_that_change_within_a_stream(monkeypatch, encoded):
+    monkeypatch.setattr(stream_module, "_ROWS_PER_CHUNK", 16)
+    edited, fresh = ElmoEmbedder.from_bilm(model()), ElmoEmbedder.from_bilm(model())
+    stream = edited.embed_sentences([["sea"] * 20] * 4, 1)
+    next(stream)
+    for each in (edited, fresh):
+        each.elmo_bilm.get_parameter("_token_embedder.W_proj").data.mul_(1.5)
+    *_, last = stream
+    assert encoded.count("sea") == 2
+    np.testing.assert_array_equal(last, fresh.embed_sentence(["sea"] * 20))
+
+
+def test_a_bounded_number_is_kept(monkeypatch, encoded):
+    monkeypatch.setattr(embedder_module, "_SPARE_TOKENS", 6)
+    elmo = LoadedElmo(model())
+    for _ in range(2):
+        elmo.embed([["a", "b"]], state="zero")
+    assert len(encoded) == 4
+    elmo.embed([["a", "b", "c", "d", "e"]], state="zero")
+    assert len(encoded) == 7
+    elmo.embed([["a"]], state="zero")
+    assert encoded[7:] == ["<S>", "a", "</S>"]
+
+
+def test_copies_and_pickles_keep_none(encoded):
+    elmo = LoadedElmo(model())
+    expected = elmo.embed(SENTENCES, state="zero")
+    for other in (copy.deepcopy(elmo), pickle.loads(pickle.dumps(elmo))):
+        encoded.clear()
+        found = other.embed(SENTENCES, state="zero")
+        assert "sea" in encoded and all(map(np.array_equal, found, expected))
+
+
+def test_threads_take_turns():
+    elmo, sentences = LoadedElmo(model()), texts(60, seed=3)
+    expected = [alone(sentence) for sentence in sentences]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda sentence: elmo.embed([sentence], state="zero")[0], sentences))
+    assert all(map(np.array_equal, found, expected))
+
+
+def test_an_interrupted_call_keeps_nothing_wrong(monkeypatch):
+    elmo, run = LoadedElmo(model()), type(model()).run
+    with monkeypatch.context() as patched:
+        def fail(*arguments):
+            raise RuntimeError("stopped")
+
+        patched.setattr(type(model()), "run", fail)
+        with pytest.raises(RuntimeError, match="stopped"):
+            elmo.embed([["sea", "x"]], state="zero")
+    assert type(model()).run is run
+    np.testing.assert_array_equal(elmo.embed([["x", "sea"]], state="zero")[0], alone(["x", "sea"]))
+
+
+def test_inference_tensors_are_encoded_again(encoded):
+    with torch.inference_mode():
+        network = copy.deepcopy(model())
+    elmo = LoadedElmo(network)
+    first = elmo.embed([["sea"]], state="zero")[0]
+    np.testing.assert_array_equal(elmo.embed([["sea"]], state="zero")[0], first)
+    assert encoded.count("sea") == (2 if next(network.parameters()).is_inference() else 1)
