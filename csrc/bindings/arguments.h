@@ -65,16 +65,21 @@ class Arguments {
   // run(), without the interpreter's lock. TypeError for a name that nothing has read.
   template <class Run>
   auto finish(const Run& run) const {
-    for (const auto& [key, value] : keywords_) {
-      const std::string name = py::str(key);
-      if (std::find(known_.begin(), known_.end(), name) == known_.end())
-        throw py::type_error(function_ + "() has no argument '" + name + "'");
-    }
+    if (known_.size() < keywords_.size()) throw py::type_error(function_ + "() has no argument '" + unknown() + "'");
     const py::gil_scoped_release released;
     return run();
   }
 
  private:
+  // A name that nothing has read; there is one.
+  std::string unknown() const {
+    for (const auto& [key, value] : keywords_) {
+      const std::string name = py::str(key);
+      if (std::find(known_.begin(), known_.end(), name) == known_.end()) return name;
+    }
+    return "";
+  }
+
   py::handle find(const char* name) const { return PyDict_GetItemString(keywords_.ptr(), name); }
 
   template <class T>

@@ -68,7 +68,7 @@ class ElmoEmbedder:
     def from_bilm(cls, bilm: BiLm) -> "ElmoEmbedder":
         """An embedder of a biLM in memory, on the biLM's device."""
         embedder = cls.__new__(cls)
-        device = next(bilm.parameters()).device
+        device = bilm.lstm.B_0_0.device
         embedder._take(bilm, -1 if device.index is None else device.index)
         return embedder
 
@@ -158,11 +158,11 @@ class ElmoEmbedder:
         """Sentences that run at a time: the caller's number, or the default of `embed_sentences`."""
         if batch_size is not None:
             return check_count("batch_size", batch_size, most=MOST_SENTENCES)
-        bilm, weight = self.elmo_bilm, next(self.elmo_bilm.parameters())
+        bilm, weight = self.elmo_bilm, self.elmo_bilm.lstm.B_0_0
         is_wide = state in FREE_STATES and bilm.get_output_dim() >= _WIDE
-        on_tiles = (is_wide and weight.device.type == "cpu"
-                    and computes_in(weight, bilm.backend, bilm.precision) != "highest")
-        return 2 * DEFAULT_BATCH_SIZE if on_tiles else DEFAULT_BATCH_SIZE
+        if is_wide and weight.device.type == "cpu" and computes_in(weight, bilm.backend, bilm.precision) != "highest":
+            return 2 * DEFAULT_BATCH_SIZE
+        return DEFAULT_BATCH_SIZE
 
     def _run_of(self, batch_size: int, state: str) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
         """A function from sentences to their vectors, to be called for one iterable after another; see `SlotStream`."""

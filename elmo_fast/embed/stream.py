@@ -11,7 +11,7 @@ import torch
 
 from elmo_fast.arguments import STATES, check_choice
 from elmo_fast.embed.carrying import Span, StreamStates
-from elmo_fast.embed.outputs import output_addresses
+from elmo_fast.embed.outputs import plan_of
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.embed.token_vectors import SpareVectors, TokenVectors
 from elmo_fast.model.bilm import BiLm
@@ -20,7 +20,6 @@ from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.calling_thread import rows_of
 from elmo_fast.ops.device import HostCopy
 from elmo_fast.ops.numerics import full_precision
-from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.weight_snapshot import one_call
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ class SlotStream:
         self._spare = spare or SpareVectors(most=2 * _TABLE_ROWS)
         self._halvings = 0  # times that a chunk was halved after memory ran out
         # On a GPU the outputs of a chunk are copied and collected while the next chunk runs.
-        device = next(bilm.parameters()).device
+        device = bilm.lstm.B_0_0.device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._chunks_ahead = 1 if self._copies else 0
 
@@ -217,22 +216,23 @@ class SlotStream:
 
     def _advance(self, pieces: list[Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
         """Run the pieces: the chunk, which may still be running on a GPU, and the state after it."""
-        counts = [piece.end - piece.begin for piece in pieces]
-        schedule = make_schedule(counts, [piece.slot for piece in pieces], len(self._scheduler.queues),
-                                 np.array([piece.begin > 0 for piece in pieces]))
+        bilm = self._bilm
+        plan = plan_of(pieces, len(self._scheduler.queues), bilm.num_layers - 1, bilm.get_output_dim())
+        schedule = plan.schedule
         forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
         backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
         tokens = np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])  # rows of token vectors
-        if self._bilm.can_write:
+        if bilm.can_write:
             vectors = table.vectors.float().numpy()
             for piece in pieces:
                 if piece.sentence.vectors is None:
                     self._put_token_vectors(piece.sentence, vectors)
-            addresses, _boundaries = output_addresses(pieces, schedule)  # the name keeps their memory
-            _, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state, addresses)
+            addresses, _boundaries = plan.addresses(pieces)  # the name keeps their memory
+            _, state = bilm.run(table, torch.from_numpy(tokens), schedule, state, addresses)
             return (pieces, [], None), state
-        layers, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state)
-        packed_rows = np.split(np.argsort(schedule.tokens[0]), np.cumsum(counts)[:-1])
+        layers, state = bilm.run(table, torch.from_numpy(tokens), schedule, state)
+        packed_rows = np.split(np.argsort(schedule.tokens[0]),
+                               np.cumsum([piece.end - piece.begin for piece in pieces])[:-1])
         outputs = [output.float() for output in (rows_of(table.vectors, tokens[0]), *layers)]
         return (pieces, packed_rows, HostCopy(outputs, self._copies)), state
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.embed.outputs import output_addresses
+from elmo_fast.embed.outputs import plan_of
 from elmo_fast.embed.scheduler import Piece, Sentence
 from elmo_fast.ops.schedule import make_schedule
 from tests.support.engines import HIGHEST, LOW, TILES, needs_native
@@ -59,8 +59,8 @@ def test_addresses_are_those_of_the_tokens(seed):
         chosen = sentences[: generator.integers(1, 5)]
         ends = [min(len(each.rows), each.done + int(generator.integers(1, 9))) for each in chosen]
         pieces = [Piece(each, slot, each.done, end) for slot, (each, end) in enumerate(zip(chosen, ends))]
-        schedule = make_schedule([piece.end - piece.begin for piece in pieces])
-        addresses, boundaries = output_addresses(pieces, schedule)
+        plan = plan_of(pieces, len(pieces), layers, width)
+        schedule, (addresses, boundaries) = plan.schedule, plan.addresses(pieces)
         assert len(np.unique(addresses)) == addresses.size
         first, last = boundaries.ctypes.data, boundaries.ctypes.data + boundaries.nbytes
         step = np.concatenate([np.arange(count) for count in schedule.batch_sizes])  # the slot of each packed row

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -141,8 +140,7 @@ class TableLookup:
         return self._current_digest.get(None, self._encoder.layers(), self._encoder.digest)
 
 
-@dataclass(frozen=True)
-class TokenEncoder:
+class TokenEncoder(NamedTuple):
     """Computes the vectors of a model's tokens; `source` is the char encoder or embedding of the model."""
 
     source: TokenSource | None
@@ -220,7 +218,8 @@ class TokenEncoder:
         """
         if self.table is not None and tokens.rows is not None:
             table_rows = torch.as_tensor(tokens.rows)
-            projections = self.table.input_projections(table_rows, weights(), self.backend, self.precision)
+            with numerics(self.precision, self.device):
+                projections = self.table.input_projections(table_rows, weights(), self.backend, self.precision)
             if projections is not None:
                 return projections, table_rows[rows.long()], True
         return tokens.vectors, rows, False
