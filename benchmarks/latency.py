@@ -1,10 +1,10 @@
 """Latency of one sentence, idle and beside busy processes, and the time of the host: `bench_embed --latency`.
 
-`LoadedElmo.embed` of sentences of 1, 5, 25 and 100 tokens, in the warm state, with the default number of threads and
-with one: seconds of a call, with p50 and p99. `engine_s` is the median of the seconds inside the native module. Then a
-stream in slots, with both numbers of threads. Busy means beside as many processes that compute without end as there are
-cores. The host's time is CPU microseconds per token of a stream, of eight times as many sentences, whose token encoder
-and LSTM are replaced by functions that return at once.
+`LoadedElmo.embed` of sentences of 1, 5, 25 and 100 tokens, in every call the next ones of running text, in the warm
+state, with the default number of threads and with one: seconds of a call, with p50 and p99. `engine_s` is the median of
+the seconds inside the native module. Then a stream in slots, with both numbers of threads. Busy means beside as many
+processes that compute without end as there are cores. The host's time is CPU microseconds per token of a stream, of
+eight times as many sentences, whose token encoder and LSTM are replaced by functions that return at once.
 """
 
 import argparse
@@ -99,19 +99,21 @@ def host_seconds(elmo: LoadedElmo, sentences: list[list[str]], slots: int, state
     return samples[1:]
 
 
-def sentences_of(text: list[list[str]]) -> dict[int, list[str]]:
-    """Running text of each length in `TOKENS`."""
-    running = list(itertools.islice(itertools.chain.from_iterable(text), max(TOKENS)))
-    return {count: running[:count] for count in TOKENS}
+def sentences_of(text: list[list[str]]) -> dict[int, Iterator[list[str]]]:
+    """By length in `TOKENS`: running text in sentences of this length, without end."""
+    running = list(itertools.chain.from_iterable(text))
+    return {count: itertools.cycle([running[begin : begin + count]
+                                    for begin in range(0, max(1, len(running) - count + 1), count)])
+            for count in TOKENS}
 
 
-def latencies(elmo: LoadedElmo, sentences: dict[int, list[str]], threads: list[int],
+def latencies(elmo: LoadedElmo, sentences: dict[int, Iterator[list[str]]], threads: list[int],
               rounds: int) -> dict[tuple[int, int], np.ndarray]:
     """Seconds of calls by tokens and threads, by turns: [calls, 2], in all and in the engine."""
     samples = {case: [] for case in itertools.product(sentences, threads)}
     with engine_clock() as spent:
-        common.take_turns({(count, number): calls_in_a_turn(lambda count=count: elmo.embed([sentences[count]]), number,
-                                                            samples[count, number], spent)
+        common.take_turns({(count, number): calls_in_a_turn(lambda count=count: elmo.embed([next(sentences[count])]),
+                                                            number, samples[count, number], spent)
                            for count, number in samples}, rounds)
     return {case: np.array(found) for case, found in samples.items()}
 
@@ -133,7 +135,7 @@ def run(arguments: argparse.Namespace) -> dict:
     default = torch.get_num_threads()
     threads, facts = sorted({1, default}), {"workload": arguments.workload, "model": arguments.model}
     elmo = LoadedElmo(models.build(arguments.model, backend="auto", state="warm"))
-    sentences, results = sentences_of(text), []
+    sentences, results = sentences_of(long_text), []
     processes = cores()
     for load, others in (("idle", 0), ("busy", processes)):
         with busy(others):

@@ -25,7 +25,7 @@ class ChunkPlan(NamedTuple):
     offsets: np.ndarray
 
     def addresses(self, pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
-        """The address of every output, uint64 [L, 2, S], and the memory for `<S>` and `</S>`, to be kept for the run."""
+        """The address of every output, uint64 [L, 2, S], and the memory for `<S>` and `</S>`, to be kept meanwhile."""
         layers, _, width = pieces[0].sentence.vectors.shape
         boundaries = np.empty((layers - 1, len(pieces), 2, width), np.float32)
         starts = np.array([memory.ctypes.data for memory in (*(p.sentence.vectors for p in pieces), boundaries)])
