@@ -232,5 +232,5 @@ def test_columns_of_others_are_refused(tmp_path, layout, name):
 
     write_table = parquet.write_table if layout == "parquet" else feather.write_feather
     write_table(pyarrow.table({"a": [1]}), tmp_path / name)
-    with pytest.raises(ConfigurationError, match="expected vectors that elmo-fast wrote, found another file with the columns a"):
+    with pytest.raises(ConfigurationError, match="wrote, found another file with the columns a"):
         open_embeddings(tmp_path / name)
