@@ -18,7 +18,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.calling_thread import rows_of
-from elmo_fast.ops.device import HostCopy
+from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.weight_snapshot import one_call
 
@@ -29,10 +29,10 @@ _TOKENS_AHEAD = 1 << 15
 _TABLE_ROWS = 1 << 15
 
 
-# A queued chunk of steps: its pieces, the packed rows of each, and its outputs on their way to the host, which are the
-# vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P]; None if the engine has
-# written the outputs to the sentences.
-_Chunk = tuple[list[Piece], list[np.ndarray], HostCopy | None]
+# A queued chunk of steps: its pieces, and its outputs on their way to the host, one piece after the other and each in
+# the order of the text: the vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P],
+# whose halves belong to different tokens in a part of a sentence. None if the engine has written the outputs.
+_Chunk = tuple[list[Piece], HostCopy | None]
 _Numbered = list[tuple[int, np.ndarray]]
 
 
@@ -229,12 +229,11 @@ class SlotStream:
                     self._put_token_vectors(piece.sentence, vectors)
             addresses, _boundaries = plan.addresses(pieces)  # the name keeps their memory
             _, state = bilm.run(table, torch.from_numpy(tokens), schedule, state, addresses)
-            return (pieces, [], None), state
+            return (pieces, None), state
         layers, state = bilm.run(table, torch.from_numpy(tokens), schedule, state)
-        packed_rows = np.split(np.argsort(schedule.tokens[0]),
-                               np.cumsum([piece.end - piece.begin for piece in pieces])[:-1])
-        outputs = [output.float() for output in (rows_of(table.vectors, tokens[0]), *layers)]
-        return (pieces, packed_rows, HostCopy(outputs, self._copies)), state
+        rows = to_device(np.argsort(schedule.tokens), layers[0].device)
+        outputs = rows_of(table.vectors, forward), *(_in_text_order(layer, rows) for layer in layers)
+        return (pieces, HostCopy([output.float() for output in outputs], self._copies)), state
 
     def _put_token_vectors(self, sentence: Sentence, vectors: np.ndarray) -> None:
         """Give a sentence its memory, with the token `vectors` [R, P] in both halves of the first layer."""
@@ -243,28 +242,25 @@ class SlotStream:
         layer.reshape(len(layer), 2, layer.shape[1] // 2)[:] = tokens[:, None]
 
     def _collect(self, chunk: _Chunk) -> None:
-        """Copy a chunk's outputs to its sentences, without the outputs of BOS and EOS."""
-        pieces, packed, outputs = chunk
-        if outputs is None:
-            self._finished.update((sentence.number, sentence.vectors) for sentence, _, _, last in pieces
-                                  if last == len(sentence.rows))
-            return
-        tokens, *layers = (output.numpy() for output in outputs.result())
-        half = tokens.shape[1]
-        for (sentence, _, first, last), rows in zip(pieces, packed):
-            length = len(sentence.rows)
-            if sentence.vectors is None:
-                sentence.vectors = self._empty(sentence)
-            begin, end = max(first, 1), min(last, length - 1)
-            if begin < end:
-                inner = rows[begin - first : end - first]
-                sentence.vectors[0, begin - 1 : end - 1].reshape(-1, 2, half)[:] = tokens.take(inner, 0)[:, None]
+        """Copy a chunk's outputs to its sentences, without the outputs of `<S>` and `</S>`."""
+        pieces, outputs = chunk
+        if outputs is not None:
+            tokens, *layers = (output.numpy() for output in outputs.result())
+            at = 0  # rows of the pieces before
+            for sentence, _, first, last in pieces:
+                if sentence.vectors is None:
+                    sentence.vectors = self._empty(sentence)
+                length, half = len(sentence.rows), tokens.shape[1]
+                begin, end = max(first, 1), max(first, 1, min(last, length - 1))
+                inner = slice(at + begin - first, at + end - first)
+                sentence.vectors[0, begin - 1 : end - 1].reshape(-1, 2, half)[:] = tokens[inner, None]
                 for layer, output in zip(sentence.vectors[1:], layers):
-                    both = output.take(inner, 0)  # faster than two indices of half rows
-                    layer[begin - 1 : end - 1, :half] = both[:, :half]
-                    layer[length - 1 - end : length - 1 - begin, half:] = both[::-1, half:]
-            if last == length:
-                self._finished[sentence.number] = sentence.vectors
+                    layer[begin - 1 : end - 1, :half] = output[inner, :half]
+                    mirrored = output[at + last - end : at + last - begin, half:]
+                    layer[length - 1 - end : length - 1 - begin, half:] = mirrored
+                at += last - first
+        self._finished.update((sentence.number, sentence.vectors) for sentence, _, _, last in pieces
+                              if last == len(sentence.rows))
 
     def _empty(self, sentence: Sentence) -> np.ndarray:
         """Uninitialized vectors of a sentence."""
@@ -279,6 +275,14 @@ def _replay(bilm: BiLm, state: RunState, spans: list[Span]) -> RunState:
     stream = SlotStream(bilm, state.last[0].shape[1], state="carry")
     deque(stream._run((), lambda: None, (state, spans)), maxlen=0)
     return stream._last
+
+
+def _in_text_order(packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Outputs [S, 2 P] at packed rows, in the order of the text: `rows` int64 [2, S] are those of each direction."""
+    ordered = torch.empty_like(packed)
+    for half, numbers, to in zip(packed.chunk(2, dim=1), rows, ordered.chunk(2, dim=1)):
+        torch.index_select(half, 0, numbers, out=to)
+    return ordered
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
