@@ -16,6 +16,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.families.models import open_bilm
 from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.ops.device import available_device
+from elmo_fast.ops.precision import SMALL
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.readers import Text
@@ -33,12 +34,18 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
 
     `model` is a name, a directory, a ZIP or tar, or a URL of these (`find_model`), by default the bundled model.
     `device` is by default the first GPU, or the CPU without a GPU; `precision` and `backend` as in `BiLm`.
-    NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    NaN and infinities in the weights are refused unless `allow_nonfinite`. In `medium` and `low` on the CPU the weights
+    stay in memory only as the engine packs them (see `BiLm.drop_fp32`).
     """
     chosen_device = available_device(device)
     bilm = open_bilm(find_model(check_path("model", model)), state="warm", precision=precision, backend=backend,
                      allow_nonfinite=allow_nonfinite)
-    return LoadedElmo(bilm.to(chosen_device))
+    return LoadedElmo(without_spare_weights(bilm.to(chosen_device)))
+
+
+def without_spare_weights(bilm: BiLm) -> BiLm:
+    """The model, on the CPU in `medium` or `low` without its fp32 weights, which the engine does not read there."""
+    return bilm.drop_fp32() if bilm.computes_in in SMALL and bilm.can_write else bilm
 
 
 class LoadedElmo:

@@ -46,22 +46,19 @@ class ElmoEmbedder:
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
     With `state="carry"`, as in AllenNLP, a sentence embedded twice gives different vectors. `options_file` and
-    `weight_file` are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. NaN and
-    infinities in the weights are refused unless `allow_nonfinite`. Other arguments are those of `BiLm`.
+    `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. NaN and infinities in the weights are refused unless
+    `allow_nonfinite`. Other arguments are those of `BiLm`.
     """
 
     _bilm: type[BiLm] = BiLm
 
     def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
                  weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, cuda_device: int = -1, *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto", keep_fp32: bool = True,
+                 precision: str = "highest", backend: str = "auto",
                  token_table: TokenTable | str | os.PathLike | None = None, allow_nonfinite: bool = False):
         device = torch_device(cuda_device)
-        if not keep_fp32 and device.type != "cpu":
-            raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
         bilm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
-                                     keep_fp32=keep_fp32, token_table=token_table,
-                                     allow_nonfinite=allow_nonfinite)
+                                     token_table=token_table, allow_nonfinite=allow_nonfinite)
         self._take(bilm if device.type == "cpu" else bilm.to(device), cuda_device)
 
     @classmethod

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from elmo_fast.arguments import check_file, local_path
-from elmo_fast.embed.api import LoadedElmo, load
+from elmo_fast.embed.api import LoadedElmo, load, without_spare_weights
 from elmo_fast.embed.build_table import corpus_words, write_words
 from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
 from elmo_fast.embed.progress import Progress
@@ -130,7 +130,7 @@ class EmbedJob:
             bilm = self.model.open(files, state=self.state, token_table=table)
             form.check(bilm.num_layers)
             progress = Progress(self.progress, texts.count())
-            yield texts, bilm.to(device), progress
+            yield texts, without_spare_weights(bilm.to(device)), progress
 
 
 def embed_file(job: EmbedJob) -> None:

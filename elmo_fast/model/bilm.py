@@ -51,15 +51,16 @@ class BiLm(OutsideGraphs):
     `reference`, `torch` or `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium` from the rounded
     weights, which is fp32 on a CPU without AMX; activations then have the parameters' type, states stay fp32.
 
-    `weights` are arrays by dataset name (`read_weights`); they are copied. With `keep_fp32=False` the large matrices
-    stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.
+    `weights` are arrays by dataset name (`read_weights`); they are copied.
     """
 
+    _files: ModelFiles | None = None  # that the weights were read from
+    _dropped_fingerprint = ""
     words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
                  precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
-                 warm_text: Sequence[Sequence[str]] = WARM_TEXT, keep_fp32: bool = True,
+                 warm_text: Sequence[Sequence[str]] = WARM_TEXT,
                  token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
         self.options, self.num_layers = options, options.n_layers  # layers of representations, the token layer included
@@ -75,8 +76,6 @@ class BiLm(OutsideGraphs):
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
         self._prepared: cuda_graph.Preparation | None = None
         self.token_table = token_table
-        if not keep_fp32:
-            self._drop_fp32()
 
     @classmethod
     def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
@@ -93,7 +92,9 @@ class BiLm(OutsideGraphs):
         files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
         if allow_nonfinite is not None:
             files = dataclasses.replace(files, allow_nonfinite=allow_nonfinite)
-        return cls._read(files, **arguments)
+        bilm = cls._read(files, **arguments)
+        bilm._files = files
+        return bilm
 
     @classmethod
     def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
@@ -169,12 +170,65 @@ class BiLm(OutsideGraphs):
         return self._last_fingerprint.get(None, self._layers(), lambda: fingerprint(self.weights(), self.options))
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
-        modules = (self._token_embedder, self._elmo_lstm)
-        for module in modules:
-            require_data(module._parameters)
-        return {dataset: getattr(module, parameter).detach().float().cpu().numpy()
-                for module in modules for parameter, dataset in module.datasets.items()}
+        """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere.
+
+        Weights that `drop_fp32` has dropped are read again from the model's file.
+        """
+        by_dataset = {dataset: getattr(module, parameter).detach()
+                      for module in (self._token_embedder, self._elmo_lstm)
+                      for parameter, dataset in module.datasets.items()}
+        read = self._read_again() if self.is_packed else {}
+        return {dataset: read[dataset] if value.is_meta else value.float().cpu().numpy()
+                for dataset, value in by_dataset.items()}
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the matrices are in memory only as the C++ engine has packed them (see `drop_fp32`)."""
+        return any(value.is_meta for value in self.parameters())
+
+    def drop_fp32(self) -> "BiLm":
+        """Keep the matrices in memory only as the C++ engine packs them for `precision`; returns the model.
+
+        The vectors keep their bits. The model can no longer be saved, moved, trained, or run in another precision
+        (`RuntimeError`). `weights`, copies and pickles read its files again. Raises `ConfigurationError` unless the
+        engine runs the model on the CPU.
+        """
+        stack = self._elmo_lstm
+        lacking = unsupported_weights(stack.layer_weights(0))
+        if resolve("projected_lstm", self.backend, stack.B_0_0, unsupported=lacking) != "native" or (
+                stack.B_0_0.device.type != "cpu"):
+            raise ConfigurationError("drop_fp32: expected a model that the native engine runs on the CPU, got one on "
+                                     f"{stack.B_0_0.device} with the backend {self.backend!r}")
+        if not self.is_packed:
+            if self._token_embedder.reads_text:
+                self._initial_state("warm")
+            self._dropped_fingerprint = self.fingerprint()
+            self._token_embedder.drop_fp32(self._precision)
+            stack.drop_fp32(self._precision)
+            for result in (self._last_fingerprint, self._warm_state):
+                result.set_weights(self._layers())
+        return self
+
+    def _read_again(self) -> dict[str, np.ndarray]:
+        """The weights in the model's files; `RuntimeError` if they are no longer those that were packed."""
+        if self._files is None:
+            for module in (self._token_embedder, self._elmo_lstm):
+                require_data(module._parameters)
+        options, weights = self._files.family.implementation.read(self._files)
+        if fingerprint(weights, options) != self._dropped_fingerprint:
+            raise RuntimeError(f"weights: expected those that the model was made of in {self._files.weight_file}, "
+                               "got others; read the model again")
+        return weights
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_files": None}  # the paths of one machine
+
+    def __reduce_ex__(self, protocol: int):
+        if self._files is None or not self.is_packed:
+            return super().__reduce_ex__(protocol)
+        arguments = {"state": self.state, "precision": self.precision, "backend": self.backend,
+                     "warm_text": self.warm_text, "token_table": self.token_table}
+        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states, arguments)
 
     def reset_states(self) -> None:
         """Forget the carried states."""
@@ -375,15 +429,12 @@ class BiLm(OutsideGraphs):
                                             backend=self.backend)
         return h[:, 0], c[:, 0]
 
-    def _drop_fp32(self) -> None:
-        stack = self._elmo_lstm
-        lacking = unsupported_weights(stack.layer_weights(0))
-        if resolve("projected_lstm", self.backend, stack.B_0_0, unsupported=lacking) != "native":
-            raise ConfigurationError("keep_fp32: expected True, since fp32 weights can be dropped only where the "
-                                     "native engine runs the model, got False")
-        self._initial_state()
-        self.fingerprint()
-        self._token_embedder.drop_fp32(self._precision)
-        self._elmo_lstm.drop_fp32(self._precision)
-        for result in (self._last_fingerprint, self._warm_state):
-            result.set_weights(self._layers())
+
+def _packed_copy(kind: type[BiLm], files: ModelFiles, expected: str, states: State | None, arguments: dict) -> BiLm:
+    """A model like one without fp32 weights, from the same files."""
+    bilm = kind.from_model(files, **arguments)
+    bilm.lstm._states = states
+    bilm.drop_fp32()
+    if bilm.fingerprint() != expected:
+        raise RuntimeError(f"weights: expected those that the model was made of in {files.weight_file}, got others")
+    return bilm

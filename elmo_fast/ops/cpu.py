@@ -36,15 +36,24 @@ def effective_precision(precision: str) -> str:
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):
     """Contiguous fp32 weights packed by `pack` for this machine's instruction set; see `weight_cache.cached`."""
-    kind = f"{kind} for {native_module()[0].cpu_isa()}"
+    kind = _on_this_machine(kind)
 
     def pack_full(detached: Tensors) -> torch.Tensor:
         if any(tensor is not None and tensor.is_meta for tensor in detached):
             raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
-                               "packed from them fits neither a copy of the model nor another precision")
+                               "packed from them does not fit another precision; read the model again")
         return pack([None if tensor is None else tensor.float().contiguous() for tensor in detached])
 
     return weight_cache.cached(tensors, kind, pack_full, keep)
+
+
+def without_fp32(tensors: Tensors, kind: str) -> list[torch.Tensor | None]:
+    """The tensors with their matrices emptied; of what was packed from them the result of `packed_weights` remains."""
+    return weight_cache.emptied(tensors, _on_this_machine(kind))
+
+
+def _on_this_machine(kind: str) -> str:
+    return f"{kind} for {native_module()[0].cpu_isa()}"
 
 
 def threads() -> int:

@@ -27,11 +27,11 @@ def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep:
     return value
 
 
-def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
-    """The tensors with matrices replaced by parameters on the meta device, which take over the cached values."""
+def emptied(tensors: Tensors, kind: str) -> list[torch.Tensor | None]:
+    """The tensors with matrices replaced by parameters on the meta device, which take over the cached `kind` alone."""
     without_data = [torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
                     if tensor is not None and tensor.dim() == 2 else tensor for tensor in tensors]
-    snapshot_of(without_data).values.update(snapshot_of(tensors).values)
+    snapshot_of(without_data).values[kind] = snapshot_of(tensors).values[kind]
     drop_values(tensors)
     return without_data
 

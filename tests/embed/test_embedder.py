@@ -38,7 +38,8 @@ def test_a_lone_empty_sentence_leaves_the_states_alone(backend):
 
 
 def test_without_fp32_weights(tmp_path):
-    packed = ElmoEmbedder(*files(tmp_path, options()), backend="native", keep_fp32=False)
+    packed = ElmoEmbedder(*files(tmp_path, options()), backend="native")
+    packed.elmo_bilm.drop_fp32()
     assert packed.elmo_bilm.token_source.W_proj.is_meta
 
 

@@ -13,8 +13,10 @@ from elmo_fast.embed import embedder as embedder_module
 from elmo_fast.embed import stream as stream_module
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.token_table.lookup import TokenEncoder
+from tests.support.engines import needs_native
 from tests.support.models import SHAPES, bilm, texts
 
+pytestmark = needs_native  # whose bits do not depend on what is encoded together
 SENTENCES = [["the", "old", "man"], ["the", "sea", "and", "the", "man"], [], ["sea"]]
 
 

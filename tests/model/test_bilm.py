@@ -119,7 +119,7 @@ def test_unique_rows(monkeypatch, share_a_hash):
 
 
 def test_without_fp32_weights_the_numbers_stay():
-    whole, packed = bilm(backend="native", state="warm"), bilm(backend="native", state="warm", keep_fp32=False)
+    whole, packed = bilm(backend="native", state="warm"), bilm(backend="native", state="warm").drop_fp32()
     assert torch.equal(layers(packed, SENTENCES), layers(whole, SENTENCES))
     held = sum(value.numel() for value in packed.parameters() if not value.is_meta)
     assert held < 0.4 * sum(value.numel() for value in whole.parameters())

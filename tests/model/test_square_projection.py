@@ -60,8 +60,8 @@ def test_auto_says_that_the_native_engine_is_passed_over(folder, caplog, capsys)
         assert "'native' is passed over: the native kernels do not support a projection to as many" in caplog.text
     with pytest.raises(RuntimeError, match="'native' was asked for projected_lstm and is not available"):
         BiLm.from_model(folder, state="zero", backend="native").embed_tokens(SENTENCES[:1])
-    with pytest.raises(ConfigurationError, match="keep_fp32: expected True"):
-        BiLm.from_model(folder, keep_fp32=False)
+    with pytest.raises(ConfigurationError, match="drop_fp32: expected a model that the native engine runs"):
+        BiLm.from_model(folder).drop_fp32()
     assert "projection 11" in run(capsys, "info", folder)[1]
 
 

@@ -200,7 +200,7 @@ def test_a_trained_lstm_learns_over_a_table():
 def test_without_fp32_weights():
     plain = bilm(backend="native")
     made = build_token_table(plain, KNOWN)
-    small, later = (bilm(backend="native", keep_fp32=False, token_table=table) for table in (made, None))
+    small, later = (bilm(backend="native", token_table=table).drop_fp32() for table in (made, None))
     assert_same_layers(small, plain, SENTENCES)
     later.token_table = made
     assert later.fingerprint() == plain.fingerprint()

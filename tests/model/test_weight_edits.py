@@ -260,7 +260,7 @@ def test_layers_by_themselves():
 
 
 def test_dropped_weights_and_an_edited_bias():
-    dropped = model(keep_fp32=False)
+    dropped = model().drop_fp32()
     layers(dropped)
     dropped.lstm.B_0_1.data[0] += 1
     with pytest.raises(RuntimeError, match="weights: expected fp32 weights to pack .*they were dropped"):

@@ -45,6 +45,10 @@ class AllenNlpStateDict(OutsideGraphs):
         own = self._parameters  # not those of a replica of DataParallel, and not parametrized weights
         return [own[name] if name in own else getattr(self, name, None) for name in names]
 
+    def _apply(self, *arguments, **named) -> "AllenNlpStateDict":
+        require_data(self._parameters)
+        return super()._apply(*arguments, **named)
+
     def conversions(self) -> Iterator[Conversion]:
         """The conversions of all parameters, in the order of AllenNLP's `state_dict`."""
         raise NotImplementedError
@@ -83,7 +87,7 @@ def require_data(parameters: Tensors) -> None:
     dropped = [name for name, value in parameters.items() if value.is_meta]
     if dropped:
         raise RuntimeError(f"weights: expected fp32 weights in memory, but {', '.join(dropped[:3])} and others were "
-                           "dropped (keep_fp32=False); read the model again to save, move or train it")
+                           "dropped (drop_fp32); read the model again to save, move or train it")
 
 
 def transposed(weight: torch.Tensor) -> tuple[torch.Tensor]:

@@ -5,10 +5,17 @@ from collections.abc import Callable
 import torch
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import aligned_bytes, effective_precision, number_of, packed_weights, pointer, threads
+from elmo_fast.ops.cpu import (
+    aligned_bytes,
+    effective_precision,
+    number_of,
+    packed_weights,
+    pointer,
+    threads,
+    without_fp32,
+)
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
-from elmo_fast.ops.weight_cache import emptied
 from elmo_fast.ops.weight_snapshot import Tensors
 
 
@@ -27,14 +34,19 @@ def _product(call_type: type, epilogue: str) -> Callable[..., torch.Tensor]:
 
 def packed_product(tensors: Tensors, precision: str) -> torch.Tensor:
     """Packed weights, uint8, in a precision that the engine supports: of `linear`, or of `highway` for four tensors."""
-    name, epilogue = ("highway", "highway") if len(tensors) == 4 else ("linear", "none")
-    return packed_weights(tensors, f"{name} {precision}", lambda detached: pack(detached, epilogue, precision))
+    epilogue = "highway" if len(tensors) == 4 else "none"
+    return packed_weights(tensors, _kind(tensors, precision), lambda detached: pack(detached, epilogue, precision))
+
+
+def _kind(tensors: Tensors, precision: str) -> str:
+    return f"{'highway' if len(tensors) == 4 else 'linear'} {precision}"
 
 
 def drop_product(tensors: Tensors, precision: str) -> list[torch.Tensor | None]:
     """Pack the tensors as `packed_product` does; return them with their matrices emptied."""
-    packed_product(tensors, effective_precision(precision))
-    return emptied(tensors)
+    precision = effective_precision(precision)
+    packed_product(tensors, precision)
+    return without_fp32(tensors, _kind(tensors, precision))
 
 
 def pack(tensors: Tensors, epilogue: str, precision: str) -> torch.Tensor:
