@@ -36,13 +36,14 @@ def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | No
         if not reason:
             return candidate
         log_once(f"{op}: backend {candidate!r} is passed over: {reason}")
-    raise AssertionError("the reference runs everywhere")
+    raise RuntimeError(f"backend: expected one that can run {op}, got none: {reason}")
 
 
 def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported: str | None = None) -> str | None:
     """The reason why `backend` cannot run `op` on `tensors`, or None when it can."""
     if backend != "native":
-        return None
+        is_dropped = any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors)
+        return "the fp32 weights were dropped (drop_fp32); read the model again" if is_dropped else None
     device = tensors[0].device.type
     if device not in ("cpu", "cuda"):
         return f"this op has no native kernel for {device}"

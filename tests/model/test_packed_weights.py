@@ -113,6 +113,15 @@ def test_what_is_refused(folder):
         bilm(backend="reference").drop_fp32()
 
 
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_another_backend_is_refused(folder, backend):
+    elmo = load(folder, precision="low")
+    elmo.bilm.backend = backend
+    for call in (elmo.embed, elmo.bilm.embed_tokens, lambda texts: elmo.encode(["a"])):
+        with pytest.raises(RuntimeError, match=f"backend: '{backend}' was asked for .* fp32 weights were dropped"):
+            call([["a", "b"]])
+
+
 def test_a_model_is_dropped_once(folder):
     model = BiLm.from_model(folder, precision="low", backend="native")
     assert model.drop_fp32() is model.drop_fp32()
