@@ -25,7 +25,7 @@ from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.projected_lstm.reference import State
-from elmo_fast.ops.schedule import Schedule, make_schedule
+from elmo_fast.ops.schedule import Schedule, batch_schedule, make_schedule
 from elmo_fast.ops.weight_cache import LastResult, references
 from elmo_fast.ops.weight_snapshot import Tensors, check_in_full, one_call, snapshot_of
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
@@ -365,7 +365,7 @@ class BiLm(OutsideGraphs):
         positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False. Sentence k
         runs in slot k; if `state` is `carry`, the carried states are replaced.
         """
-        schedule = make_schedule(lengths)
+        schedule = batch_schedule(lengths)
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
         places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
         addresses = None

@@ -31,6 +31,16 @@ class Schedule:
         return bool((np.diff(self.slots) > 0).all())
 
 
+_FEW_TOKENS = 256  # schedules of so few are cached, as calls with single sentences are alike
+
+
+def batch_schedule(lengths: np.ndarray) -> Schedule:
+    """The schedule of a batch, sentence k alone in slot k; `lengths` int [sentences]."""
+    if lengths.sum() > _FEW_TOKENS or len(lengths) > _FEW_TOKENS:
+        return make_schedule(lengths)
+    return _cached_schedule(tuple(lengths.tolist()))
+
+
 def make_schedule(lengths, slots=None, slot_count: int | None = None, continued: np.ndarray | None = None) -> Schedule:
     """Schedule sentences of `lengths` int [sentences]; `slots` int [sentences] names the slot of every sentence.
 
@@ -64,6 +74,11 @@ def make_schedule(lengths, slots=None, slot_count: int | None = None, continued:
     starts = np.zeros(sentence.size, dtype=bool)
     starts[row[first[lengths > 0]]] = True if continued is None else ~continued[lengths > 0]
     return Schedule(order, batch_sizes.astype(np.int32), tokens, starts)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_schedule(lengths: tuple[int, ...]) -> Schedule:
+    return make_schedule(lengths)
 
 
 def _before(counts: np.ndarray) -> np.ndarray:

@@ -53,6 +53,10 @@ class CharacterEncoder(AllenNlpStateDict):
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of `<S>` and of `</S>`, each [*row_shape]."""
+        return self._boundary_ids
+
+    @functools.cached_property
+    def _boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         return tuple(self.token_ids(self.boundaries))
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
