@@ -27,13 +27,17 @@ from elmo_fast.bench.work import (  # noqa: F401 (for the benchmarks)
     step_weights,
     work_of_slots,
 )
+from elmo_fast.ops.backend import native_module
 
 SOURCE = common.ROOT / "benchmarks" / "native" / "machine_floor.cpp"
-# precision: bytes of one packed weight, tile products for one fp32 product (0: fp32 arithmetic; None: bytes,
-# whose rate is not measured)
-PRECISIONS = {"highest": (4, 0), "high": (4, 3), "medium": (2, 1), "low": (1, None)}
-_FEATURES = {"avx512f": ["-mavx512f"], "avx2": ["-mavx2", "-mfma"]}
-_TILES = ["-mamx-tile", "-mamx-bf16"]
+# precision: bytes of one packed weight
+PRECISIONS = {"highest": 4, "high": 4, "medium": 2, "low": 1}
+_AVX2 = ["-mavx2", "-mfma"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw"]
+# level of the engine -> the compiler's flags
+_FLAGS = {"avx2": _AVX2, "avx-vnni": [*_AVX2, "-mavxvnni"], "avx512": _AVX512,
+          "avx512-vnni": [*_AVX512, "-mavx512vnni"],
+          "amx": [*_AVX512, "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"]}
 
 
 def work_of_batches(groups: list[list[list[str]]]) -> Work:
@@ -49,21 +53,22 @@ class NoFloor(RuntimeError):
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s in fp32 and of bf16 tiles (0 without AMX), and bytes/s read from `kib` KiB a thread."""
+    """FLOP/s in fp32, of bf16 tiles and of bytes (0: none), and bytes/s read from `kib` KiB a thread."""
 
     threads: int
     kib: int
     fp32: float
     read: float
     tiles: float
+    bytes: float = 0.0
 
     def flops(self, precision: str) -> float:
-        products = PRECISIONS[precision][1]
-        if products is None:
-            raise NoFloor(f"the rate of this machine's products for {precision} is not measured")
-        if products and not self.tiles:
-            raise NoFloor(f"this machine has no rate of tile products for {precision}")
-        return self.tiles / products if products else self.fp32
+        """FLOP/s of products in `precision`; without AMX `medium` multiplies in fp32, from weights of 16 bits."""
+        rate = {"highest": self.fp32, "high": self.tiles / 3, "medium": self.tiles or self.fp32,
+                "low": self.bytes}[precision]
+        if not rate:
+            raise NoFloor(f"this machine has no rate of products for {precision}")
+        return rate
 
     def as_dict(self) -> dict:
         return common.rounded(asdict(self))
@@ -84,8 +89,8 @@ class Meter:
         program = Path(self._folder.name) / "floor"
         if not program.exists():
             _run(*_compile_command(program))
-        fp32, read, tiles = (1e9 * float(line) for line in _run(program, str(threads), str(kib)).split())
-        return Rates(threads, kib, fp32, read, tiles)
+        fp32, read, *others = (1e9 * float(line) for line in _run(program, str(threads), str(kib)).split())
+        return Rates(threads, kib, fp32, read, *others)
 
 
 class Watch:
@@ -103,12 +108,8 @@ class Watch:
             self._rates.append(self._measure())
 
     def busy(self) -> dict[tuple, list[bool]]:
-        """By case and turn: whether the rate before or after it was a third below the best of the run.
-
-        The rate is that of fp32 where the precision's is not measured.
-        """
-        known = {precision: "highest" if row[1] is None else precision for precision, row in PRECISIONS.items()}
-        return {case: self._marks(turns, known[case[2]]) for case, turns in self._turns.items()}
+        """By case and turn: whether the rate before or after it was a third below the best of the run."""
+        return {case: self._marks(turns, case[2]) for case, turns in self._turns.items()}
 
     def _marks(self, turns: list[int], precision: str) -> list[bool]:
         speeds = [rates.flops(precision) for rates in self._rates]
@@ -130,11 +131,9 @@ def _run(*command) -> str:
 
 
 def _compile_command(program: Path) -> list[str]:
-    features = common.machine()["cpu"]["features"]
-    vector = next((flags for name, flags in _FEATURES.items() if name in features), [])
-    tiles = _TILES if "amx_bf16" in features else []
-    compiler = os.environ.get("CXX", "c++")
-    return [compiler, "-O3", "-std=c++17", *vector, *tiles, str(SOURCE), "-o", str(program), "-lpthread"]
+    module = native_module()[0]
+    flags = _FLAGS.get(module.cpu_isa(), []) if module else []
+    return [os.environ.get("CXX", "c++"), "-O3", "-std=c++17", *flags, str(SOURCE), "-o", str(program), "-lpthread"]
 
 
 # ---- model ---------------------------------------------------------------------------------
@@ -142,13 +141,13 @@ def _compile_command(program: Path) -> list[str]:
 
 def kib_per_thread(options: dict, precision: str, threads: int) -> int:
     """KiB of a layer's weights that a thread reads in a step, which decide the cache they come from."""
-    return max(1, step_weights(options) * PRECISIONS[precision][0] // threads // 1024)
+    return max(1, step_weights(options) * PRECISIONS[precision] // threads // 1024)
 
 
 def seconds(options: dict, work: Work, rates: Rates, precision: str) -> float:
     """The floor; raises `NoFloor` where the machine has no rate for `precision`."""
     speed, weights = rates.flops(precision), step_weights(options)
-    steps = np.maximum(2.0 * weights * work.batch_sizes / speed, weights * PRECISIONS[precision][0] / rates.read)
+    steps = np.maximum(2.0 * weights * work.batch_sizes / speed, weights * PRECISIONS[precision] / rates.read)
     return flop_outside_steps(options, work) / speed + options["lstm"]["n_layers"] * float(steps.sum())
 
 

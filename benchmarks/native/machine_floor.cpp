@@ -1,8 +1,8 @@
 // What the machine allows: multiply-add rates and read bandwidth, each thread on its own, best of a few rounds.
-//   c++ -O3 -std=c++17 -mavx512f [-mamx-tile -mamx-bf16] machine_floor.cpp -lpthread     (or -mavx2 -mfma, or nothing)
+//   c++ -O3 -std=c++17 FLAGS machine_floor.cpp -lpthread     (benchmarks/floor.py has the flags of each level)
 //   ./a.out [threads] [KiB per thread]
 // Prints for all threads together: fp32 GFLOP/s, GB/s read over that much memory (default 32 MiB per thread), GFLOP/s of
-// bf16 tile products (0 where they are not compiled in or not permitted).
+// bf16 tile products and of products of 8-bit integers with exact sums (0 where the flags or the system have none).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -11,8 +11,10 @@
 #include <functional>
 #include <thread>
 #include <vector>
-#if defined(__AMX_BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -68,6 +70,7 @@ void read_all(const std::vector<float>& data) {
 bool tiles_permitted() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
 // Four tiles of sums, two of each operand, all 16 rows of 64 bytes; one product is 16 x 16 x 32 multiply-adds.
+template <bool Bytes>
 void multiply_tiles(long rounds) {
   alignas(64) unsigned char config[64] = {1};
   for (int t = 0; t < 8; ++t) config[16 + 2 * t] = 64, config[48 + t] = 16;
@@ -78,16 +81,66 @@ void multiply_tiles(long rounds) {
   _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
   // clang-format on
   for (long r = 0; r < rounds; ++r) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    if constexpr (Bytes) {
+#if defined(__AMX_INT8__)
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbssd(1, 4, 7);
+      _tile_dpbssd(2, 5, 6);
+      _tile_dpbssd(3, 5, 7);
+#endif
+    } else {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
   }
   _tile_release();
 }
 #else
 bool tiles_permitted() { return false; }
+template <bool Bytes>
 void multiply_tiles(long) {}
+#endif
+
+// Multiply-adds of 8-bit integers per vector instruction, and the instruction; pairs of 16 bits where there is no dot.
+#if defined(__AVX512VNNI__)
+constexpr int bytes_at_once = 64;
+typedef __m512i Integers;
+Integers add_bytes(Integers sum, Integers a, Integers b) { return _mm512_dpbusd_epi32(sum, a, b); }
+#elif defined(__AVX512BW__)
+constexpr int bytes_at_once = 32;
+typedef __m512i Integers;
+Integers add_bytes(Integers sum, Integers a, Integers b) {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+}
+#elif defined(__AVXVNNI__)
+constexpr int bytes_at_once = 32;
+typedef __m256i Integers;
+Integers add_bytes(Integers sum, Integers a, Integers b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+#elif defined(__AVX2__)
+constexpr int bytes_at_once = 16;
+typedef __m256i Integers;
+Integers add_bytes(Integers sum, Integers a, Integers b) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
+#else
+constexpr int bytes_at_once = 0;
+#endif
+
+#if defined(__AVX2__)
+void multiply_bytes(long rounds) {
+  Integers sum[chains] = {}, a = {}, b = {};
+  for (long r = 0; r < rounds; ++r) {
+#pragma GCC unroll 16
+    for (int c = 0; c < chains; ++c) {
+      sum[c] = add_bytes(sum[c], a, b);
+      asm volatile("" : "+v"(sum[c]), "+v"(a), "+v"(b));  // no product is known to the compiler
+    }
+  }
+}
+#else
+void multiply_bytes(long) {}
 #endif
 
 // The slowest thread of the best round.
@@ -123,7 +176,17 @@ int main(int argc, char** argv) {
   });
   std::printf("%.1f\n", 4.0 * double(passes) * threads * double(floats) / read / 1e9);
   const long products = 4000000;
-  const double tiles = tiles_permitted() ? best_time(threads, [&](int) { multiply_tiles(products / 4); }) : 0;
+  const double tiles = tiles_permitted() ? best_time(threads, [&](int) { multiply_tiles<false>(products / 4); }) : 0;
   std::printf("%.1f\n", tiles > 0 ? 2.0 * 16 * 16 * 32 * products * threads / tiles / 1e9 : 0.0);
+  double bytes = 0;
+#if defined(__AMX_INT8__)
+  if (tiles_permitted())
+    bytes = 2.0 * 16 * 16 * 64 * products * threads /
+            best_time(threads, [&](int) { multiply_tiles<true>(products / 4); }) / 1e9;
+#endif
+  if (bytes == 0 && bytes_at_once)
+    bytes = 2.0 * rounds * chains * bytes_at_once * threads /
+            best_time(threads, [&](int) { multiply_bytes(rounds); }) / 1e9;
+  std::printf("%.1f\n", bytes);
   return 0;
 }

@@ -1,5 +1,6 @@
 """The CPU benchmarks in dry runs, at sizes that measure nothing: what they write, and what ends them."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -275,8 +276,12 @@ def test_a_floor_counts_each_product_once():
     slow = floor.Rates(threads=2, kib=1, fp32=1e9, read=1e9, tiles=0.0)  # 4 ns to read
     assert floor.seconds(options, work, slow, "highest") - floor.seconds(options, work, rates, "highest") == (
         pytest.approx(2 * floor.step_weights(options) * 2e-9))
-    with pytest.raises(floor.NoFloor, match="tile products for medium"):
-        floor.seconds(options, work, rates, "medium")
+    assert floor.seconds(options, work, slow, "medium") == floor.seconds(options, work, rates, "highest")  # 2 bytes
+    tiles = dataclasses.replace(slow, tiles=9e9, bytes=4e9)
+    assert floor.seconds(options, work, tiles, "low") < floor.seconds(options, work, tiles, "medium")
+    for precision in ("high", "low"):
+        with pytest.raises(floor.NoFloor, match=f"no rate of products for {precision}"):
+            floor.seconds(options, work, rates, precision)
 
 
 def test_the_char_encoder_is_counted_by_token():
