@@ -1,8 +1,8 @@
 // What the machine allows: multiply-add rates and read bandwidth, each thread on its own, best of a few rounds.
 //   c++ -O3 -std=c++17 FLAGS machine_floor.cpp -lpthread     (benchmarks/floor.py has the flags of each level)
 //   ./a.out [threads] [KiB per thread]
-// Prints for all threads together: fp32 GFLOP/s, GB/s read over that much memory (default 32 MiB per thread), GFLOP/s of
-// bf16 tile products and of products of 8-bit integers with exact sums (0 where the flags or the system have none).
+// Prints for all threads together: fp32 GFLOP/s, GB/s read over that much memory (default 32 MiB per thread), GFLOP/s
+// of bf16 tile products and of products of 8-bit integers with exact sums (0 where the flags or the system have none).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -111,9 +111,7 @@ Integers add_bytes(Integers sum, Integers a, Integers b) { return _mm512_dpbusd_
 #elif defined(__AVX512BW__)
 constexpr int bytes_at_once = 32;
 typedef __m512i Integers;
-Integers add_bytes(Integers sum, Integers a, Integers b) {
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
-}
+Integers add_bytes(Integers sum, Integers a, Integers b) { return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b)); }
 #elif defined(__AVXVNNI__)
 constexpr int bytes_at_once = 32;
 typedef __m256i Integers;
@@ -121,9 +119,7 @@ Integers add_bytes(Integers sum, Integers a, Integers b) { return _mm256_dpbusd_
 #elif defined(__AVX2__)
 constexpr int bytes_at_once = 16;
 typedef __m256i Integers;
-Integers add_bytes(Integers sum, Integers a, Integers b) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-}
+Integers add_bytes(Integers sum, Integers a, Integers b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 #else
 constexpr int bytes_at_once = 0;
 #endif
@@ -185,8 +181,8 @@ int main(int argc, char** argv) {
             best_time(threads, [&](int) { multiply_tiles<true>(products / 4); }) / 1e9;
 #endif
   if (bytes == 0 && bytes_at_once)
-    bytes = 2.0 * rounds * chains * bytes_at_once * threads /
-            best_time(threads, [&](int) { multiply_bytes(rounds); }) / 1e9;
+    bytes = 2.0 * rounds * chains * bytes_at_once * threads / best_time(threads, [&](int) { multiply_bytes(rounds); }) /
+            1e9;
   std::printf("%.1f\n", bytes);
   return 0;
 }
