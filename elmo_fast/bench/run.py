@@ -1,10 +1,11 @@
 """`elmo-fast bench`: speed, latency and memory of a model on this machine, behind a check of its numbers."""
 
 import contextlib
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from elmo_fast.bench import precisions as accuracy
 from elmo_fast.bench import work
 from elmo_fast.bench.machine import machine, version_of
 from elmo_fast.bench.timing import rounded, take_turns
@@ -20,33 +22,40 @@ from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.environment import extra, peak_memory
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path, check_target
+from elmo_fast.model.sources import find_model
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.numerics import numerics, type_of
-from elmo_fast.ops.precision import PRECISIONS, has_16_bit_operands
+from elmo_fast.ops.precision import PRECISIONS, check_precision, has_16_bit_operands
 from elmo_fast.ops.projected_lstm.cuda import choice, persistent
+from elmo_fast.text.readers import open_texts
 
 SLOTS, SENTENCE_TOKENS, ROUNDS = 64, 25, 5
+_MOST_SENTENCES = 8192
+_EXACT = "smallest_cosine", "perplexity"  # figures whose sixth digit matters
 _PRODUCT = 1536  # rows and columns of the ceiling's matrices; on a GPU 8192
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run the model: a backend, and on a GPU a path of the LSTM."""
+    """A way to run the model: a backend, on a GPU a path of the LSTM, and a precision if not the model's."""
 
     name: str
     backend: str = "auto"
     path: str | None = None
+    precision: str | None = None
 
     @contextlib.contextmanager
     def active(self, elmo: LoadedElmo) -> Iterator[None]:
         """Run the model this way inside the body."""
-        before, elmo.bilm.backend = elmo.bilm.backend, self.backend
+        bilm = elmo.bilm
+        before = bilm.backend, bilm.precision
+        bilm.backend, bilm.precision = self.backend, self.precision or bilm.precision
         if self.path:
             os.environ[choice.VARIABLE] = self.path
         try:
             yield
         finally:
-            elmo.bilm.backend = before
+            bilm.backend, bilm.precision = before
             if self.path:
                 del os.environ[choice.VARIABLE]
 
@@ -63,29 +72,73 @@ def variants(elmo: LoadedElmo) -> list[Variant]:
 
 
 def bench(model: str | os.PathLike = "bundled", device: str | None = None, precision: str = "highest",
-          seconds: float = 30.0) -> dict:
+          seconds: float = 30.0, text_file: str | os.PathLike | None = None) -> dict:
     """Measure a model for about `seconds`: a document with the machine, the settings and one row per variant.
 
     Every variant is first compared with the reference path; `RuntimeError` if the difference exceeds the precision's
-    `model_tolerance`. The text is generated; 64 sentences run at a time, in the warm state. Variants are timed by turns
-    in five rounds.
+    `model_tolerance`. The text is generated unless a file is given; 64 sentences run at a time, in the warm state.
+    Variants are timed by turns in five rounds.
     """
+    text = _read(text_file)
     elmo = load(model, device=device, precision=precision)
     chosen = variants(elmo)
-    errors = _check(elmo, chosen, precision)
-    sentences, sentence = _texts(elmo, chosen, seconds)
-    rows = _time(elmo, chosen, sentences, sentence, _flop(elmo, sentences))
-    facts = {"model": Path(model).name, "precision": precision, "computes_in": elmo.bilm.computes_in,
-             "device": str(next(elmo.bilm.parameters()).device), "state": "warm", "slots": SLOTS,
-             "text": "generated (Zipf)", "sentences": len(sentences), "tokens": sum(map(len, sentences)),
-             "sentence_tokens": SENTENCE_TOKENS, "rounds": ROUNDS,
-             "parameters": sum(values.numel() for values in elmo.bilm.parameters()),
-             "backends": {op: resolve(op, "auto", next(elmo.bilm.parameters())) for op in OPS},
-             "limit": PRECISIONS[precision].model_tolerance, "memory_mib": _memory(elmo)}
+    errors = _check(elmo, chosen)
+    sentences = _fitting(elmo, chosen, text, seconds, ROUNDS + 1)
+    rows = _time(elmo, chosen, sentences, _flop(elmo, sentences))
     for row in rows:
-        row["error"] = errors.get(row["variant"])
+        row["error"] = errors[row["variant"]]
+    facts = {"model": Path(model).name, "precision": precision, "computes_in": elmo.bilm.computes_in,
+             **_facts(elmo, sentences, text_file), "limit": PRECISIONS[precision].model_tolerance}
+    return _document(facts, rows)
+
+
+def bench_precisions(model: str | os.PathLike = "bundled", device: str | None = None,
+                     precisions: Sequence[str] = tuple(PRECISIONS), seconds: float = 30.0,
+                     text_file: str | os.PathLike | None = None) -> dict:
+    """Measure precisions as `bench` measures variants, and compare their vectors with those of `highest`.
+
+    A row per precision also has what it runs as on this machine, the figures of `Accuracy`, and the perplexity of the
+    same sentences if the model has a softmax beside its weights. Precisions that run as the same are measured once.
+    """
+    names = list(dict.fromkeys(map(check_precision, precisions)))
+    text = _read(text_file)
+    elmo = load(model, device=device)
+    same = {name: accuracy.runs_as(elmo, name) for name in names}
+    chosen = [Variant(name, precision=name) for name in dict.fromkeys(same.values())]
+    errors, head = _check(elmo, chosen), accuracy.head_beside(elmo, find_model(model))
+    sentences = _fitting(elmo, chosen, text, seconds, ROUNDS + 2 + (head is not None))
+    measured = {row["variant"]: row for row in _time(elmo, chosen, sentences)}
+    for name, figures in _compare(elmo, chosen, sentences).items():
+        measured[name] |= {"error": errors[name], **figures}
+    if head is not None:
+        for variant in chosen:
+            with variant.active(elmo):
+                measured[variant.name]["perplexity"] = accuracy.perplexity(head, sentences)
+    rows = [{**measured[same[name]], "variant": name, "runs_as": same[name]} for name in names]
+    return _document({"model": Path(model).name, "precisions": names, **_facts(elmo, sentences, text_file)}, rows)
+
+
+def _facts(elmo: LoadedElmo, sentences: list[list[str]], text_file: str | os.PathLike | None) -> dict:
+    weight = next(elmo.bilm.parameters())
+    return {"device": str(weight.device), "state": "warm", "slots": SLOTS,
+            "text": "generated (Zipf)" if text_file is None else Path(text_file).name, "sentences": len(sentences),
+            "tokens": sum(map(len, sentences)), "sentence_tokens": SENTENCE_TOKENS, "rounds": ROUNDS,
+            "parameters": sum(values.numel() for values in elmo.bilm.parameters()),
+            "backends": {op: resolve(op, "auto", weight) for op in OPS}, "memory_mib": _memory()}
+
+
+def _document(facts: dict, rows: list[dict]) -> dict:
     return {"schema": 1, "name": "bench", "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "version": version_of("elmo-fast"), "machine": machine(), "settings": facts, "results": rounded(rows)}
+            "version": version_of("elmo-fast"), "machine": machine(), "settings": facts,
+            "results": [{**rounded(row), **{name: float(f"{row[name]:.9g}") for name in _EXACT if name in row}}
+                        for row in rows]}
+
+
+def _read(text_file: str | os.PathLike | None) -> list[list[str]]:
+    if text_file is None:
+        return generated_sentences(_MOST_SENTENCES)
+    with open_texts(text_file) as texts:
+        return [list(text.tokens) for text in itertools.islice(texts, _MOST_SENTENCES)]
 
 
 def _embed(elmo: LoadedElmo, variant: Variant, sentences: list[list[str]]) -> list[np.ndarray]:
@@ -93,13 +146,13 @@ def _embed(elmo: LoadedElmo, variant: Variant, sentences: list[list[str]]) -> li
         return list(elmo.vectors(sentences, SLOTS))
 
 
-def _check(elmo: LoadedElmo, chosen: list[Variant], precision: str) -> dict[str, float]:
+def _check(elmo: LoadedElmo, chosen: list[Variant]) -> dict[str, float]:
     some = generated_sentences(8)
+    found = {variant: _embed(elmo, variant, some) for variant in chosen}  # first: they use the first call's warm state
     expected = _embed(elmo, Variant("reference", "reference"), some)
     largest, errors = max(float(np.abs(vectors).max()) for vectors in expected), {}
-    limit = PRECISIONS[precision].model_tolerance
-    for variant in chosen:
-        actual = _embed(elmo, variant, some)
+    for variant, actual in found.items():
+        limit = PRECISIONS[variant.precision or elmo.bilm.precision].model_tolerance
         errors[variant.name] = max(float(np.abs(a - b).max()) for a, b in zip(actual, expected)) / largest
         if not errors[variant.name] <= limit:
             raise RuntimeError(f"{variant.name}: expected numbers within {limit:.0e} of the reference "
@@ -107,32 +160,43 @@ def _check(elmo: LoadedElmo, chosen: list[Variant], precision: str) -> dict[str,
     return errors
 
 
-def _texts(elmo: LoadedElmo, chosen: list[Variant], seconds: float) -> tuple[list[list[str]], list[str]]:
-    """The sentences of a round, as many as fit `seconds`, and the sentence that runs alone."""
-    text = generated_sentences(8192)
-    alone = next(tokens for tokens in text if len(tokens) == SENTENCE_TOKENS)
-    once = sum(_seconds(lambda variant=variant: _embed(elmo, variant, text[:SLOTS])) for variant in chosen)
-    count = int(SLOTS * 0.7 * seconds / (ROUNDS + 1) / once)
-    return text[: min(max(count, SLOTS), len(text))], alone
+def _compare(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]]) -> dict[str, dict]:
+    """The figures of `Accuracy` of each variant against `highest`, by name."""
+    found = {variant: accuracy.Accuracy(elmo.bilm.num_layers) for variant in chosen}
+    for first in range(0, len(sentences), 4 * SLOTS):  # bounds the vectors in memory
+        some = sentences[first : first + 4 * SLOTS]
+        truth = _embed(elmo, Variant("highest", precision="highest"), some)
+        for variant, figures in found.items():
+            figures.add(_embed(elmo, variant, some), truth)
+    return {variant.name: figures.figures() for variant, figures in found.items()}
 
 
-def _time(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]], sentence: list[str],
-          flop: float | None) -> list[dict]:
+def _fitting(elmo: LoadedElmo, chosen: list[Variant], text: list[list[str]], seconds: float,
+             turns: int) -> list[list[str]]:
+    """The sentences of a round: as many as all variants run `turns` times in `seconds`."""
+    some = text[:SLOTS]
+    once = sum(_seconds(lambda variant=variant: _embed(elmo, variant, some)) for variant in chosen)
+    return text[: max(int(len(some) * 0.7 * seconds / turns / once), len(some))]
+
+
+def _time(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]], flop: float | None = None) -> list[dict]:
+    sentence = next(tokens for tokens in generated_sentences(_MOST_SENTENCES) if len(tokens) == SENTENCE_TOKENS)
     tokens, turns = sum(map(len, sentences)), {}
     for variant in chosen:
         turns[variant.name, "text"] = lambda variant=variant: _seconds(lambda: _embed(elmo, variant, sentences))
         turns[variant.name, "sentence"] = lambda variant=variant: min(
             _seconds(lambda: _embed(elmo, variant, [sentence])) for _ in range(5))
-    turns["ceiling"] = _ceiling(elmo)
+    if flop:
+        turns["ceiling"] = _ceiling(elmo)
     for turn in turns.values():
         turn()
-    samples = take_turns(turns, ROUNDS)
-    ceiling, rows = float(np.median(samples["ceiling"])), []
+    samples, rows = take_turns(turns, ROUNDS), []
     for variant in chosen:
         slow, seconds, fast = np.percentile(samples[variant.name, "text"], [75, 50, 25]).tolist()
         row = {"variant": variant.name, "tokens_per_s": tokens / seconds, "quartiles": [tokens / slow, tokens / fast],
                "sentence_ms": 1e3 * float(np.median(samples[variant.name, "sentence"]))}
         if flop:
+            ceiling = float(np.median(samples["ceiling"]))
             row |= {"flop_per_s": flop / seconds, "ceiling_flop_per_s": ceiling, "share": flop / seconds / ceiling}
         rows.append(row)
     return rows
@@ -168,7 +232,7 @@ def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
     return measure
 
 
-def _memory(elmo: LoadedElmo) -> dict[str, float]:
+def _memory() -> dict[str, float]:
     """Peak memory in MiB: of the process, where the system reports it, and of the GPU."""
     peak = peak_memory()
     memory = {} if peak is None else {"process": peak / 2**20}
@@ -184,20 +248,26 @@ def report(document: dict) -> Iterator[str]:
     chip = gpu["name"] if facts["device"].startswith("cuda") else cpu["model"]
     threads = document["machine"]["torch_threads"]
     yield f"{chip}, {cpu['cores']} cores, torch {document['machine']['torch']}, {threads} threads"
-    yield f"model {facts['model']}, {facts['parameters'] / 1e6:.1f} M parameters, {facts['precision']}" + (
-        f" (runs as {facts['computes_in']})" if facts["computes_in"] != facts["precision"] else "")
+    precision = facts.get("precision", "several precisions")
+    yield f"model {facts['model']}, {facts['parameters'] / 1e6:.1f} M parameters, {precision}" + (
+        f" (runs as {facts['computes_in']})" if facts.get("computes_in", precision) != precision else "")
     yield "backends " + ", ".join(f"{op}: {backend}" for op, backend in facts["backends"].items())
-    yield f"{'':16}{'tokens/s':>12}{'one sentence':>16}{'of the ceiling':>16}{'difference':>14}"
-    for row in document["results"]:
-        share = f"{row['share']:.0%}" if "share" in row else "-"
-        yield (f"{row['variant']:16}{row['tokens_per_s']:>12,.0f}{row['sentence_ms']:>13.2f} ms{share:>16}"
-               f"{row['error']:>14.1e}")
+    yield f"text {facts['text']}: {facts['sentences']:,} sentences, {facts['tokens']:,} tokens"
+    yield from accuracy.table(document["results"]) if "precisions" in facts else _table(document["results"])
     memory = ", ".join(f"{name} {mib:,.0f} MiB" for name, mib in facts["memory_mib"].items())
     yield f"peak memory: {memory or 'not known on this system'}"
     if "ceiling_flop_per_s" in document["results"][0]:
         ceiling = document["results"][0]["ceiling_flop_per_s"] / 1e9
         yield (f"ceiling: {ceiling:,.0f} GFLOP/s, PyTorch's product of large matrices in this run; "
                "difference: from the reference path, of the largest value")
+
+
+def _table(rows: list[dict]) -> Iterator[str]:
+    yield f"{'':16}{'tokens/s':>12}{'one sentence':>16}{'of the ceiling':>16}{'difference':>14}"
+    for row in rows:
+        share = f"{row['share']:.0%}" if "share" in row else "-"
+        yield (f"{row['variant']:16}{row['tokens_per_s']:>12,.0f}{row['sentence_ms']:>13.2f} ms{share:>16}"
+               f"{row['error']:>14.1e}")
 
 
 def plot(document: dict, path: str | os.PathLike) -> None:
@@ -216,21 +286,26 @@ def plot(document: dict, path: str | os.PathLike) -> None:
                       va="top", color="0.4")
         axes.set_xlim(0, 1.15 * most)
     axes.set_xlabel("tokens per second")
-    axes.set_title(f"{document['settings']['model']}, {document['settings']['precision']}", loc="left")
+    facts = document["settings"]
+    axes.set_title(f"{facts['model']}, {facts['precision']}" if "precision" in facts else facts["model"], loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     with atomic_path(path) as part:
         figure.savefig(part, format=Path(path).suffix[1:], dpi=150)
 
 
-def command(model: str, device: str | None, precision: str, json_file: str | None, plot_file: str | None,
-            seconds: float) -> Iterator[str]:
-    """Run the subcommand: the lines of `report`; also write the document and the chart if files are given."""
+def command(model: str, device: str | None, precision: str, precisions: list[str] | None, text_file: str | None,
+            json_file: str | None, plot_file: str | None, seconds: float) -> Iterator[str]:
+    """Run the subcommand: the lines of `report`; also write the document and the chart if files are given.
+
+    `precisions` are None without the flag, and an empty list stands for all.
+    """
     for path, name in ((json_file, "--json"), (plot_file, "--plot")):
         if path is not None:
             check_target(path, name)
     if plot_file is not None:
         _check_plot(plot_file)
-    document = bench(model, device, precision, seconds)
+    document = (bench(model, device, precision, seconds, text_file) if precisions is None else
+                bench_precisions(model, device, precisions or tuple(PRECISIONS), seconds, text_file))
     if json_file is not None:
         with atomic_path(json_file) as part:
             part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

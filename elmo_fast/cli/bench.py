@@ -1,15 +1,22 @@
 """The subcommand `bench`."""
 
-from elmo_fast.cli.flags import add_command, checked_type
+from elmo_fast.cli.flags import FORMATS_HELP, add_command, checked_type, shared
 from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.ops.precision import PRECISIONS
 
 
 def add_commands(commands) -> None:
     """Add the subcommand `bench`."""
     parser = add_command(commands, "bench", "elmo_fast.bench.run:command", "measure speed, latency and memory of a "
-                         "model on this machine, in about half a minute", "--model", "--precision", model=DEFAULT_MODEL)
+                         "model on this machine, in about half a minute", "--model", model=DEFAULT_MODEL)
     parser.epilog = "Before anything is timed, the results are compared with those of the reference path."
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--precision", **shared("--precision"))
+    add("--precisions", nargs="*", choices=PRECISIONS, metavar="NAME", help="compare the speed of precisions, and "
+        f"their accuracy against highest (default without NAME: {', '.join(PRECISIONS)})")
     add = parser.add_argument
+    add("--text", dest="text_file", metavar="FILE", help="measure with the sentences of FILE, at most 8,192: UTF-8 "
+        f"text, one tokenized sentence per line; {FORMATS_HELP} (default: generated text)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: the first GPU if there is one)")
     add("--json", dest="json_file", metavar="FILE", help="write the results and a description of the machine to FILE")
     add("--plot", dest="plot_file", metavar="FILE", help="draw the speeds to FILE (.png, .svg, .pdf; needs "

@@ -2,6 +2,8 @@
 
 import json
 
+import h5py
+import numpy as np
 import pytest
 
 from benchmarks.common import Timing
@@ -9,8 +11,11 @@ from elmo_fast.bench import run as bench_run
 from elmo_fast.bench import work
 from elmo_fast.bench.timing import take_turns
 from elmo_fast.bench.work import generated_sentences
+from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm.cuda import choice
-from tests.support.files import run, write_model
+from tests.support.engines import isa, needs_native
+from tests.support.files import run, tiny, write_model
+from tests.support.softmax import SENTENCES, WORDS, write_softmax_model
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +63,83 @@ def test_the_command(tmp_path, capsys):
     (["--json", "absent/x.json"], "--json: expected an existing directory"),
     (["--seconds", "0"], "expected a number from 1 to 3600, got '0'"),
     (["--model", "absent"], "absent"),
+    (["--precisions", "lowest"], "argument --precisions: invalid choice: 'lowest'"),
+    (["--precisions", "low", "--precision", "low"], "argument --precision: not allowed with argument --precisions"),
+    (["--text", "absent.txt"], "absent.txt"), (["--text", "empty.txt"], "input file: expected one tokenized"),
 ])
 def test_refusals(arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
     status, _, err = run(capsys, "bench", *arguments)
     assert status == 2 and message in err and err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def model_and_text(tmp_path_factory):
+    """A model with a softmax, large enough for its precisions to differ, and 70 sentences, more than a batch."""
+    folder = tmp_path_factory.mktemp("softmax")
+    (folder / "text.txt").write_text("".join(" ".join(words) + "\n" for words in SENTENCES if words) * 24)
+    return write_softmax_model(folder / "model", tiny(lstm__dim=48, lstm__projection_dim=16)), folder / "text.txt"
+
+
+def expected_figures(model, sentences, precision):
+    """What the command says of a precision, from vectors, in numpy."""
+    exact, elmo = (bench_run.load(model, device="cpu", precision=name) for name in ("highest", precision))
+    truth, found = (np.concatenate(each.embed(sentences), axis=1).astype(float) for each in (exact, elmo))
+    cosines = (truth * found).sum(2) / np.linalg.norm(truth, axis=2) / np.linalg.norm(found, axis=2)
+    with h5py.File(model / "softmax.hdf5") as file:
+        w, b = file["softmax/W"][()].astype(float), file["softmax/b"][()].astype(float)
+    losses = []
+    for sentence in sentences:
+        (*_, top), _ = elmo.bilm.embed_tokens([sentence])
+        scores = top.double().detach().numpy().reshape(len(top), 2, -1) @ w.T + b  # [T + 2, 2, words]
+        logs = scores - np.log(np.exp(scores).sum(2, keepdims=True))
+        ids = [WORDS.index(word if word in WORDS else "<UNK>") for word in ("<S>", *sentence, "</S>")]
+        losses += [-logs[k, 0, ids[k + 1]] for k in range(len(ids) - 1)]
+        losses += [-logs[k, 1, ids[k - 1]] for k in range(1, len(ids))]
+    errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, truth)]
+    return {"relative_errors": errors, "smallest_cosine": cosines.min(), "perplexity": np.exp(np.mean(losses))}
+
+
+def test_precisions_have_the_figures_of_their_vectors(model_and_text):
+    model, text = model_and_text
+    document = bench_run.bench_precisions(model, "cpu", seconds=1.0, text_file=text)
+    facts, rows = document["settings"], document["results"]
+    sentences = [line.split() for line in text.read_text().splitlines()][: facts["sentences"]]
+    assert facts["text"] == "text.txt" and facts["tokens"] == sum(map(len, sentences)) and len(sentences) >= 64
+    assert [row["variant"] for row in rows] == facts["precisions"] == list(PRECISIONS)
+    for row in rows:
+        low, high = row["quartiles"]
+        assert 0 < low <= row["tokens_per_s"] <= high and row["sentence_ms"] > 0
+        for name, value in expected_figures(model, sentences, row["variant"]).items():
+            assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-9), (row["variant"], name)
+    assert rows[0]["relative_errors"] == [0, 0, 0] and rows[0]["perplexity"] > 1
+
+
+@needs_native
+def test_a_precision_that_runs_as_another_is_named(model_and_text, capsys, tmp_path):
+    model, text = model_and_text
+    with isa("avx2"):
+        status, out, err = run(capsys, "bench", "--model", model, "--precisions", "low", "high", "highest", "--text",
+                               text, "--device", "cpu", "--seconds", 1, "--json", tmp_path / "found.json")
+    assert status == 0, err
+    rows = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert [(row["variant"], row["runs_as"]) for row in rows] == [
+        ("low", "low"), ("high", "highest"), ("highest", "highest")]
+    assert {**rows[1], "variant": "highest"} == rows[2] and rows[0]["relative_errors"][1] > 1e-4
+    assert "high runs as highest here" in out and "low runs as" not in out
+    for row in rows:
+        line = next(line for line in out.splitlines() if line.startswith(f"{row['variant']:16}"))
+        assert f"{row['tokens_per_s']:,.0f}" in line and f"{row['perplexity']:.4f}" in line
+        assert all(f"{error:.1e}" in line for error in row["relative_errors"])
+
+
+def test_without_a_softmax_the_report_says_how_to_get_perplexity(tmp_path):
+    document = bench_run.bench_precisions(write_model(tmp_path / "model"), "cpu", ["low"], seconds=1.0)
+    assert "perplexity" not in document["results"][0]
+    assert "elmo-fast export RUN OUTPUT --softmax" in "\n".join(bench_run.report(document))
+    with pytest.raises(ValueError, match="precision: expected one of highest, high, medium, low, got 'lowest'"):
+        bench_run.bench_precisions(tmp_path / "model", "cpu", ["low", "lowest"])
 
 
 def test_a_path_is_forced_in_the_body_alone(document, tmp_path, monkeypatch):
