@@ -19,7 +19,8 @@ from benchmarks import common, scaling
 from benchmarks.charts import drawn, svg
 from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, one, ours, read, recorded, rows
 
-PAGES = ("README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("performance", "serving", "scaling")))
+PAGES = ("README.md", "benchmarks/README.md",
+         *(f"docs/{name}.md" for name in ("numbers", "performance", "serving", "scaling")))
 PEER_SIZES = ("original", "small", "bundled")
 LOADS = tuple((load, threads) for load in ("idle", "busy") for threads in (1, 2))
 NOT_YET = "\nNot recorded yet.\n"
@@ -116,6 +117,18 @@ def host() -> str:
     least, most = (f(row["median"] for size in ("bundled", "small") for row in rows(f"latency-{size}-amx", way="host"))
                    for f in (min, max))
     return f"{least:.1f} to {most:.1f}"
+
+
+def precisions() -> str:
+    """Speed and accuracy of precisions by model."""
+    def cells(row: dict) -> list[str]:
+        errors = ", ".join(f"{error:.1e}".replace("e-0", "e-") if error else "0" for error in row["relative_errors"])
+        return [f"`{row['variant']}`", f"{row['tokens_per_s']:,.0f}", f"{row['sentence_ms']:.1f}", errors,
+                f"{row['smallest_cosine']:.6f}"]
+
+    head = ["model", "precision", "tokens/s", "one sentence, ms", "relative error by layer", "smallest cosine"]
+    return markdown(head, [[size, *cells(row)] for size in ("bundled", "small", "original")
+                           for row in rows(f"precisions-{size}-amx")])
 
 
 def token_table() -> str:
@@ -227,6 +240,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed machine": speed_machine, "embed": embed, "layer": layer,
     "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
     "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
+    "precisions": precisions, "precisions machine": lambda: machine("precisions-original-amx"),
     "token table": token_table, "train": train, "train ratio": train_ratio, "reference": reference, "io": io,
     "io stages": io_stages, "io memory": io_memory, "io machine": io_machine, "serve": serve,
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from benchmarks.common import Timing
+from benchmarks.workloads import running_text
 from elmo_fast.bench import run as bench_run
 from elmo_fast.bench import work
+from elmo_fast.bench.precisions import head_beside, perplexity
 from elmo_fast.bench.timing import take_turns
 from elmo_fast.bench.work import generated_sentences
+from elmo_fast.model.sources import find_model
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm.cuda import choice
 from tests.support.engines import isa, needs_native
@@ -114,6 +117,30 @@ def test_precisions_have_the_figures_of_their_vectors(model_and_text):
         for name, value in expected_figures(model, sentences, row["variant"]).items():
             assert row[name] == pytest.approx(value, rel=1e-4, abs=1e-9), (row["variant"], name)
     assert rows[0]["relative_errors"] == [0, 0, 0] and rows[0]["perplexity"] > 1
+
+
+@pytest.mark.long
+def test_perplexity_of_a_trained_model_in_every_precision(shared, tmp_path, capsys, monkeypatch):
+    """The bundled model, fine-tuned with a softmax over 3,000 words until it is far better than chance."""
+    monkeypatch.chdir(tmp_path)
+    lines = [" ".join(words) + "\n" for words in running_text(3200)[0]]
+    (tmp_path / "train.txt").write_text("".join(lines[:3000]), encoding="utf-8")
+    (tmp_path / "text.txt").write_text("".join(lines[3000:]), encoding="utf-8")
+    training = ("--max-steps 30 --batch-size 64 --full-softmax --optimizer adamw --learning-rate 0.003 "
+                "--warmup-steps 5 --precision highest --quiet")
+    for command in ("vocab train.txt vocab.txt --min-count 3",
+                    f"train run --from-model bundled --train train.txt --vocab vocab.txt {training}",
+                    "export run model --softmax"):
+        assert run(capsys, *command.split())[0] == 0
+    elmo, sentences = bench_run.load("model", device="cpu"), [line.split() for line in lines[3000:]]
+    head = head_beside(elmo, find_model("model"))
+    found = {}
+    for name in PRECISIONS:
+        with bench_run.Variant(name, precision=name).active(elmo):
+            found[name] = perplexity(head, sentences)
+    assert 10 < found["highest"] < 150 and found["low"] != found["highest"]
+    for name, limit in (("high", 1e-5), ("medium", 1e-3), ("low", 7e-3)):
+        assert found[name] == pytest.approx(found["highest"], rel=limit), name
 
 
 @needs_native
