@@ -87,7 +87,8 @@ class Runner:
         """JSON values that are equal where the same texts give the same vectors."""
         bilm, table = self.bilm, self.bilm.token_table
         found = {"version": version("elmo-fast"), "model": bilm.fingerprint(), "state": self.state,
-                 "precision": bilm.precision, "backend": bilm.backend, "device": next(bilm.parameters()).device.type,
+                 "precision": bilm.precision, "effective precision": bilm.computes_in, "backend": bilm.backend,
+                 "device": next(bilm.parameters()).device.type,
                  "token_table": table and [table.fingerprint, len(table), table.storage, table.unknown]}
         if self.state == "carry":
             found["initial states"] = _states_digest(self.states())

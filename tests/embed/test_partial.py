@@ -12,6 +12,7 @@ from elmo_fast import ConfigurationError
 from elmo_fast.embed.run import Target, write_corpus
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors.spec import OutputSpec
+from tests.support.engines import TILE_ISAS, isa
 from tests.support.files import flip, full_disk, names
 from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
 
@@ -36,6 +37,7 @@ def interrupted(tmp_path):
     ({"slots": 4, "resume": True}, "resume: expected the settings of .*part, which has batch_size 3 and not 4"),
     ({"state": "zero", "resume": True}, "resume: .* has state 'carry' and not 'zero'"),
     ({"seed": 1, "resume": True}, "resume: .* has model '.*' and not '.*'"),
+    ({"precision": "low", "resume": True}, "resume: .* has precision 'highest' and not 'low', effective precision 'hi"),
     ({"form": OutputSpec("top"), "resume": True}, "resume: .* has layers 'all' and not 'top'"),
     ({"form": OutputSpec(targets=frozenset({"word1"})), "resume": True}, "resume: .* has targets None and not '"),
     ({}, r"output: found a partial result of 12 texts of this input in .*o.h5.part; resume \(--resume\) goes on after"),
@@ -46,6 +48,17 @@ def test_what_does_not_fit_is_refused_and_the_partial_result_stays(interrupted, 
         embed(interrupted, **arguments)
     assert names(interrupted.parent) == ["o.h5.part"]
     assert sorted(path.name for path in interrupted.with_name("o.h5.part").iterdir()) == before
+
+
+@pytest.mark.skipif(not TILE_ISAS, reason="no tiles here, nor their emulation")
+def test_a_run_does_not_go_on_where_its_precision_runs_as_another(tmp_path):
+    with isa("avx2"), power_cut(4):
+        embed(tmp_path / "o.h5", precision="high")
+    with isa(TILE_ISAS[0]), pytest.raises(ConfigurationError, match="resume: .* has effective precision 'highest' and "
+                                                                    "not 'high'$"):
+        embed(tmp_path / "o.h5", precision="high", resume=True)
+    with isa("avx2"):
+        embed(tmp_path / "o.h5", precision="high", resume=True)
 
 
 @pytest.mark.parametrize("arguments", [{"texts": OTHER}, {"slots": 4}, {"state": "warm"}, {"texts": TEXTS[:2]}])

@@ -52,6 +52,12 @@ def test_vectors_are_those_of_embed(model, layers, pool, state, width):
     assert vectorizer.transform([]).shape == (0, width)
 
 
+def test_vectors_in_low_are_those_of_embed_in_low(model):
+    elmo = elmo_fast.load(model, precision="low")
+    found = ElmoVectorizer(model, precision="low").fit_transform(["A good film ."])
+    np.testing.assert_array_equal(found, elmo.embed(["A good film ."], "average", pool="mean"))
+
+
 def test_pipeline_search_clone_and_pickle():
     labels = np.array(["good" in text for text in TEXTS])
     pipeline = make_pipeline(ElmoVectorizer(), LogisticRegression(max_iter=1000))

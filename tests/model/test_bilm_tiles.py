@@ -1,4 +1,4 @@
-"""Whole models in bf16 tiles, on AMX or on its emulation: char encoder, LSTM and packed weights."""
+"""Whole models in bf16 tiles, on AMX or on its emulation, and in `low`: char encoder, LSTM and packed weights."""
 
 import pytest
 import torch
@@ -7,25 +7,23 @@ from elmo_fast import TokenTable, batch_to_ids, build_token_table, write_token_t
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS, lowest
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
-from tests.support.engines import TILE_ISAS, isa
+from tests.support.engines import LOW_ISAS, TILE_ISAS, isa
 from tests.support.files import names, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
-LIMITS = {"high": AGAINST_FLOAT64["bf16x3"], "medium": AGAINST_FLOAT64["bf16"]}
+LIMITS = {"high": AGAINST_FLOAT64["bf16x3"], "medium": AGAINST_FLOAT64["bf16"], "low": AGAINST_FLOAT64["int8"]}
 LARGER = options({"dim": 96, "projection_dim": 40, "cell_clip": 0.3, "proj_clip": 0.05},
                  {"filters": [[1, 20], [3, 50]]})
 IDS = batch_to_ids(SENTENCES)
 
 
-@pytest.fixture(params=TILE_ISAS, autouse=True)
-def tiles(request):
-    with isa(request.param):
-        yield
-
-
-@pytest.fixture(params=LIMITS)
+@pytest.fixture(params=[*((name, precision) for name in TILE_ISAS for precision in ("high", "medium")),
+                        *((name, "low") for name in LOW_ISAS)], ids=" ".join)
 def precision(request):
-    return request.param
+    """On each instruction set that has products of it."""
+    name, precision = request.param
+    with isa(name):
+        yield precision
 
 
 @pytest.mark.parametrize("shape", ["two layers", "clips that fire", "no highway", "no projection", "tanh", "larger"])
@@ -36,7 +34,7 @@ def test_every_layer_is_within_the_tolerance(precision, shape):
     highest = bilm(of, backend="native")(IDS).activations
     for one, other, plain in zip(found, exact, highest):
         assert relative_error(one, other) < LIMITS[precision]
-        assert not torch.equal(one, plain)  # 16-bit products took part in every layer, the first included
+        assert not torch.equal(one, plain)  # rounded products took part in every layer, the first included
 
 
 def test_without_fp32_weights_the_bits_are_the_same(precision):

@@ -58,11 +58,11 @@ def test_the_command(capfd, tmp_path, corpus, model, monkeypatch):
     out = tmp_path / "vectors"
     with cluster_settings(monkeypatch):
         status, _, errors = run(capfd, "embed", corpus, out, "--top", "--state", "zero", "--model", model,
-                                "--allow-blank", "--quiet", "--batch-size", 5, "--ray")
+                                "--allow-blank", "--quiet", "--batch-size", 5, "--precision", "low", "--ray")
     assert (status, errors) == (0, "")
     assert names(tmp_path) == ["corpus.txt", "vectors"]
-    manifest = assert_shards(out, elmo_fast.load(model).embed(TEXTS, "top", "zero"))
-    assert len(manifest["shards"]) == 1
+    manifest = assert_shards(out, elmo_fast.load(model, precision="low").embed(TEXTS, "top", "zero"))
+    assert len(manifest["shards"]) == 1 and manifest["fingerprint"]["precision"] == "low"
     fingerprint = elmo_fast.load(model).bilm.fingerprint()
     assert manifest["fingerprint"]["model"] == fingerprint and manifest["form"]["layers"] == "top"
 

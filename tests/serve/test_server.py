@@ -160,6 +160,13 @@ def test_a_key_a_name_and_a_warning(serve, tmp_path):
     assert "without an API key" in ended(process)[1]
 
 
+def test_a_server_in_low_has_the_vectors_of_embed_in_low(serve, model):
+    text, elmo = "a fine play .", elmo_fast.load(model, device="cpu", precision="low")
+    _, url = serve("--precision", "low")
+    found = httpx.post(f"{url}/v1/embed", json={"texts": [text]}, timeout=SECONDS).json()["vectors"][0]
+    np.testing.assert_array_equal(np.array(found, np.float32), elmo.embed([text])[0])
+
+
 def test_the_example_client(serve):
     _, url = serve(name="bundled")
     texts = ["a fine play .", "they play outside ."]

@@ -39,13 +39,14 @@ def power_cut(commits):
         yield
 
 
-def model(state="carry", seed=0):
-    return ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], seed, state=state, backend="native"))
+def model(state="carry", seed=0, precision="highest"):
+    return ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], seed, state=state, precision=precision,
+                                       backend="native"))
 
 
 def embed(output, state="carry", slots=3, texts=TEXTS, layout="allennlp", form=None, resume=False, seed=0,
-          seconds=None):
-    embedder = model(state, seed)
+          seconds=None, precision="highest"):
+    embedder = model(state, seed, precision)
     items = (Text(str(number), " ".join(tokens), tokens) for number, tokens in enumerate(texts))
     form = form or OutputSpec()
     write_corpus(items, embedder.runner(slots), Target(output, layout, form), resume=resume,

@@ -195,7 +195,8 @@ def test_such_a_run_is_not_resumed(run, capsys, entry, value):
     ({"train": [3]}, "train: expected paths of text, got [3]"),
     ({"train": None}, "a difference in their number"),
     ({"heldout": 3}, "heldout: expected paths of text, got 3"),
-    ({"precision": "a"}, "precision: expected one of"), ({"precision": None}, "precision: expected one of"),
+    ({"precision": "low"}, "precision: expected one of highest, high, medium, got 'low'"),
+    ({"precision": None}, "precision: expected one of"),
     *(({name: value}, f"{name}: expected") for name in ("evaluate_every", "evaluate_batch_size", "checkpoint_every",
                                                        "keep", "log_every", "patience") for value in (0, "3", 2**70)),
     *(({name: 3}, f"{name}: expected true or false, got 3") for name in ("tensorboard", "quiet"))])
