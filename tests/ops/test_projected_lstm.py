@@ -24,6 +24,7 @@ from tests.support.engines import (
     TILE_ISAS,
     TILES,
     TORCH,
+    TWINS,
     Engine,
     altered,
 )
@@ -40,7 +41,7 @@ WAYS = {
        for n in (2, 14, 15, 16, 17, 33, 64)}}
 
 
-@pytest.mark.parametrize("engine, sizes, way", grid(FAST, SIZES, list(WAYS)))
+@pytest.mark.parametrize("engine, sizes, way", grid(FAST, SIZES, list(WAYS), only_pairs=TWINS))
 def test_agrees_with_float64(engine, sizes, way):
     lstm_case(sizes, **WAYS[way]).check(engine)
 
@@ -274,8 +275,8 @@ def activations(engine, x):
 
 @pytest.mark.parametrize("engine, stride", [
     *((engine, 8191) for engine in (*HIGHEST, *TILES)),
-    *(pytest.param(engine, 61, marks=pytest.mark.long) for engine in HIGHEST),
-    *(pytest.param(engine, 251, marks=pytest.mark.long) for engine in TILES)], ids=str)
+    *(pytest.param(engine, 509, marks=pytest.mark.long) for engine in (*HIGHEST, *TILES) if engine not in TWINS)],
+    ids=str)
 def test_activations(engine, stride):
     """Within 2 ulp; for 16-bit products a small relative error. On every `stride`-th float and the range in use."""
     patterns = np.arange(0, 2**32, stride, np.uint64).astype(np.uint32).view(np.float32)

@@ -90,6 +90,10 @@ TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision i
 LOW_ISAS = [name for name in ("generic", "neon", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx", "amx-emulated")
             if _runs(name, "low")]
 LOW = [Engine("native", name, "low") for name in LOW_ISAS]
+# Tests compare these bit for bit with another engine: emulated tiles, and `low` on levels with the vectors of another.
+TWINS = [*(engine for engine in TILES if engine.isa != TILE_ISAS[0]),
+         *(engine for vectors in (("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx", "amx-emulated"))
+           for engine in [each for each in LOW if each.isa in vectors][1:])]
 FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES, *LOW]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []

@@ -1,13 +1,14 @@
 """Grids of test parameters, of which `make test` runs what meets every pair of values and `make test-all` the rest."""
 
 import itertools
+from collections.abc import Collection
 
 import pytest
 
 
-def grid(*choices, together: int = 2) -> list:
+def grid(*choices, together: int = 2, only_pairs: Collection = ()) -> list:
     """The product of `choices` for `pytest.mark.parametrize`. Rows without a new combination of the values of
-    `together` parameters are long tests."""
+    `together` parameters are long tests, and are left out if they have a value of `only_pairs`."""
     everything = list(itertools.product(*(range(len(values)) for values in choices)))
     met = {row: set(itertools.combinations(enumerate(row), together)) for row in everything}
     missing, quick = set().union(*met.values()), set()
@@ -16,4 +17,5 @@ def grid(*choices, together: int = 2) -> list:
         quick.add(best)
         missing -= met[best]
     return [pytest.param(*(values[k] for values, k in zip(choices, row)),
-                         marks=() if row in quick else pytest.mark.long) for row in everything]
+                         marks=() if row in quick else pytest.mark.long) for row in everything
+            if row in quick or not any(values[k] in only_pairs for values, k in zip(choices, row))]
