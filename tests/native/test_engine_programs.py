@@ -32,6 +32,7 @@ spec = importlib.util.spec_from_file_location("elmo_fast._native", {!r})
 sys.modules["elmo_fast._native"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.use_openmp_threads = lambda: False  # their synchronization is out of a sanitizer's sight
+sys.modules["triton"] = None  # its kernels, interpreted as PTX, have no part of the module
 """
 
 

@@ -18,6 +18,7 @@ CASES |= {"long": LONG, "sixteen": SIXTEEN, "wide": WIDE,
           "width 50": options(char_cnn={"embedding": {"dim": 24}, "filters": [[50, 3]]}),
           "dim 200": options(char_cnn={"embedding": {"dim": 200}, "filters": [[3, 4]], "max_characters_per_token": 8})}
 ENGINES = [Engine("torch"), TORCH, *HIGHEST]
+needs_triton = pytest.mark.skipif(not TRITON, reason="needs triton, nvcc, a C++ compiler and pybind11")
 
 
 def random(*shape, seed=1, ids=262, **more):
@@ -27,21 +28,43 @@ def random(*shape, seed=1, ids=262, **more):
 SHORT = torch.cat([random(9, 5, ids=261).clamp(min=1), torch.full((9, 20), 261)], dim=1)  # tokens of 5 characters
 
 
+ROWS = {
+    "any id": random(40, 50), "few ids": random(40, 50, ids=3), "padding alone": torch.full((3, 50), 261),
+    "no token": torch.zeros(2, 50, dtype=torch.int64), "no rows": torch.zeros(0, 50, dtype=torch.int64),
+    "as long as the widest": random(3, 9, dtype=torch.int32),
+    "repeated": torch.tensor([[5, 7, 5, 7, 5, 7, 7, 5] + [261] * 4, [9] * 12, [9] * 6 + [261] * 6]),
+    "both ends": torch.tensor([[1, 261], [261, 1], [0, 261], [261, 0]]).repeat(1, 9),
+    "columns first": random(18, 9).t()}
+
+
+def mostly_long(cases, *quick):
+    """The cases by name as parameters, of which few belong to the quick tier: PTX is interpreted slowly."""
+    return [pytest.param(case, id=name, marks=() if name in quick else pytest.mark.long)
+            for name, case in cases.items()]
+
+
 @pytest.mark.parametrize("of", CASES.values(), ids=CASES)
 def test_agrees_with_float64(of):
-    char_cnn_case(of).check(*ENGINES, *TRITON)
+    char_cnn_case(of).check(*ENGINES)
 
 
-@pytest.mark.parametrize("ids", [
-    random(40, 50), random(40, 50, ids=3), torch.full((3, 50), 261), torch.zeros(2, 50, dtype=torch.int64),
-    torch.zeros(0, 50, dtype=torch.int64), random(3, 9, dtype=torch.int32),
-    torch.tensor([[5, 7, 5, 7, 5, 7, 7, 5] + [261] * 4, [9] * 12, [9] * 6 + [261] * 6]),
-    torch.tensor([[1, 261], [261, 1], [0, 261], [261, 0]]).repeat(1, 9), random(18, 9).t(),
-], ids=["any id", "few ids", "padding alone", "no token", "no rows", "as long as the widest", "repeated", "both ends",
-        "columns first"])
+@pytest.mark.parametrize("ids", ROWS.values(), ids=ROWS)
 def test_rows_that_no_token_gives(ids):
     for of in (WIDE, SIXTEEN):
-        char_cnn_case(of, ids).check(*ENGINES, *TRITON)
+        char_cnn_case(of, ids).check(*ENGINES)
+
+
+@needs_triton
+@pytest.mark.parametrize("of", mostly_long(CASES, "tanh", "wide", "filters as wide as the projection"))
+def test_triton_agrees_with_float64(of):
+    char_cnn_case(of).check(*TRITON)
+
+
+@needs_triton
+@pytest.mark.parametrize("ids", mostly_long(ROWS, "padding alone", "no rows", "repeated", "both ends"))
+def test_rows_that_no_token_gives_in_triton(ids):
+    for of in (WIDE, SIXTEEN):
+        char_cnn_case(of, ids).check(*TRITON)
 
 
 @pytest.mark.parametrize("change", [

@@ -152,7 +152,8 @@ def test_gradcheck_of_what_the_native_gradients_are_held_to(engine):
 
 @pytest.mark.parametrize("engine, case, op", [
     *((NATIVE, case, "projected_lstm") for case in (LSTM, lstm_case(gathered=False, slots=SLOTS))),
-    *((engine, CHAR_CNN, "char_cnn") for engine in (NATIVE, *TRITON)),
+    (NATIVE, CHAR_CNN, "char_cnn"),
+    *(pytest.param(engine, CHAR_CNN, "char_cnn", marks=pytest.mark.long) for engine in TRITON),  # slow as PTX
     *((engine, LINEAR, "linear") for engine in (NATIVE, *TRITON)),
     *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON)])
 def test_registered_ops(engine, case, op):
