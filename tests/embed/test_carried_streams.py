@@ -92,7 +92,8 @@ USES = {
 CHUNKS = {"whole": {}, "small": {"rows": 1, "tokens": 40}, "small, one ahead": {"rows": 32, "chunks_ahead": 1}}
 
 
-@pytest.mark.parametrize("use, chunks, backend", grid(list(USES), list(CHUNKS), ["native", "torch", "reference"]))
+@pytest.mark.parametrize("use, chunks, backend", grid(
+    list(USES), list(CHUNKS), ["native", "torch", "reference"], together=1))
 def test_three_calls_of_each_use(monkeypatch, use, chunks, backend):
     if CHUNKS[chunks]:
         bound(monkeypatch, **CHUNKS[chunks])
@@ -105,7 +106,8 @@ def test_three_calls_of_each_use(monkeypatch, use, chunks, backend):
     assert_same(ours.embed_batch(texts(4)), plain.embed_batch(texts(4)), backend)
 
 
-@pytest.mark.parametrize("size, chunks, backend", grid([1, 3, 8, 64], list(CHUNKS), ["native", "torch"]))
+@pytest.mark.parametrize("size, chunks, backend", grid([1, 3, 8, 64], list(CHUNKS), ["native", "torch"],
+                                                         together=1))
 def test_states_after_every_result(monkeypatch, backend, chunks, size):
     if CHUNKS[chunks]:
         bound(monkeypatch, **CHUNKS[chunks])

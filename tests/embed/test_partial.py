@@ -14,6 +14,7 @@ from elmo_fast.text.readers import Text
 from elmo_fast.vectors.spec import OutputSpec
 from tests.support.engines import TILE_ISAS, isa
 from tests.support.files import flip, full_disk, names
+from tests.support.grid import grid
 from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
 
 pytestmark = pytest.mark.usefixtures("short_sections")
@@ -61,8 +62,8 @@ def test_a_run_does_not_go_on_where_its_precision_runs_as_another(tmp_path):
         embed(tmp_path / "o.h5", precision="high", resume=True)
 
 
-@pytest.mark.parametrize("arguments", [{"texts": OTHER}, {"slots": 4}, {"state": "warm"}, {"texts": TEXTS[:2]}])
-@pytest.mark.parametrize("seconds", [0, 1000])
+@pytest.mark.parametrize("arguments, seconds", grid(
+    [{"texts": OTHER}, {"slots": 4}, {"state": "warm"}, {"texts": TEXTS[:2]}], [0, 1000], together=1))
 def test_another_run_replaces_a_partial_result_and_says_so(interrupted, caplog, arguments, seconds):
     embed(interrupted, **arguments, seconds=seconds)
     assert "the partial result of 12 texts will be replaced: it has" in caplog.text
@@ -89,10 +90,10 @@ def damaged(path):
     flip(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [truncate, damaged, os.unlink])
-@pytest.mark.parametrize("name, texts", [("000003", 9), ("000003.states", 9), ("000001", 3), ("000000", 0),
-                                         ("000000.states", 0)])
-def test_damaged_segments_are_dropped(interrupted, caplog, damage, name, texts):
+@pytest.mark.parametrize("damage, name", grid(
+    [truncate, damaged, os.unlink], ["000003", "000003.states", "000001", "000000", "000000.states"], together=1))
+def test_damaged_segments_are_dropped(interrupted, caplog, damage, name):
+    texts = 3 * int(name[:6])
     damage(interrupted.with_name("o.h5.part") / name)
     embed(interrupted, resume=True)
     assert f"continuing after {texts} texts, not 12" in caplog.text

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("short_sections")
 
 @pytest.mark.parametrize("state, slots, cuts, layout", grid(
     ["carry", "zero", "warm"], [1, 3, 64], [(1,), (2, 1), (4, 3, 1)],
-    [("allennlp", "o.h5"), ("packed", "o.h5"), ("packed", "o"), ("npz", "o.npz")]))
+    [("allennlp", "o.h5"), ("packed", "o.h5"), ("packed", "o"), ("npz", "o.npz")], together=1))
 def test_a_run_that_goes_on_gives_what_an_uninterrupted_one_gives(tmp_path, state, slots, cuts, layout):
     layout, name = layout
     (tmp_path / "whole").mkdir()

@@ -17,6 +17,7 @@ from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support import cuda_ops, fake_graphs
+from tests.support.grid import grid
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 
@@ -42,13 +43,13 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(encoder_module, "_WARMUP_TOKENS", 600)
 
 
-@pytest.mark.parametrize("shape, state, precision", [
+@pytest.mark.parametrize("of, most_slots", grid([
     ("two layers", "carry", "highest"), ("clips that fire", "carry", "highest"), ("four layers", "zero", "highest"),
     ("no projection", "zero", "highest"), ("no skip connections", "warm", "highest"),
     ("clips that fire", "warm", "highest"), ("no projection", "carry", "highest"),
-    ("clips that fire", "carry", "medium")])
-@pytest.mark.parametrize("most_slots", [1024, 2])
-def test_equals_the_ordinary_forward(shape, state, precision, most_slots, monkeypatch):
+    ("clips that fire", "carry", "medium")], [1024, 2], together=1))
+def test_equals_the_ordinary_forward(of, most_slots, monkeypatch):
+    shape, state, precision = of
     monkeypatch.setitem(lstm.MOST_SLOTS, "graph", most_slots)
     limit = SAME_MODEL if precision == "highest" else AGAINST_FLOAT64["fp16"]
     one, other = bilm(SHAPES[shape], state=state, precision=precision), bilm(SHAPES[shape], state=state)

@@ -37,8 +37,9 @@ print("agrees", _native.threads_are_openmp())
 
 @needs_native
 @pytest.mark.parametrize("threads, variables", [
-    ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}),
-    pytest.param("openmp", {"OMP_DYNAMIC": "true"}, marks=pytest.mark.long),
+    ("openmp", {}), ("own", {}),
+    *(pytest.param("openmp", variables, marks=pytest.mark.long)
+      for variables in ({"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"})),
 ], ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])
 def test_every_choice_of_threads_gives_the_same_bits(threads, variables):
     if threads == "openmp" and not native.use_openmp_threads():
