@@ -102,9 +102,9 @@ BROKEN = """
 @runs('`"type": "elmo_token_embedder"`')
 @pytest.mark.parametrize("code, logged", [
     (STAND_IN, ""),
-    (BROKEN.format("ModuleNotFoundError('no AllenNLP', name='allennlp')"), ""),
-    pytest.param(BROKEN.format("ModuleNotFoundError('no spacy', name='spacy')"), "(ModuleNotFoundError: no spacy)",
-                 marks=pytest.mark.long),
+    *(pytest.param(BROKEN.format(error), logged, marks=pytest.mark.long) for error, logged in (
+        ("ModuleNotFoundError('no AllenNLP', name='allennlp')", ""),
+        ("ModuleNotFoundError('no spacy', name='spacy')", "(ModuleNotFoundError: no spacy)"))),
     (BROKEN.format("TypeError('old code')"), "(TypeError: old code)"),
 ])
 def test_allennlp_that_is_there_absent_or_broken(files, code, logged):

@@ -71,8 +71,9 @@ def plain_run(options, corpus, folder, gpus, runs):
 
 @runs("`from bilm.training import train", "`train(options, data, n_gpus", "`options['n_train_tokens']`",
      "`test(options, ckpt_file, data, batch_size=256)`", "`load_options_latest_checkpoint(")
-@pytest.mark.parametrize("kind, gpus", [("characters", 1), ("characters", 2), ("words", 1), ("shared table", 2),
-                                        ("one direction", 1), ("full softmax", 1)])
+@pytest.mark.parametrize("kind, gpus", [
+    ("characters", 2), ("words", 1), ("shared table", 2), *(pytest.param(kind, 1, marks=pytest.mark.long) for kind in (
+        "characters", "one direction", "full softmax"))])  # which tests/train trains as well
 def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
     options, folder = options_of(kind), tmp_path / "run"
     options["n_train_tokens"] *= gpus

@@ -87,9 +87,9 @@ def test_a_compiled_model_has_the_same_results(folder, make, uses_mask, train):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [of_elmo, of_bilm, of_embedder])
-@pytest.mark.parametrize("uses_mask", [False, True])
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("make, uses_mask, train", [
+    (of_elmo, False, False), (of_elmo, True, True), (of_bilm, True, False), (of_bilm, False, True),
+    (of_embedder, False, False), (of_embedder, True, True)])  # every pair of values
 def test_with_inductor(folder, make, uses_mask, train):
     check(make, folder, "inductor", uses_mask, train, requires_grad=train, state="zero")
 

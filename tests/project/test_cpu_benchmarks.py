@@ -65,10 +65,13 @@ def test_latency_has_every_length_load_and_number_of_threads(bench):
     assert [case["variant"] for case in cases if case["way"] == "host"] == ["zero state", "carry state"]
 
 
-def test_embedding_has_every_way_and_precision(bench):
-    settings, cases = bench(bench_embed)
-    assert settings["times_as_fast_as"] == "reference" and settings["absent"] == models.absent_precisions()
-    precisions = {name for name in floor.PRECISIONS if name not in settings["absent"]}
+@pytest.mark.parametrize("asked", [("highest",), pytest.param(tuple(floor.PRECISIONS), marks=pytest.mark.long)],
+                         ids=["highest", "all"])
+def test_embedding_has_every_way_and_precision(bench, asked):
+    settings, cases = bench(bench_embed, "--precisions", *asked)
+    absent = {name: why for name, why in models.absent_precisions().items() if name in asked}
+    assert settings["times_as_fast_as"] == "reference" and settings["absent"] == absent
+    precisions = {*asked} - {*absent}
     assert set(settings["agreement"]["errors"]) == set(settings["rates"]) == precisions
     ours = [case for case in cases if case["variant"] == "ours"]
     assert sorted((case["way"], case["precision"]) for case in ours) == sorted(
