@@ -18,12 +18,14 @@ from elmo_fast.bench import work
 from elmo_fast.bench.machine import machine, version_of
 from elmo_fast.bench.timing import rounded, take_turns
 from elmo_fast.bench.work import generated_sentences
-from elmo_fast.embed.api import LoadedElmo, load
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra, peak_memory
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path, check_target
+from elmo_fast.model.families.models import open_bilm
 from elmo_fast.model.sources import find_model
 from elmo_fast.ops.backend import OPS, resolve
+from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import numerics, type_of
 from elmo_fast.ops.precision import PRECISIONS, check_precision, has_16_bit_operands
 from elmo_fast.ops.projected_lstm.cuda import choice, persistent
@@ -80,7 +82,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
     Variants are timed by turns in five rounds.
     """
     text = _read(text_file)
-    elmo = load(model, device=device, precision=precision)
+    elmo = _open(model, device, precision)
     chosen = variants(elmo)
     errors = _check(elmo, chosen)
     sentences = _fitting(elmo, chosen, text, seconds, ROUNDS + 1)
@@ -102,7 +104,7 @@ def bench_precisions(model: str | os.PathLike = "bundled", device: str | None = 
     """
     names = list(dict.fromkeys(map(check_precision, precisions)))
     text = _read(text_file)
-    elmo = load(model, device=device)
+    elmo = _open(model, device, "highest")
     same = {name: accuracy.runs_as(elmo, name) for name in names}
     chosen = [Variant(name, precision=name) for name in dict.fromkeys(same.values())]
     errors, head = _check(elmo, chosen), accuracy.head_beside(elmo, find_model(model))
@@ -116,6 +118,12 @@ def bench_precisions(model: str | os.PathLike = "bundled", device: str | None = 
                 measured[variant.name]["perplexity"] = accuracy.perplexity(head, sentences)
     rows = [{**measured[same[name]], "variant": name, "runs_as": same[name]} for name in names]
     return _document({"model": Path(model).name, "precisions": names, **_facts(elmo, sentences, text_file)}, rows)
+
+
+def _open(model: str | os.PathLike, device: str | None, precision: str) -> LoadedElmo:
+    """As `load`, but the fp32 weights stay in memory: other backends and precisions read them."""
+    target = available_device(device)
+    return LoadedElmo(open_bilm(find_model(model), state="warm", precision=precision).to(target))
 
 
 def _facts(elmo: LoadedElmo, sentences: list[list[str]], text_file: str | os.PathLike | None) -> dict:
@@ -209,7 +217,10 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _flop(elmo: LoadedElmo, sentences: list[list[str]]) -> float | None:
-    """The floating-point operations of the text; None for a model whose options `options.json` cannot express."""
+    """The floating-point operations of the text; None for a model whose options `options.json` cannot express, and for
+    8-bit operands, since PyTorch's product of them is no ceiling."""
+    if _operand_type(elmo) == torch.int8:
+        return None
     try:
         options = elmo.bilm.options.to_dict()
     except ConfigurationError:
@@ -217,11 +228,15 @@ def _flop(elmo: LoadedElmo, sentences: list[list[str]]) -> float | None:
     return work.flop(options, work.work_of_slots(sentences, SLOTS))
 
 
+def _operand_type(elmo: LoadedElmo) -> torch.dtype:
+    row = PRECISIONS[elmo.bilm.computes_in]
+    return type_of(row.bounded if next(elmo.bilm.parameters()).device.type == "cuda" else row.cpu)
+
+
 def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
     """A function that measures the FLOP/s of PyTorch's product of large matrices in the precision's operand type."""
-    device = next(elmo.bilm.parameters()).device
+    device, dtype = next(elmo.bilm.parameters()).device, _operand_type(elmo)
     row = PRECISIONS[elmo.bilm.computes_in]
-    dtype = type_of(row.bounded if device.type == "cuda" else row.cpu)
     size = 8192 if device.type == "cuda" else _PRODUCT
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
 

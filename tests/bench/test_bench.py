@@ -13,6 +13,7 @@ from elmo_fast.bench import work
 from elmo_fast.bench.precisions import head_beside, perplexity
 from elmo_fast.bench.timing import take_turns
 from elmo_fast.bench.work import generated_sentences
+from elmo_fast.embed.api import load
 from elmo_fast.model.sources import find_model
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm.cuda import choice
@@ -53,11 +54,13 @@ def test_numbers_that_are_off_end_the_run(tmp_path, monkeypatch):
 def test_the_command(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     model = write_model(tmp_path / "model")
-    status, out, err = run(capsys, "bench", "--model", model, "--device", "cpu", "--seconds", 1,
+    status, out, err = run(capsys, "bench", "--model", model, "--device", "cpu", "--seconds", 1, "--precision", "low",
                            "--json", tmp_path / "found.json", "--plot", tmp_path / "found.svg")
     assert status == 0, err
     found = json.loads((tmp_path / "found.json").read_text())
     assert f"{found['results'][0]['tokens_per_s']:,.0f}" in out and "peak memory" in out
+    assert found["settings"]["precision"] == "low"
+    assert all(("share" in row) == (found["settings"]["computes_in"] != "low") for row in found["results"])
     assert "tokens per second" in (tmp_path / "found.svg").read_text() or (tmp_path / "found.svg").stat().st_size > 2000
 
 
@@ -87,7 +90,7 @@ def model_and_text(tmp_path_factory):
 
 def expected_figures(model, sentences, precision):
     """What the command says of a precision, from vectors, in numpy."""
-    exact, elmo = (bench_run.load(model, device="cpu", precision=name) for name in ("highest", precision))
+    exact, elmo = (load(model, device="cpu", precision=name) for name in ("highest", precision))
     truth, found = (np.concatenate(each.embed(sentences), axis=1).astype(float) for each in (exact, elmo))
     cosines = (truth * found).sum(2) / np.linalg.norm(truth, axis=2) / np.linalg.norm(found, axis=2)
     with h5py.File(model / "softmax.hdf5") as file:
@@ -132,7 +135,7 @@ def test_perplexity_of_a_trained_model_in_every_precision(shared, tmp_path, caps
                     f"train run --from-model bundled --train train.txt --vocab vocab.txt {training}",
                     "export run model --softmax"):
         assert run(capsys, *command.split())[0] == 0
-    elmo, sentences = bench_run.load("model", device="cpu"), [line.split() for line in lines[3000:]]
+    elmo, sentences = load("model", device="cpu"), [line.split() for line in lines[3000:]]
     head = head_beside(elmo, find_model("model"))
     found = {}
     for name in PRECISIONS:
@@ -170,7 +173,7 @@ def test_without_a_softmax_the_report_says_how_to_get_perplexity(tmp_path):
 
 
 def test_a_path_is_forced_in_the_body_alone(document, tmp_path, monkeypatch):
-    elmo = bench_run.load(write_model(tmp_path / "model"), device="cpu")
+    elmo = load(write_model(tmp_path / "model"), device="cpu")
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     with bench_run.Variant("graph path", "torch", "graph").active(elmo):
         assert elmo.bilm.backend == "torch" and bench_run.os.environ[choice.VARIABLE] == "graph"
