@@ -12,17 +12,21 @@ namespace {
 
 // By level; empty for levels that CMake did not build. Engines that are not built are named only in discarded code.
 // Engines are in the order of Precision.
-#define ELMO_FAST_FP32_LEVEL(isa, name)                                                                             \
-  []() -> Level {                                                                                                   \
-    if constexpr (ELMO_FAST_HAS_##isa)                                                                              \
-      return {&isa##_engine, {&isa##_engine.highest, nullptr, nullptr, &isa##_engine.low}, &isa##_engine.features}; \
-    else return {};                                                                                                 \
+#define ELMO_FAST_FP32_LEVEL(isa, name)                                                  \
+  []() -> Level {                                                                        \
+    if constexpr (ELMO_FAST_HAS_##isa)                                                   \
+      return {&isa##_engine,                                                             \
+              {&isa##_engine.highest, nullptr, &isa##_engine.medium, &isa##_engine.low}, \
+              &isa##_engine.features};                                                   \
+    else return {};                                                                      \
   }(),
-#define ELMO_FAST_DOTS_LEVEL(isa, name, fp32)                                                                         \
-  []() -> Level {                                                                                                     \
-    if constexpr (ELMO_FAST_HAS_##isa && ELMO_FAST_HAS_##fp32)                                                        \
-      return {&fp32##_engine, {&fp32##_engine.highest, nullptr, nullptr, &isa##_engine.low}, &isa##_engine.features}; \
-    else return {};                                                                                                   \
+#define ELMO_FAST_DOTS_LEVEL(isa, name, fp32)                                              \
+  []() -> Level {                                                                          \
+    if constexpr (ELMO_FAST_HAS_##isa && ELMO_FAST_HAS_##fp32)                             \
+      return {&fp32##_engine,                                                              \
+              {&fp32##_engine.highest, nullptr, &fp32##_engine.medium, &isa##_engine.low}, \
+              &isa##_engine.features};                                                     \
+    else return {};                                                                        \
   }(),
 #define ELMO_FAST_TILE_LEVEL(isa, name, fp32)                                                        \
   []() -> Level {                                                                                    \
@@ -75,7 +79,7 @@ Isa isa_for(Precision precision) {
   const int number = static_cast<int>(precision);
   require(number >= 0 && number < precision_count, "precision: expected one of the numbers of Precision");
   const Engine* const engine = engine_of(level_of(cpu_isa()), precision);
-  require(engine, "precision: high and medium need AMX, which is not available here");
+  require(engine, "precision: high needs AMX, which is not available here");
   const auto has_it = [&](const Level& level) { return engine_of(level, precision) == engine; };
   return static_cast<Isa>(std::find_if(std::begin(levels), std::end(levels), has_it) - std::begin(levels));
 }

@@ -116,7 +116,7 @@ struct Engine {
 
 // `features`: the processor features that the engine's code needs.
 struct Fp32Engine {
-  Engine highest, low;
+  Engine highest, medium, low;
   LstmTrainingEngine training;
   CharCnnEngine char_cnn;
   uint32_t features;

@@ -5,6 +5,7 @@
 #include ELMO_FAST_HEADER
 
 #include "char_cnn/backward.h"
+#include "gemm/bf16_weights.h"
 #include "gemm/int8.h"
 #include "gemm/linear.h"
 #include "isa.h"
@@ -31,9 +32,10 @@ constexpr AmxEngine ELMO_FAST_ENGINE = {make_engine<AmxGemm<ELMO_FAST_TILES, 2>>
 #elif defined(ELMO_FAST_DOTS)
 constexpr DotsEngine ELMO_FAST_ENGINE = {make_engine<Int8Gemm<ELMO_FAST_DOTS>>(), compiled_features()};
 #else
-constexpr Fp32Engine ELMO_FAST_ENGINE = {make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), make_engine<Int8Gemm<ELMO_FAST_VEC>>(),
-                                         lstm_training_engine<ELMO_FAST_VEC>(), char_cnn_engine<ELMO_FAST_VEC>(),
-                                         compiled_features()};
+constexpr Fp32Engine ELMO_FAST_ENGINE = {
+    make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), make_engine<Bf16WeightsGemm<ELMO_FAST_VEC>>(),
+    make_engine<Int8Gemm<ELMO_FAST_VEC>>(), lstm_training_engine<ELMO_FAST_VEC>(),
+    char_cnn_engine<ELMO_FAST_VEC>(),       compiled_features()};
 #endif
 
 }  // namespace elmo_fast::cpu

@@ -1,8 +1,9 @@
 // fp32 products on register tiles over packed operands.
 //
-// Right operand: panels of units [k, panel_width], k at most unit_k. Left operand: blocks of at most Vec::rows rows,
-// transposed: [k, rows of the block]. Every output element is the sum, in order of k, of chains of at most `unit_k`
-// products, independent of the shape of the register tile, so a row has the same bits in any block.
+// Right operand: panels of units [k, panel_width], k at most unit_k, in fp32 or in a narrower type (bf16_weights.h).
+// Left operand: blocks of at most Vec::rows rows, transposed: [k, rows of the block]. Every output element is the sum,
+// in order of k, of chains of at most `unit_k` products, independent of the shape of the register tile, so a row has
+// the same bits in any block.
 #pragma once
 
 #include "../activations.h"
@@ -32,17 +33,37 @@ inline __attribute__((always_inline)) void clear_sums(typename Vec::F (&sum)[R][
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
 }
 
+// How the packed right operand stores the 2 vectors of a k.
+template <class Vec>
+struct FloatColumns {
+  static constexpr int64_t bytes = 2 * Vec::width * sizeof(float);
+  static constexpr int lines = 4;  // prefetched for every second k
+  static constexpr bool is_narrow = false;
+
+  static void store(const float* from, char* to) { std::memcpy(to, from, bytes); }
+  static void load(const char* from, typename Vec::F (&to)[2]) {
+    to[0] = Vec::load(reinterpret_cast<const float*>(from));
+    to[1] = Vec::load(reinterpret_cast<const float*>(from) + Vec::width);
+  }
+};
+
 // sum [R, 2 vectors] += a [R] x b [2 vectors]; rows of a are `step` floats apart.
 template <class Vec, int R>
-inline __attribute__((always_inline)) void add_products(const float* a, int64_t step, const float* b,
+inline __attribute__((always_inline)) void add_products(const float* a, int64_t step, const typename Vec::F (&b)[2],
                                                         typename Vec::F (&sum)[R][2]) {
-  const typename Vec::F b0 = Vec::load(b), b1 = Vec::load(b + Vec::width);
   ELMO_FAST_UNROLL
   for (int r = 0; r < R; ++r) {
     const typename Vec::F ar = Vec::set1(a[r * step]);
-    sum[r][0] = Vec::fma(ar, b0, sum[r][0]);
-    sum[r][1] = Vec::fma(ar, b1, sum[r][1]);
+    sum[r][0] = Vec::fma(ar, b[0], sum[r][0]);
+    sum[r][1] = Vec::fma(ar, b[1], sum[r][1]);
   }
+}
+
+template <class Vec, int R>
+inline __attribute__((always_inline)) void add_products(const float* a, int64_t step, const float* b,
+                                                        typename Vec::F (&sum)[R][2]) {
+  const typename Vec::F columns[2] = {Vec::load(b), Vec::load(b + Vec::width)};
+  add_products<Vec>(a, step, columns, sum);
 }
 
 // table[r] = Tile::template run<r> for tiles of r = 1 to R rows.
@@ -58,18 +79,20 @@ void fill_tiles(Function** table) {
 
 // c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width]; prefetches `Lines` cache lines, beginning
 // at `next`, for every second k.
-template <class Vec, int Lines>
+template <class Vec, class Columns, int Lines>
 struct PackedTile {
-  using Function = void(const float*, const float*, int64_t, Start, float*, size_t, const char*);
+  using Function = void(const float*, const char*, int64_t, Start, float*, size_t, const char*);
 
   template <int R>
-  static void run(const float* a, const float* b, int64_t k, Start start, float* c, size_t ldc, const char* next) {
+  static void run(const float* a, const char* b, int64_t k, Start start, float* c, size_t ldc, const char* next) {
     typename Vec::F sum[R][2];
     clear_sums<Vec>(sum);
     const auto add = [&] {
-      add_products<Vec>(a, 1, b, sum);
+      typename Vec::F columns[2];
+      Columns::load(b, columns);
+      add_products<Vec>(a, 1, columns, sum);
       a += R;
-      b += 2 * Vec::width;
+      b += Columns::bytes;
     };
     for (; k > 1; k -= 2, next += 64 * Lines) {
       ELMO_FAST_UNROLL
@@ -82,7 +105,7 @@ struct PackedTile {
 };
 
 // The fp32 product: layout of packed operands, and c = start + left x right over a unit of k.
-template <class Vec_>
+template <class Vec_, class Columns = FloatColumns<Vec_>>
 struct Fp32Gemm {
   using Vec = Vec_;
   using Activations = ExactActivations<Vec>;
@@ -92,7 +115,7 @@ struct Fp32Gemm {
   static constexpr int64_t cached_rows = 112;  // with a few thousand columns they fit in a core's cache
   static constexpr int64_t unit = unit_k;
   static constexpr bool interleaves = false, takes_units = false;
-  static constexpr int64_t bytes_per_k = panel_width * sizeof(float), bytes_per_unit = 0;
+  static constexpr int64_t bytes_per_k = Columns::bytes, bytes_per_unit = 0;
 
   static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, true); }
   static int64_t buffer_rows(int64_t rows) { return rows; }
@@ -106,10 +129,8 @@ struct Fp32Gemm {
   }
 
   Fp32Gemm() {
-    fill_tiles<PackedTile<Vec, 0>, Vec::rows>(table_[0]);
-    fill_tiles<PackedTile<Vec, 1>, Vec::rows>(table_[1]);
-    fill_tiles<PackedTile<Vec, 2>, Vec::rows>(table_[2]);
-    fill_tiles<PackedTile<Vec, 4>, Vec::rows>(table_[4]);
+    fill<Columns>(table_);
+    if constexpr (Columns::is_narrow) fill<FloatColumns<Vec>>(of_floats_);
   }
 
   // Called before and after products with left operands of `rows` rows.
@@ -118,13 +139,11 @@ struct Fp32Gemm {
 
   // Rows [k0, k0 + k) of the panel.
   static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
-    float* out = reinterpret_cast<float*>(packed);
-    for (int64_t row = k0; row < k0 + k; ++row, out += panel_width) {
-      for (int v = 0; v < 2; ++v) {
-        const float* from = source.start[v] + row * source.stride;
-        for (int64_t col = 0; col < Vec::width; ++col)
-          out[v * Vec::width + col] = col < source.columns[v] ? from[col] : 0.0f;
-      }
+    for (int64_t row = k0; row < k0 + k; ++row, packed += Columns::bytes) {
+      float columns[panel_width] = {};
+      for (int v = 0; v < 2; ++v)
+        copy_floats(columns + v * Vec::width, source.start[v] + row * source.stride, larger(source.columns[v], 0));
+      Columns::store(columns, packed);
     }
   }
 
@@ -140,18 +159,47 @@ struct Fp32Gemm {
   template <class Between>
   void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, Start start,
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
-    // A unit has four lines per two k. Prefetches occupy the buffers that misses of the L1 cache need, so up to four
-    // blocks share the lines of a unit.
-    const int sharing = parts < 2 ? 1 : parts < 4 ? 2 : 4, lines = 4 / sharing;
+    // Prefetches occupy the buffers that misses of the L1 cache need, so up to four blocks share the lines of a unit.
+    const int sharing = parts < 2 ? 1 : parts < 4 ? 2 : Columns::lines, lines = Columns::lines / sharing;
     const char* next = right + k * bytes_per_k + part * (k / 2) * (64 * lines);
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
-    table_[part < sharing ? lines : 0][rows](reinterpret_cast<const float*>(block) + k0 * rows,
-                                             reinterpret_cast<const float*>(right), k, start, c, ldc, next);
+    const Tile(*tiles)[Vec::rows + 1] = table_;
+    if constexpr (Columns::is_narrow) {
+      if (parts >= widened_parts) {  // which come one after the other
+        if (part == 0) widen(right, k);
+        right = reinterpret_cast<const char*>(floats_);
+        tiles = of_floats_;
+      }
+    }
+    tiles[part < sharing ? lines : 0][rows](reinterpret_cast<const float*>(block) + k0 * rows, right, k, start, c, ldc,
+                                            next);
   }
 
  private:
-  typename PackedTile<Vec, 0>::Function* table_[5][Vec::rows + 1];  // by prefetched lines and rows of PackedTile
+  using Tile = typename PackedTile<Vec, Columns, 0>::Function*;
+  static constexpr int64_t widened_parts = 3;  // blocks of rows for which a narrow unit is widened once
+
+  template <class Of>
+  static void fill(Tile (&table)[5][Vec::rows + 1]) {
+    fill_tiles<PackedTile<Vec, Of, 0>, Vec::rows>(table[0]);
+    fill_tiles<PackedTile<Vec, Of, 1>, Vec::rows>(table[1]);
+    fill_tiles<PackedTile<Vec, Of, 2>, Vec::rows>(table[2]);
+    fill_tiles<PackedTile<Vec, Of, 4>, Vec::rows>(table[4]);
+  }
+
+  void widen(const char* unit, int64_t k) const {
+    for (float* to = floats_; k > 0; --k, unit += Columns::bytes, to += panel_width) {
+      typename Vec::F columns[2];
+      Columns::load(unit, columns);
+      Vec::store(to, columns[0]);
+      Vec::store(to + Vec::width, columns[1]);
+    }
+  }
+
+  Tile table_[5][Vec::rows + 1];  // by prefetched lines and rows of PackedTile
+  Tile of_floats_[Columns::is_narrow ? 5 : 1][Vec::rows + 1];
+  alignas(64) mutable float floats_[Columns::is_narrow ? unit_k * panel_width : 1];
 };
 
 // c [R, panel_width] += a x b [runs * panel_width, panel_width]; a has rows in `runs` panels, `step` floats apart.
