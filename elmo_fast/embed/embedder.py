@@ -118,7 +118,7 @@ class ElmoEmbedder:
         `SlotStream`); the results are those of batches, and a bounded number of sentences is read ahead. Carried states
         are those of batches too, as in AllenNLP: when the first result of a batch is given out, the states after that
         batch are stored, even if slots have run further. By default 64 sentences run at a time, or 128 if no states are
-        carried and the CPU computes a wide model with 16-bit tile products: it then reads the weights half as often.
+        carried and the CPU computes a wide model below `highest`: it then reads the weights half as often.
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")

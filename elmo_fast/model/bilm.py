@@ -49,7 +49,7 @@ class BiLm(OutsideGraphs):
 
     `precision` is `highest` (IEEE fp32), `high`, `medium`, or `low`, which has no gradients; `backend` is `auto`,
     `reference`, `torch` or `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium` from the rounded
-    weights, which is fp32 on a CPU without AMX; activations then have the parameters' type, states stay fp32.
+    weights, which are rounded to bf16; activations then have the parameters' type, states stay fp32.
 
     `weights` are arrays by dataset name (`read_weights`); they are copied.
     """

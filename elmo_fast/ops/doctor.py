@@ -8,7 +8,7 @@ import torch
 from elmo_fast.arguments import SIZES
 from elmo_fast.environment import affinity, cores, cpu_quota, version
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
-from elmo_fast.ops.cpu import supports_precision
+from elmo_fast.ops.cpu import number_of, supports_precision
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm.cuda import choice, persistent
 
@@ -55,9 +55,14 @@ def _processor() -> list[str]:
     if module is None:
         return [threads, f"native       not there: {reason}"]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}{_other_engines(module)}",
-            "precision    " + "; ".join(
-                f"{name} runs as {name if supports_precision(name) else f'highest (16-bit products need {row.needs})'}"
-                for name, row in PRECISIONS.items())]
+            "precision    " + "; ".join(f"{name} runs as {_runs_as(name)}" for name in PRECISIONS)]
+
+
+def _runs_as(precision: str) -> str:
+    if not supports_precision(precision):
+        return f"highest (it needs {PRECISIONS[precision].needs})"
+    has_tiles = native_module()[0].lstm_isa(number_of(precision)).startswith("amx")
+    return precision if precision != "medium" or has_tiles else "medium (weights in bf16, products in fp32)"
 
 
 def _other_engines(module) -> str:

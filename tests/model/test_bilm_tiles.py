@@ -1,4 +1,4 @@
-"""Whole models in bf16 tiles, on AMX or on its emulation, and in `low`: char encoder, LSTM and packed weights."""
+"""Whole models below `highest`, on all levels and on emulated tiles: char encoder, LSTM and packed weights."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from elmo_fast import TokenTable, batch_to_ids, build_token_table, write_token_t
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS, lowest
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
-from tests.support.engines import LOW_ISAS, TILE_ISAS, isa
+from tests.support.engines import ISAS, LOW_ISAS, TILE_ISAS, isa
 from tests.support.files import names, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
@@ -18,7 +18,7 @@ IDS = batch_to_ids(SENTENCES)
 
 
 @pytest.fixture(params=[*((name, precision) for name in TILE_ISAS for precision in ("high", "medium")),
-                        *((name, "low") for name in LOW_ISAS)], ids=" ".join)
+                        *((name, "medium") for name in ISAS), *((name, "low") for name in LOW_ISAS)], ids=" ".join)
 def precision(request):
     """On each instruction set that has products of it."""
     name, precision = request.param

@@ -9,7 +9,7 @@ import torch
 
 from elmo_fast import BiLm, ConfigurationError, ElmoEmbedder, load, read_weights, write_weights
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import number_of, supports_precision
+from elmo_fast.ops.cpu import number_of
 from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.ops.weight_snapshot import _current
 from elmo_fast.testing import options
@@ -39,8 +39,6 @@ def bytes_in_memory(model):
 
 @pytest.mark.parametrize("precision", ["low", "medium"])
 def test_load_keeps_what_the_engine_reads(folder, precision):
-    if not supports_precision(precision):
-        pytest.skip(f"this processor has no {precision}")
     elmo, whole = load(folder, precision=precision), BiLm.from_model(folder, precision=precision, state="warm")
     assert elmo.bilm.is_packed and not whole.is_packed
     expected = ElmoEmbedder.from_bilm(whole).embed_batch(SENTENCES)

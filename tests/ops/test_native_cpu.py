@@ -15,7 +15,7 @@ from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_snapshot
 from elmo_fast.ops.linear import cpu as linear
 from elmo_fast.ops.projected_lstm import cpu as projected_lstm
-from tests.support.engines import HIGHEST, ISAS, LOW, NATIVE, TILES, altered, isa, native, needs_native
+from tests.support.engines import BF16_WEIGHTS, HIGHEST, ISAS, LOW, NATIVE, TILES, altered, isa, native, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
 
@@ -160,15 +160,15 @@ def test_steps_without_rows_change_nothing():
     assert all(torch.equal(each, case.operands[name].float()) for name, each in zip("hc", state))
 
 
-def test_16_bit_products_need_tiles():
-    with isa("avx2"):
-        assert native.lstm_isa(1) == native.lstm_isa(2) == ""
-        with pytest.raises(ValueError, match="AMX"):
-            native.lstm_packed_size(4, 8, 2, 2)
+def test_pairs_of_bf16_need_tiles():
+    with isa("generic"):
+        assert native.lstm_isa(1) == "" and native.lstm_isa(2) == "generic"
+        with pytest.raises(ValueError, match="high needs AMX"):
+            native.lstm_packed_size(4, 8, 2, 1)
 
 
 def test_packed_size_is_within_a_tenth():
-    for engine in (*HIGHEST, *TILES, *LOW):
+    for engine in (*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW):
         number = native.precisions[engine.precision]
         plain = {"medium": 2, "low": 1}.get(engine.precision, 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
         with isa(engine.isa):

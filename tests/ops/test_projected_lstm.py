@@ -14,6 +14,7 @@ from elmo_fast.ops import projected_lstm as op
 from elmo_fast.testing import relative_error
 from tests.support import engines
 from tests.support.engines import (
+    BF16_WEIGHTS,
     FAST,
     FIXED,
     GPU,
@@ -68,7 +69,7 @@ def large_case(dim):
     return case, case.run(REFERENCE)
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *LOW], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW], ids=str)
 def test_clips_that_fire_at_the_original_size(engine):
     case, expected = large_case(4096 if engine.isa == "avx512" else 1024)
     for found, truth in zip(case.run(engine), expected):
@@ -77,7 +78,7 @@ def test_clips_that_fire_at_the_original_size(engine):
         assert 0.1 < (values.abs() == limit).double().mean() < 0.99
 
 
-@pytest.mark.parametrize("engine", [*FIXED, *TILES, *LOW], ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *BF16_WEIGHTS, *TILES, *LOW], ids=str)
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (270, 520, 24)], ids=str)
 def test_slots_equal_sentences_run_one_by_one(engine, sizes):
     case = lstm_case(sizes, slots=SLOTS, clips=TIGHT)
@@ -94,7 +95,7 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
 
 @pytest.mark.parametrize("sizes, engine", [
     (sizes, engine) for sizes in [(300, 96, 40), (300, 48, 48), (70, 600, 40), (40, 1120, 24)]
-    for engine in (*HIGHEST, *TILES, *LOW) if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
+    for engine in (*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW) if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
 def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
     case = lstm_case(sizes, [1 + k % 11 for k in range(37)], starts=True, clips=TIGHT)
     expected = out, h, c = case.run(engine)
@@ -215,7 +216,7 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
     assert ((out.abs().view(torch.int32) - c.abs().view(torch.int32) // 2).abs() <= 1).all()
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *LOW, *GPU], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW, *GPU], ids=str)
 @pytest.mark.parametrize("name", ["w_1", "b_1", "p_1"])
 def test_an_edit_in_place_is_noticed(engine, name):
     case = lstm_case(clips=TIGHT)

@@ -46,6 +46,8 @@ class Engine(NamedTuple):
             return 1e-12, 1e-10
         if self.backend in ON_TRITON:
             return ON_TRITON[self.backend], GRADIENT_AGAINST_FLOAT64
+        if self in BF16_WEIGHTS:
+            return 5e-3, GRADIENT_AGAINST_FLOAT64
         row = PRECISIONS[self.precision]
         return AGAINST_FLOAT64[row.bounded if self.backend == "cuda" else row.cpu], GRADIENT_AGAINST_FLOAT64
 
@@ -86,6 +88,7 @@ NATIVE = Engine()
 ISAS = [name for name in ("generic", "neon", "avx2", "avx512") if _runs(name, "highest")]
 TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")]  # the emulation needs AVX-512
 HIGHEST = [Engine(isa=name) for name in ISAS]
+BF16_WEIGHTS = [Engine("native", name, "medium") for name in ISAS]
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
 LOW_ISAS = [name for name in ("generic", "neon", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx", "amx-emulated")
             if _runs(name, "low")]
@@ -94,7 +97,7 @@ LOW = [Engine("native", name, "low") for name in LOW_ISAS]
 TWINS = [*(engine for engine in TILES if engine.isa != TILE_ISAS[0]),
          *(engine for vectors in (("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx", "amx-emulated"))
            for engine in [each for each in LOW if each.isa in vectors][1:])]
-FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES, *LOW]
+FAST = [Engine("torch"), TORCH, *HIGHEST, *BF16_WEIGHTS, *TILES, *LOW]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
 GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS if precision != "low"]  # there it is medium

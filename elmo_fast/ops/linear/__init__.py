@@ -58,8 +58,7 @@ def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_tra
 def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:
     """The precision in which products with `weight`, without gradients, run when `precision` is asked for.
 
-    On the CPU 16-bit products need the native engine and AMX, 8-bit products the engine; elsewhere they run in
-    `highest`.
+    On the CPU all but `highest` need the native engine, `high` also AMX; elsewhere they run in `highest`.
     """
     if weight.device.type != "cpu":
         return precision
