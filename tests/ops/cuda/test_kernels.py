@@ -13,7 +13,7 @@ from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import LARGEST_FP16, fits_fp16
 from tests.support.models import bilm, options
 
-CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False)
+CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False, is_meta=False)
 
 
 @pytest.fixture
