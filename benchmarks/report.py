@@ -9,6 +9,7 @@ A part of a page stands between `<!-- report: NAME -->` and `<!-- /report -->`, 
 """
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -131,6 +132,30 @@ def precisions() -> str:
                            for row in rows(f"precisions-{size}-amx")])
 
 
+LEVELS = {"avx2": "AVX2", "avx512": "AVX-512", "avx512-vnni": "AVX512_VNNI", "amx": "AMX"}
+
+
+def precision_ratio(level: str, precision: str, name: str) -> float:
+    """How many times as fast as `highest`: `name` is tokens_per_s of a stream, or sentence_ms."""
+    found = {row["variant"]: row[name] for row in rows(f"precisions-original-{level}")}
+    ratio = found[precision] / found["highest"]
+    return 1 / ratio if name == "sentence_ms" else ratio
+
+
+def precision_levels() -> str:
+    """Speed of precisions by level of the engine."""
+    cases = list(itertools.product(("medium", "low"), ("sentence_ms", "tokens_per_s")))
+    head = ["level", *(f"`{precision}`, {'sentence' if name == 'sentence_ms' else 'stream'}" for precision, name in cases)]
+    return markdown(head, [[title, *(f"{precision_ratio(level, *case):.2f} x" for case in cases)]
+                           for level, title in LEVELS.items()])
+
+
+def sentence_ratios(precision: str) -> str:
+    """The least and the most times as fast as `highest` on one sentence, on levels without AMX."""
+    found = [precision_ratio(level, precision, "sentence_ms") for level in LEVELS if level != "amx"]
+    return f"{min(found):.1f} to {max(found):.1f}"
+
+
 def token_table() -> str:
     """What tables save."""
     def ratio(**wanted) -> str:
@@ -241,7 +266,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
     "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
     "precisions": precisions, "precisions machine": lambda: machine("precisions-original-amx"),
-    "token table": token_table, "train": train, "train ratio": train_ratio, "reference": reference, "io": io,
+    "precision levels": precision_levels, "medium sentence": lambda: sentence_ratios("medium"),
+    "low sentence": lambda: sentence_ratios("low"), "token table": token_table, "train": train,
+    "train ratio": train_ratio, "reference": reference, "io": io,
     "io stages": io_stages, "io memory": io_memory, "io machine": io_machine, "serve": serve,
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
