@@ -145,7 +145,8 @@ def precision_ratio(level: str, precision: str, name: str) -> float:
 def precision_levels() -> str:
     """Speed of precisions by level of the engine."""
     cases = list(itertools.product(("medium", "low"), ("sentence_ms", "tokens_per_s")))
-    head = ["level", *(f"`{precision}`, {'sentence' if name == 'sentence_ms' else 'stream'}" for precision, name in cases)]
+    ways = {"sentence_ms": "sentence", "tokens_per_s": "stream"}
+    head = ["level", *(f"`{precision}`, {ways[name]}" for precision, name in cases)]
     return markdown(head, [[title, *(f"{precision_ratio(level, *case):.2f} x" for case in cases)]
                            for level, title in LEVELS.items()])
 
