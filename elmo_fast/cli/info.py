@@ -9,8 +9,8 @@ from elmo_fast.model.sources import find_model
 
 def add_commands(commands) -> None:
     """Add the subcommands `info`, `models` and `doctor`."""
-    add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *MODEL_FILES[1:],
-                NUMERICS[2])
+    add_command(commands, "info", _info, "print a model's layers, sizes and parameters, and what the precisions run as",
+                "model", *MODEL_FILES[1:], NUMERICS[2])
     add_command(commands, "models", "elmo_fast.model.sources:public_model_lines",
                 "list the public models by name")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
@@ -19,8 +19,10 @@ def add_commands(commands) -> None:
 
 def _info(allow_nonfinite, **names) -> list[str]:
     from elmo_fast.model.families.models import describe
+    from elmo_fast.ops.doctor import precisions_here
 
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
     files = replace(find_model(**names), allow_nonfinite=allow_nonfinite)
-    return [f"{name + ':':24}{value}" for name, value in describe(files).items()]
+    described = {**describe(files), "precisions on this CPU": precisions_here()}
+    return [f"{name + ':':24}{value}" for name, value in described.items()]

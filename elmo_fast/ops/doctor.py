@@ -55,13 +55,21 @@ def _processor() -> list[str]:
     if module is None:
         return [threads, f"native       not there: {reason}"]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}{_other_engines(module)}",
-            "precision    " + "; ".join(f"{name} runs as {_runs_as(name)}" for name in PRECISIONS)]
+            f"precision    {precisions_here()}"]
+
+
+def precisions_here() -> str:
+    """What every precision runs as on this CPU."""
+    return "; ".join(f"{name} runs as {_runs_as(name)}" for name in PRECISIONS)
 
 
 def _runs_as(precision: str) -> str:
+    module = native_module()[0]
+    if precision == "highest" or not module:
+        return "highest"
     if not supports_precision(precision):
         return f"highest (it needs {PRECISIONS[precision].needs})"
-    has_tiles = native_module()[0].lstm_isa(number_of(precision)).startswith("amx")
+    has_tiles = module.lstm_isa(number_of(precision)).startswith("amx")
     return precision if precision != "medium" or has_tiles else "medium (weights in bf16, products in fp32)"
 
 

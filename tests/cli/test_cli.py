@@ -11,6 +11,7 @@ import elmo_fast
 from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
 from elmo_fast.ops import backend, doctor
 from elmo_fast.ops.backend import OPS, resolve
+from tests.support.engines import isa, needs_native
 from tests.support.files import names, paths, python, read_hdf5, run, start, tiny, write_model
 
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
@@ -195,6 +196,16 @@ def test_info(capsys, tmp_path, content, expected):
     assert found["weight file"] == str(folder / "weights.hdf5") and found["parameters"] == f"{parameters:,}"
     for name, value in expected.items():
         assert found[name].startswith(value) if name == "layers" else found[name] == value
+
+
+@needs_native
+@pytest.mark.parametrize("command", ["info", "doctor"])
+def test_what_the_precisions_run_as(capsys, command):
+    arguments = ["bundled"] if command == "info" else []
+    with isa("generic"):
+        output = run(capsys, command, *arguments)[1]
+    assert ("highest runs as highest; high runs as highest (it needs AMX); medium runs as medium (weights in bf16, "
+            "products in fp32); low runs as low\n") in output
 
 
 def test_doctor_lists_every_op(capsys):
