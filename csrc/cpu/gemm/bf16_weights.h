@@ -9,7 +9,7 @@ namespace elmo_fast::cpu {
 template <class Vec>
 struct Bf16Columns {
   static constexpr int64_t bytes = Vec::width * sizeof(uint32_t);
-  static constexpr int lines = 2;
+  static constexpr int lines = Vec::width == 16 ? 2 : 1;
   static constexpr bool is_narrow = true;
 
   static void store(const float* from, char* to) {

@@ -160,7 +160,8 @@ struct Fp32Gemm {
   void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, Start start,
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
     // Prefetches occupy the buffers that misses of the L1 cache need, so up to four blocks share the lines of a unit.
-    const int sharing = parts < 2 ? 1 : parts < 4 ? 2 : Columns::lines, lines = Columns::lines / sharing;
+    const int blocks = parts < 2 ? 1 : parts < 4 ? 2 : 4, sharing = blocks < Columns::lines ? blocks : Columns::lines;
+    const int lines = Columns::lines / sharing;
     const char* next = right + k * bytes_per_k + part * (k / 2) * (64 * lines);
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
