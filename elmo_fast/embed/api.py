@@ -126,7 +126,7 @@ class LoadedElmo:
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, options_of(layout, forget_sentences=True))
         texts = _texts(sentences, pool)
-        write_corpus(texts, self._embedder.runner(batch_size, state), target, resume=resume,
+        write_corpus(texts, self._embedder.runner(batch_size, state, form), target, resume=resume,
                      progress=Progress(progress))
 
     def _run(self, texts: Iterable[Text], form: OutputSpec, state: str, batch_size: int | None) -> Iterator[np.ndarray]:

@@ -132,19 +132,22 @@ class ElmoEmbedder:
         state = self.elmo_bilm.state if state is None else check_choice("state", state, STATES)
         return self._run_of(self._rows(batch_size, state), state)(sentences)
 
-    def runner(self, batch_size: int | None, state: str | None = None) -> Runner:
-        """The `Runner` that computes vectors for `write_corpus`. With carried states a section has whole batches."""
+    def runner(self, batch_size: int | None, state: str | None = None, form: OutputSpec | None = None) -> Runner:
+        """The `Runner` that computes vectors for `write_corpus`. With carried states a section has whole batches.
+
+        Where `form` stores single values in float16, a GPU rounds them before they are copied to the host.
+        """
         bilm = self.elmo_bilm
         state = bilm.state if state is None else check_choice("state", state, STATES)
         batch_size = self._rows(batch_size, state)
-        run = self._run_of(batch_size, state)
+        run = self._run_of(batch_size, state, half=form is not None and form.rounds_alone)
         return Runner(bilm, lambda texts: groups_of(texts, batch_size),
                       lambda groups: run(text.tokens for group in groups for text in group),
                       {"batch_size": batch_size} if state == "carry" else {}, state)
 
-    def _slot_stream(self, slots: int, state: str) -> SlotStream:
+    def _slot_stream(self, slots: int, state: str, half: bool = False) -> SlotStream:
         """A stream that takes the token vectors of earlier calls, except with a token table, which may grow."""
-        return SlotStream(self.elmo_bilm, slots, state=state,
+        return SlotStream(self.elmo_bilm, slots, state=state, half=half,
                           spare=self._spare if self.elmo_bilm.token_table is None else None)
 
     def _runs_padded(self) -> bool:
@@ -161,10 +164,11 @@ class ElmoEmbedder:
             return 2 * DEFAULT_BATCH_SIZE
         return DEFAULT_BATCH_SIZE
 
-    def _run_of(self, batch_size: int, state: str) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
+    def _run_of(self, batch_size: int, state: str,
+                half: bool = False) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
         """A function from sentences to their vectors, to be called for one iterable after another; see `SlotStream`."""
         if not self._runs_padded():
-            return self._slot_stream(batch_size, state).run
+            return self._slot_stream(batch_size, state, half).run
 
         def run(sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
             for batch in groups_of(sentences, batch_size):

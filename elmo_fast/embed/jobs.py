@@ -137,7 +137,7 @@ def embed_file(job: EmbedJob) -> None:
     """Embed the texts of files into a file of vectors, or a directory of shards, in this process."""
     target = job.output.target()
     with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
-        runner = ElmoEmbedder.from_bilm(bilm).runner(job.batch_size)
+        runner = ElmoEmbedder.from_bilm(bilm).runner(job.batch_size, form=target.form)
         write_corpus(texts, runner, target, resume=job.resume, progress=progress, lock=lock)
 
 

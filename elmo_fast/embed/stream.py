@@ -48,10 +48,12 @@ class SlotStream:
     When the first result of a batch is given out, the model carries the states after that batch, however far slots have
     run. If another call has changed the states since the last batch, the slots run again from its end. An error in
     reading the sentences is raised after the results of the whole batches before it.
+
+    With `half` vectors that are computed on a GPU are rounded to float16 there, before they are copied to the host.
     """
 
     def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, state: str | None = None,
-                 spare: SpareVectors | None = None):
+                 spare: SpareVectors | None = None, half: bool = False):
         self._bilm = bilm
         self._slots = slots
         self._state = bilm.state if state is None else check_choice("state", state, STATES)
@@ -62,6 +64,7 @@ class SlotStream:
         device = bilm.lstm.B_0_0.device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._chunks_ahead = 1 if self._copies else 0
+        self._dtype = torch.float16 if half and self._copies else torch.float32
 
     def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
         """Vectors of each sentence, [layers, T, 2 P]."""
@@ -233,7 +236,7 @@ class SlotStream:
         layers, state = bilm.run(table, torch.from_numpy(tokens), schedule, state)
         rows = to_device(np.argsort(schedule.tokens), layers[0].device)
         outputs = rows_of(table.vectors, forward), *(_in_text_order(layer, rows) for layer in layers)
-        return (pieces, HostCopy([output.float() for output in outputs], self._copies)), state
+        return (pieces, HostCopy([output.to(self._dtype) for output in outputs], self._copies)), state
 
     def _put_token_vectors(self, sentence: Sentence, vectors: np.ndarray) -> None:
         """Give a sentence its memory, with the token `vectors` [R, P] in both halves of the first layer."""
@@ -265,7 +268,7 @@ class SlotStream:
     def _empty(self, sentence: Sentence) -> np.ndarray:
         """Uninitialized vectors of a sentence."""
         shape = self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()
-        return np.empty(shape, np.float32)
+        return np.empty(shape, np.float16 if self._dtype == torch.float16 else np.float32)
 
 
 def _replay(bilm: BiLm, state: RunState, spans: list[Span]) -> RunState:

@@ -68,6 +68,11 @@ class OutputSpec:
         positions = np.array([at for at, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
         return Selection(mixed[..., positions, :], positions)
 
+    @property
+    def rounds_alone(self) -> bool:
+        """Whether every stored value is one of the vectors' values, rounded to float16."""
+        return self.dtype == "float16" and self.pool is None and self.layers in ("all", "top")
+
     def describe(self) -> dict:
         """The spec as JSON values; `targets` only says whether there are any."""
         return {"layers": self.layers if isinstance(self.layers, str) else list(self.layers), "pool": self.pool,

@@ -135,7 +135,8 @@ def _digests(path):
 
 
 def _without_times(out):
-    return [line for line in out.splitlines() if not re.search(r"engine|torch|GFLOP|peak|reference|^text generated", line)]
+    differing = r"engine|torch|GFLOP|peak|reference|^text generated"
+    return [line for line in out.splitlines() if not re.search(differing, line)]
 
 
 def test_a_killed_run_is_resumed_there(folder):

@@ -15,6 +15,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import paths, run, write_model
 from tests.support.grid import grid
 from tests.support.models import SHAPES, bilm, options, texts, weights
@@ -253,3 +254,28 @@ def test_larger_batches_are_refused(tmp_path, capsys, batch_size):
     status, _, errors = run(capsys, "embed", text, tmp_path / "out.hdf5", "--all", "--model", model, "--batch-size",
                             batch_size, "--quiet")
     assert status == 2 and errors == f"elmo-fast: error: {message}\n" and not (tmp_path / "out.hdf5").exists()
+
+
+@pytest.mark.parametrize("slots, steps", [(1, 16), (3, 48), (8, 4096)])
+def test_vectors_that_are_rounded_where_they_are_computed(monkeypatch, slots, steps):
+    """As on a GPU, by plain torch: the bits of vectors that the host rounds."""
+    bound(monkeypatch, steps)
+    model, sentences = bilm(SHAPES["two layers"], backend="torch", state="zero"), [*texts(20, 40), []]
+    stream, plain = (slot_stream.SlotStream(model, slots, half=True) for _ in range(2))
+    assert stream._dtype == torch.float32  # not on a CPU
+    stream._dtype = torch.float16
+    for found, expected in zip(stream.run(sentences), plain.run(sentences), strict=True):
+        assert found.dtype == np.float16 and expected.dtype == np.float32
+        np.testing.assert_array_equal(found, expected.astype(np.float16))
+
+
+@pytest.mark.parametrize("form, expected", [
+    (OutputSpec(dtype="float16"), True), (OutputSpec("top", dtype="float16", targets=frozenset("a")), True),
+    (OutputSpec(), False), (OutputSpec("average", dtype="float16"), False),
+    (OutputSpec((0.2, 0.3, 0.5), dtype="float16"), False), (OutputSpec("top", "mean", dtype="float16"), False)])
+def test_what_a_gpu_may_round(monkeypatch, form, expected):
+    given = []
+    monkeypatch.setattr(embedder, "SlotStream", lambda *arguments, half, **named: (
+        given.append(half) or slot_stream.SlotStream(*arguments, **named)))
+    ElmoEmbedder.from_bilm(bilm(state="zero")).runner(2, form=form)
+    assert given == [expected]
