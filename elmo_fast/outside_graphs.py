@@ -2,14 +2,17 @@
 
 import functools
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
 _is_exporting = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 lacks it
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
-def outside_graphs(function: Callable) -> Callable:
+def outside_graphs(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorate a function that torch.compile runs eagerly between two graphs: its operations depend on the text.
 
     A decorated method of a module raises `RuntimeError` in torch.export, torch.jit.trace and ONNX export, whose graphs
@@ -17,7 +20,7 @@ def outside_graphs(function: Callable) -> Callable:
     """
 
     @functools.wraps(function)
-    def called(*arguments, **named):
+    def called(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
         if torch.compiler.is_dynamo_compiling() and not _is_exporting():
             from elmo_fast import uncompiled  # imports torch's compiler, which is already loaded here
 

@@ -8,27 +8,25 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import STATES, check_choice, check_path
-from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import cuda_graph, hooked
 from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order, layers_to_write
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack, RunState
-from elmo_fast.model.layers.state_dict import require_data
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
+from elmo_fast.model.stored import StoredWeights
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import check_shapes, expected_shapes, fingerprint, read_model
-from elmo_fast.ops.backend import check_backend, needs_gradient, resolve
+from elmo_fast.model.weights import check_shapes, expected_shapes, read_model
+from elmo_fast.ops.backend import check_backend, needs_gradient
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import check_precision
-from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.schedule import Schedule, batch_schedule, make_schedule
 from elmo_fast.ops.weight_cache import LastResult, references
-from elmo_fast.ops.weight_snapshot import Tensors, check_in_full, one_call, snapshot_of
-from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
+from elmo_fast.ops.weight_snapshot import Tensors, one_call, snapshot_of
+from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
@@ -40,7 +38,7 @@ WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
 ))
 
 
-class BiLm(OutsideGraphs):
+class BiLm(StoredWeights):
     """A bidirectional language model (Peters et al. 2018) with bilm-tf's weights.
 
     `state` says where a sentence starts. `carry`: row k of a batch starts where row k of the last batch ended, as
@@ -48,14 +46,12 @@ class BiLm(OutsideGraphs):
     once, and again after weights change. With `zero` and `warm` results do not depend on order or batch mates.
 
     `precision` is `highest` (IEEE fp32), `high`, `medium`, or `low`, which has no gradients; `backend` is `auto`,
-    `reference`, `torch` or `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium` from the rounded
-    weights, which are rounded to bf16; activations then have the parameters' type, states stay fp32.
+    `reference`, `torch` or `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium`, which rounds
+    them to bf16; activations then have the parameters' type, states stay fp32.
 
     `weights` are arrays by dataset name (`read_weights`); they are copied.
     """
 
-    _files: ModelFiles | None = None  # that the weights were read from
-    _dropped_fingerprint = ""
     words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
@@ -163,72 +159,6 @@ class BiLm(OutsideGraphs):
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""
         return self.options.output_dim
-
-    def fingerprint(self) -> str:
-        """32 hexadecimal digits that identify the network's options and the current weights."""
-        check_in_full(self.parameters())
-        return self._last_fingerprint.get(None, self._layers(), lambda: fingerprint(self.weights(), self.options))
-
-    def weights(self) -> dict[str, np.ndarray]:
-        """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere.
-
-        Weights that `drop_fp32` has dropped are read again from the model's file.
-        """
-        by_dataset = {dataset: getattr(module, parameter).detach()
-                      for module in (self._token_embedder, self._elmo_lstm)
-                      for parameter, dataset in module.datasets.items()}
-        read = self._read_again() if self.is_packed else {}
-        return {dataset: read[dataset] if value.is_meta else value.float().cpu().numpy()
-                for dataset, value in by_dataset.items()}
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the matrices are in memory only as the C++ engine has packed them (see `drop_fp32`)."""
-        return any(value.is_meta for value in self.parameters())
-
-    def drop_fp32(self) -> "BiLm":
-        """Keep the matrices in memory only as the C++ engine packs them for `precision`; returns the model.
-
-        The vectors keep their bits. The model can no longer be saved, moved, trained, or run in another precision
-        (`RuntimeError`). `weights`, copies and pickles read its files again. Raises `ConfigurationError` unless the
-        engine runs the model on the CPU.
-        """
-        stack = self._elmo_lstm
-        lacking = unsupported_weights(stack.layer_weights(0))
-        if resolve("projected_lstm", self.backend, stack.B_0_0, unsupported=lacking) != "native" or (
-                stack.B_0_0.device.type != "cpu"):
-            raise ConfigurationError("drop_fp32: expected a model that the native engine runs on the CPU, got one on "
-                                     f"{stack.B_0_0.device} with the backend {self.backend!r}")
-        if not self.is_packed:
-            if self._token_embedder.reads_text:
-                self._initial_state("warm")
-            self._dropped_fingerprint = self.fingerprint()
-            self._token_embedder.drop_fp32(self._precision)
-            stack.drop_fp32(self._precision)
-            for result in (self._last_fingerprint, self._warm_state):
-                result.set_weights(self._layers())
-        return self
-
-    def _read_again(self) -> dict[str, np.ndarray]:
-        """The weights in the model's files; `RuntimeError` if they are no longer those that were packed."""
-        if self._files is None:
-            for module in (self._token_embedder, self._elmo_lstm):
-                require_data(module._parameters)
-        options, weights = self._files.family.implementation.read(self._files)
-        if fingerprint(weights, options) != self._dropped_fingerprint:
-            raise RuntimeError(f"weights: expected those that the model was made of in {self._files.weight_file}, "
-                               "got others; read the model again")
-        return weights
-
-    def __getstate__(self) -> dict:
-        return {**self.__dict__, "_files": None}  # the paths of one machine
-
-    def __reduce_ex__(self, protocol: int):
-        if self._files is None or not self.is_packed:
-            return super().__reduce_ex__(protocol)
-        arguments = {"state": self.state, "precision": self.precision, "backend": self.backend,
-                     "warm_text": self.warm_text, "token_table": self.token_table}
-        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states, arguments)
 
     def reset_states(self) -> None:
         """Forget the carried states."""
@@ -428,13 +358,3 @@ class BiLm(OutsideGraphs):
             _, (h, c) = self._elmo_lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, zeros,
                                             backend=self.backend)
         return h[:, 0], c[:, 0]
-
-
-def _packed_copy(kind: type[BiLm], files: ModelFiles, expected: str, states: State | None, arguments: dict) -> BiLm:
-    """A model like one without fp32 weights, from the same files."""
-    bilm = kind.from_model(files, **arguments)
-    bilm.lstm._states = states
-    bilm.drop_fp32()
-    if bilm.fingerprint() != expected:
-        raise RuntimeError(f"weights: expected those that the model was made of in {files.weight_file}, got others")
-    return bilm

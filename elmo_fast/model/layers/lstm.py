@@ -47,6 +47,7 @@ class LstmStack(AllenNlpStateDict):
     """
 
     precision, backend = "highest", "auto"  # for `forward`; a biLM sets its values
+    B_0_0: torch.nn.Parameter
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
                  state: str = "carry"):
