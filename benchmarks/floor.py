@@ -36,7 +36,7 @@ _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw"]
 # level of the engine -> the compiler's flags
 _FLAGS = {"avx2": _AVX2, "avx-vnni": [*_AVX2, "-mavxvnni"], "avx512": _AVX512,
-          "avx512-vnni": [*_AVX512, "-mavx512vnni"],
+          "avx512-vnni": [*_AVX512, "-mavx512vnni"], "avx512-bf16": [*_AVX512, "-mavx512vnni", "-mavx512bf16"],
           "amx": [*_AVX512, "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"]}
 
 
@@ -53,18 +53,18 @@ class NoFloor(RuntimeError):
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOP/s in fp32, of bf16 tiles and of bytes (0: none), and bytes/s read from `kib` KiB a thread."""
+    """FLOP/s in fp32, of bf16 and of bytes (0: none), and bytes/s read from `kib` KiB a thread."""
 
     threads: int
     kib: int
     fp32: float
     read: float
-    tiles: float
+    bf16: float
     bytes: float = 0.0
 
     def flops(self, precision: str) -> float:
-        """FLOP/s of products in `precision`; without AMX `medium` multiplies in fp32, from weights of 16 bits."""
-        rate = {"highest": self.fp32, "high": self.tiles / 3, "medium": self.tiles or self.fp32,
+        """FLOP/s of products in `precision`; without dots of bf16 `medium` multiplies in fp32, from weights of 16 bits."""
+        rate = {"highest": self.fp32, "high": self.bf16 / 3, "medium": self.bf16 or self.fp32,
                 "low": self.bytes}[precision]
         if not rate:
             raise NoFloor(f"this machine has no rate of products for {precision}")

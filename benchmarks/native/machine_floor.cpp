@@ -2,7 +2,8 @@
 //   c++ -O3 -std=c++17 FLAGS machine_floor.cpp -lpthread     (benchmarks/floor.py has the flags of each level)
 //   ./a.out [threads] [KiB per thread]
 // Prints for all threads together: fp32 GFLOP/s, GB/s read over that much memory (default 32 MiB per thread), GFLOP/s
-// of bf16 tile products and of products of 8-bit integers with exact sums (0 where the flags or the system have none).
+// of bf16 products, on tiles where there are some, and of 8-bit integers with exact sums (0 where the flags or the system
+// have none).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -103,7 +104,15 @@ template <bool Bytes>
 void multiply_tiles(long) {}
 #endif
 
-// Multiply-adds of 8-bit integers per vector instruction, and the instruction; pairs of 16 bits where there is no dot.
+// Multiply-adds of bf16 and of 8-bit integers per vector instruction, and the instructions; pairs of 16-bit integers where
+// there is no dot of bytes.
+#if defined(__AVX512BF16__)
+constexpr int bf16_at_once = 32;
+typedef __m512bh Pairs;
+__m512 add_pairs(__m512 sum, Pairs a, Pairs b) { return _mm512_dpbf16_ps(sum, a, b); }
+#else
+constexpr int bf16_at_once = 0;
+#endif
 #if defined(__AVX512VNNI__)
 constexpr int bytes_at_once = 64;
 typedef __m512i Integers;
@@ -124,20 +133,30 @@ Integers add_bytes(Integers sum, Integers a, Integers b) { return _mm256_add_epi
 constexpr int bytes_at_once = 0;
 #endif
 
-#if defined(__AVX2__)
-void multiply_bytes(long rounds) {
-  Integers sum[chains] = {}, a = {}, b = {};
+template <class Sum, class Operand>
+void multiply(long rounds, Sum (*add)(Sum, Operand, Operand)) {
+  Sum sum[chains] = {};
+  Operand a = {}, b = {};
   for (long r = 0; r < rounds; ++r) {
 #pragma GCC unroll 16
     for (int c = 0; c < chains; ++c) {
-      sum[c] = add_bytes(sum[c], a, b);
+      sum[c] = add(sum[c], a, b);
       asm volatile("" : "+v"(sum[c]), "+v"(a), "+v"(b));  // no product is known to the compiler
     }
   }
 }
-#else
-void multiply_bytes(long) {}
+
+void multiply_pairs([[maybe_unused]] long rounds) {
+#if defined(__AVX512BF16__)
+  multiply(rounds, add_pairs);
 #endif
+}
+
+void multiply_bytes([[maybe_unused]] long rounds) {
+#if defined(__AVX2__)
+  multiply(rounds, add_bytes);
+#endif
+}
 
 // The slowest thread of the best round.
 double best_time(int threads, const std::function<void(int)>& work) {
@@ -172,17 +191,19 @@ int main(int argc, char** argv) {
   });
   std::printf("%.1f\n", 4.0 * double(passes) * threads * double(floats) / read / 1e9);
   const long products = 4000000;
+  const auto rate = [&](int at_once, void (*work)(long)) {
+    const double took = at_once ? best_time(threads, [&](int) { work(rounds); }) : 1;
+    return 2.0 * rounds * chains * at_once * threads / took / 1e9;
+  };
   const double tiles = tiles_permitted() ? best_time(threads, [&](int) { multiply_tiles<false>(products / 4); }) : 0;
-  std::printf("%.1f\n", tiles > 0 ? 2.0 * 16 * 16 * 32 * products * threads / tiles / 1e9 : 0.0);
+  std::printf("%.1f\n", tiles > 0 ? 2.0 * 16 * 16 * 32 * products * threads / tiles / 1e9
+                                  : rate(bf16_at_once, multiply_pairs));
   double bytes = 0;
 #if defined(__AMX_INT8__)
   if (tiles_permitted())
     bytes = 2.0 * 16 * 16 * 64 * products * threads /
             best_time(threads, [&](int) { multiply_tiles<true>(products / 4); }) / 1e9;
 #endif
-  if (bytes == 0 && bytes_at_once)
-    bytes = 2.0 * rounds * chains * bytes_at_once * threads / best_time(threads, [&](int) { multiply_bytes(rounds); }) /
-            1e9;
-  std::printf("%.1f\n", bytes);
+  std::printf("%.1f\n", bytes > 0 ? bytes : rate(bytes_at_once, multiply_bytes));
   return 0;
 }

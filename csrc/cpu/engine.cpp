@@ -28,6 +28,14 @@ namespace {
               &isa##_engine.features};                                                     \
     else return {};                                                                        \
   }(),
+#define ELMO_FAST_BF16_LEVEL(isa, name, fp32, dots)                                        \
+  []() -> Level {                                                                          \
+    if constexpr (ELMO_FAST_HAS_##isa && ELMO_FAST_HAS_##fp32 && ELMO_FAST_HAS_##dots)     \
+      return {&fp32##_engine,                                                              \
+              {&fp32##_engine.highest, nullptr, &isa##_engine.medium, &dots##_engine.low}, \
+              &isa##_engine.features};                                                     \
+    else return {};                                                                        \
+  }(),
 #define ELMO_FAST_TILE_LEVEL(isa, name, fp32)                                                        \
   []() -> Level {                                                                                    \
     if constexpr (ELMO_FAST_HAS_##isa && ELMO_FAST_HAS_##fp32)                                       \
@@ -36,9 +44,11 @@ namespace {
               &isa##_engine.features};                                                               \
     else return {};                                                                                  \
   }(),
-constexpr Level levels[] = {ELMO_FAST_LEVELS(ELMO_FAST_FP32_LEVEL, ELMO_FAST_DOTS_LEVEL, ELMO_FAST_TILE_LEVEL)};
+constexpr Level levels[] = {
+    ELMO_FAST_LEVELS(ELMO_FAST_FP32_LEVEL, ELMO_FAST_DOTS_LEVEL, ELMO_FAST_BF16_LEVEL, ELMO_FAST_TILE_LEVEL)};
 #undef ELMO_FAST_FP32_LEVEL
 #undef ELMO_FAST_DOTS_LEVEL
+#undef ELMO_FAST_BF16_LEVEL
 #undef ELMO_FAST_TILE_LEVEL
 
 bool runs(Isa isa, uint32_t features, bool amx_permitted) {
@@ -67,8 +77,10 @@ Isa best_isa(uint32_t features, bool amx_permitted, Isa cap) {
 }
 
 Isa cpu_isa() {
-  static const uint32_t features = cpu_feature_set();
   const Isa highest = cap();
+  // Asked for by name, the dots of bf16 also run where they are slow.
+  static const uint32_t own = cpu_feature_set();
+  const uint32_t features = highest == Isa::avx512_bf16 ? own | bit(Feature::sse4a) : own;
   // A lower cap never asks for permission.
   return best_isa(features, highest == Isa::amx && amx_permitted(), highest);
 }

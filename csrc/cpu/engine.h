@@ -127,6 +127,11 @@ struct DotsEngine {
   uint32_t features;
 };
 
+struct Bf16Engine {
+  Engine medium;
+  uint32_t features;
+};
+
 struct AmxEngine {
   Engine high, medium, low;
   uint32_t features;
@@ -135,10 +140,12 @@ struct AmxEngine {
 // Constants of engine_isa.cpp: a lookup runs no code of their instruction set. CMake determines which are built.
 #define ELMO_FAST_FP32_ENGINE(isa, ...) extern const Fp32Engine isa##_engine;
 #define ELMO_FAST_DOTS_ENGINE(isa, ...) extern const DotsEngine isa##_engine;
+#define ELMO_FAST_BF16_ENGINE(isa, ...) extern const Bf16Engine isa##_engine;
 #define ELMO_FAST_TILE_ENGINE(isa, ...) extern const AmxEngine isa##_engine;
-ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_DOTS_ENGINE, ELMO_FAST_TILE_ENGINE)
+ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_DOTS_ENGINE, ELMO_FAST_BF16_ENGINE, ELMO_FAST_TILE_ENGINE)
 #undef ELMO_FAST_FP32_ENGINE
 #undef ELMO_FAST_DOTS_ENGINE
+#undef ELMO_FAST_BF16_ENGINE
 #undef ELMO_FAST_TILE_ENGINE
 
 // The engines of a level: for training and the char-CNN, and by precision; null if there is none. `fp32` is null if the

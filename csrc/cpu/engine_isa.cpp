@@ -1,7 +1,7 @@
 // The engine of an instruction set. CMakeLists.txt compiles this file once per instruction set, with its flags:
 // ELMO_FAST_ENGINE is the name of the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_DOTS
-// that of an engine for 8-bit products, ELMO_FAST_TILES the tiles of an AMX engine, and ELMO_FAST_HEADER the header
-// that defines them.
+// that of an engine for 8-bit products, ELMO_FAST_BF16 the products of a bf16 engine, ELMO_FAST_TILES the tiles of an
+// AMX engine, and ELMO_FAST_HEADER the header that defines them.
 #include ELMO_FAST_HEADER
 
 #include "char_cnn/backward.h"
@@ -29,6 +29,8 @@ constexpr Engine make_engine() {
 constexpr AmxEngine ELMO_FAST_ENGINE = {make_engine<AmxGemm<ELMO_FAST_TILES, 2>>(),
                                         make_engine<AmxGemm<ELMO_FAST_TILES, 1>>(),
                                         make_engine<AmxInt8Gemm<ELMO_FAST_TILES>>(), compiled_features()};
+#elif defined(ELMO_FAST_BF16)
+constexpr Bf16Engine ELMO_FAST_ENGINE = {make_engine<ELMO_FAST_BF16>(), compiled_features()};
 #elif defined(ELMO_FAST_DOTS)
 constexpr DotsEngine ELMO_FAST_ENGINE = {make_engine<Int8Gemm<ELMO_FAST_DOTS>>(), compiled_features()};
 #else

@@ -17,7 +17,7 @@ namespace elmo_fast {
 namespace {
 
 #define ELMO_FAST_NAME(isa, name, ...) name,
-const char* const isa_names[] = {ELMO_FAST_LEVELS(ELMO_FAST_NAME, ELMO_FAST_NAME, ELMO_FAST_NAME)};
+const char* const isa_names[] = {ELMO_FAST_LEVELS(ELMO_FAST_NAME, ELMO_FAST_NAME, ELMO_FAST_NAME, ELMO_FAST_NAME)};
 #undef ELMO_FAST_NAME
 
 #ifdef ELMO_FAST_X86

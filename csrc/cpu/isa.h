@@ -8,27 +8,31 @@
 namespace elmo_fast {
 
 // The levels in ascending order, one per row: constant and name. An FP32 level has the engine of its constant's name,
-// in the precisions that need no other instructions; a DOTS level has an engine for 8-bit products, a TILES level one
-// for all products on tiles, and both use another level's engine for the rest. AArch64 has generic and neon, x86 all
-// levels except neon. amx_emulated is AVX-512 code with results bitwise equal to AMX, for tests; it is never detected.
+// in the precisions that need no other instructions; a DOTS level has an engine for 8-bit products, a BF16 level one
+// for bf16 products, a TILES level one for all products on tiles, and they use other levels' engines for the rest.
+// AArch64 has generic and neon, x86 all levels except neon. amx_emulated is AVX-512 code with results bitwise equal to
+// AMX, for tests; it is never detected.
 // clang-format off
-#define ELMO_FAST_LEVELS(FP32, DOTS, TILES)   \
-  FP32(generic, "generic")                    \
-  FP32(neon, "neon")                          \
-  FP32(avx2, "avx2")                          \
-  DOTS(avx_vnni, "avx-vnni", avx2)            \
-  FP32(avx512, "avx512")                      \
-  DOTS(avx512_vnni, "avx512-vnni", avx512)    \
-  TILES(amx, "amx", avx512)                   \
+#define ELMO_FAST_LEVELS(FP32, DOTS, BF16, TILES)         \
+  FP32(generic, "generic")                                \
+  FP32(neon, "neon")                                      \
+  FP32(avx2, "avx2")                                      \
+  DOTS(avx_vnni, "avx-vnni", avx2)                        \
+  FP32(avx512, "avx512")                                  \
+  DOTS(avx512_vnni, "avx512-vnni", avx512)                \
+  BF16(avx512_bf16, "avx512-bf16", avx512, avx512_vnni)   \
+  TILES(amx, "amx", avx512)                               \
   TILES(amx_emulated, "amx-emulated", avx512)
 // clang-format on
 
 #define ELMO_FAST_CONSTANT(isa, ...) isa,
-enum class Isa : int32_t { ELMO_FAST_LEVELS(ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT) };
+enum class Isa : int32_t {
+  ELMO_FAST_LEVELS(ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT, ELMO_FAST_CONSTANT)
+};
 #undef ELMO_FAST_CONSTANT
 
 #define ELMO_FAST_ONE(...) +1
-constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FAST_ONE);
+constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FAST_ONE);
 #undef ELMO_FAST_ONE
 
 // Features of x86. A set of features has a bit per feature.
@@ -36,7 +40,7 @@ constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FA
 enum class Feature : uint32_t {
   sse3, ssse3, sse4_1, sse4_2, popcnt, xsave, avx, f16c, fma, avx2, bmi1, bmi2, lzcnt, movbe,
   avx512f, avx512bw, avx512cd, avx512dq, avx512vl, avx512_bf16, amx_tile, amx_bf16,
-  avx_vnni, avx512_vnni, amx_int8
+  avx_vnni, avx512_vnni, amx_int8, sse4a
 };
 // clang-format on
 
@@ -75,7 +79,8 @@ constexpr FeatureBit feature_bits[] = {{"sse3", 1, 0, 2, 0, 0},
                                        {"amx_bf16", 7, 0, 3, 22, saves_tiles},
                                        {"avx_vnni", 7, 1, 0, 4, saves_ymm},
                                        {"avx512_vnni", 7, 0, 2, 11, saves_zmm},
-                                       {"amx_int8", 7, 0, 3, 25, saves_tiles}};
+                                       {"amx_int8", 7, 0, 3, 25, saves_tiles},
+                                       {"sse4a", 0x80000001, 0, 2, 6, 0}};
 constexpr int feature_count = sizeof feature_bits / sizeof *feature_bits;
 
 constexpr uint32_t bit(Feature feature) { return 1u << static_cast<uint32_t>(feature); }
@@ -161,6 +166,9 @@ constexpr uint32_t compiled_features() {
 #endif
 #if defined(__AMX_INT8__) || defined(__AMXINT8__)
   set |= bit(Feature::amx_int8);
+#endif
+#ifdef __SSE4A__
+  set |= bit(Feature::sse4a);
 #endif
   return set;
 }

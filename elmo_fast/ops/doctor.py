@@ -69,8 +69,8 @@ def _runs_as(precision: str) -> str:
         return "highest"
     if not supports_precision(precision):
         return f"highest (it needs {PRECISIONS[precision].needs})"
-    has_tiles = module.lstm_isa(number_of(precision)).startswith("amx")
-    return precision if precision != "medium" or has_tiles else "medium (weights in bf16, products in fp32)"
+    has_products = module.lstm_isa(number_of(precision)) != module.lstm_isa(number_of("highest"))
+    return precision if precision != "medium" or has_products else "medium (weights in bf16, products in fp32)"
 
 
 def _other_engines(module) -> str:

@@ -49,7 +49,7 @@ OPERANDS = {
 PRECISIONS = {
     "highest": Precision("ieee", "ieee", "ieee", None, 1e-5),
     "high": Precision("bf16x3", "tf32", "tf32", "AMX", 5e-3),
-    "medium": Precision("bf16", "bf16", "fp16", None, 5e-2),  # without AMX bf16 weights, and products in fp32
+    "medium": Precision("bf16", "bf16", "fp16", None, 5e-2),  # where bf16 products are slow, fp32 ones of bf16 weights
     "low": Precision("int8", "bf16", "fp16", None, 5e-2)}
 
 check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)

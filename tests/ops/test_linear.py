@@ -10,6 +10,7 @@ from elmo_fast.ops.linear import highway, linear
 from elmo_fast.testing import relative_error
 from tests.support import engines
 from tests.support.engines import (
+    BF16_DOTS,
     BF16_WEIGHTS,
     HIGHEST,
     LOW,
@@ -27,7 +28,7 @@ from tests.support.models import options
 from tests.support.op_cases import Case, char_cnn_case, highway_case, linear_case, lstm_case, normal, on_threads
 
 HIGHWAY = 1  # epilogue
-ENGINES = [*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW]
+ENGINES = [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW]
 
 
 def with_x(case, x):

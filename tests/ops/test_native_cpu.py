@@ -15,7 +15,19 @@ from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_snapshot
 from elmo_fast.ops.linear import cpu as linear
 from elmo_fast.ops.projected_lstm import cpu as projected_lstm
-from tests.support.engines import BF16_WEIGHTS, HIGHEST, ISAS, LOW, NATIVE, TILES, altered, isa, native, needs_native
+from tests.support.engines import (
+    BF16_DOTS,
+    BF16_WEIGHTS,
+    HIGHEST,
+    ISAS,
+    LOW,
+    NATIVE,
+    TILES,
+    altered,
+    isa,
+    native,
+    needs_native,
+)
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
 
@@ -168,7 +180,7 @@ def test_pairs_of_bf16_need_tiles():
 
 
 def test_packed_size_is_within_a_tenth():
-    for engine in (*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW):
+    for engine in (*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW):
         number = native.precisions[engine.precision]
         plain = {"medium": 2, "low": 1}.get(engine.precision, 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
         with isa(engine.isa):

@@ -14,6 +14,7 @@ from elmo_fast.ops import projected_lstm as op
 from elmo_fast.testing import relative_error
 from tests.support import engines
 from tests.support.engines import (
+    BF16_DOTS,
     BF16_WEIGHTS,
     FAST,
     FIXED,
@@ -57,7 +58,7 @@ def test_any_shape_agrees_with_float64(engine, sentences, sizes, threads, gather
     on_threads(threads if engine.backend == "native" else 1, case.check, engine)
 
 
-@pytest.mark.parametrize("engine", TILES, ids=str)
+@pytest.mark.parametrize("engine", [*BF16_DOTS, *TILES], ids=str)
 def test_agrees_with_float64_where_sums_cancel(engine):
     lstm_case((3, 8, 1), [6], clips={"cell_clip": 0.4, "proj_clip": 0.2}, seed=1711).check(engine)
 
@@ -69,7 +70,7 @@ def large_case(dim):
     return case, case.run(REFERENCE)
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW], ids=str)
 def test_clips_that_fire_at_the_original_size(engine):
     case, expected = large_case(4096 if engine.isa == "avx512" else 1024)
     for found, truth in zip(case.run(engine), expected):
@@ -78,7 +79,7 @@ def test_clips_that_fire_at_the_original_size(engine):
         assert 0.1 < (values.abs() == limit).double().mean() < 0.99
 
 
-@pytest.mark.parametrize("engine", [*FIXED, *BF16_WEIGHTS, *TILES, *LOW], ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW], ids=str)
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (270, 520, 24)], ids=str)
 def test_slots_equal_sentences_run_one_by_one(engine, sizes):
     case = lstm_case(sizes, slots=SLOTS, clips=TIGHT)
@@ -95,7 +96,8 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
 
 @pytest.mark.parametrize("sizes, engine", [
     (sizes, engine) for sizes in [(300, 96, 40), (300, 48, 48), (70, 600, 40), (40, 1120, 24)]
-    for engine in (*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW) if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
+    for engine in (*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW)
+    if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
 def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
     case = lstm_case(sizes, [1 + k % 11 for k in range(37)], starts=True, clips=TIGHT)
     expected = out, h, c = case.run(engine)
@@ -171,13 +173,14 @@ def test_what_is_no_number_stays_in_its_sentence(engine, clips, value):
         assert out[5:11, :11].isnan().all() and out[4:6, 11:].isnan().all()
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *GPU], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_DOTS, *TILES, *GPU], ids=str)
 def test_nan_and_infinity_pass(engine):
     case = lstm_case((40, 20, 7), [1] * 6, gathered=False)  # tiles take 16 inputs at a time, and the rest one by one
     x, h, c = (case.operands[name] for name in ("inputs", "h", "c"))
     nan, inf = float("nan"), float("inf")
     for d in (0, 40):
-        x[1, d + 2], x[3, d], x[3, d + 37], x[2, d + 5] = nan, inf, -inf, 3e38 if engine in TILES else 3.0
+        x[1, d + 2], x[3, d], x[3, d + 37] = nan, inf, -inf
+        x[2, d + 5] = 3e38 if engine in (*BF16_DOTS, *TILES) else 3.0
     h[4, 3], h[5, 0], c[5, 2], c[5, 21] = nan, -inf, inf, -inf
     for clips in ({}, {"cell_clip": 3.0, "proj_clip": 3.0}):
         case = dataclasses.replace(case, clips=clips)
@@ -216,7 +219,7 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
     assert ((out.abs().view(torch.int32) - c.abs().view(torch.int32) // 2).abs() <= 1).all()
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW, *GPU], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW, *GPU], ids=str)
 @pytest.mark.parametrize("name", ["w_1", "b_1", "p_1"])
 def test_an_edit_in_place_is_noticed(engine, name):
     case = lstm_case(clips=TIGHT)
@@ -276,24 +279,25 @@ def activations(engine, x):
 
 
 @pytest.mark.parametrize("engine, stride", [
-    *((engine, 8191) for engine in (*HIGHEST, *TILES)),
-    *(pytest.param(engine, 509, marks=pytest.mark.long) for engine in (*HIGHEST, *TILES) if engine not in TWINS)],
-    ids=str)
+    *((engine, 8191) for engine in (*HIGHEST, *BF16_DOTS, *TILES)),
+    *(pytest.param(engine, 509, marks=pytest.mark.long) for engine in (*HIGHEST, *BF16_DOTS, *TILES)
+      if engine not in TWINS)], ids=str)
 def test_activations(engine, stride):
     """Within 2 ulp; for 16-bit products a small relative error. On every `stride`-th float and the range in use."""
+    is_rounded = engine in (*BF16_DOTS, *TILES)
     patterns = np.arange(0, 2**32, stride, np.uint64).astype(np.uint32).view(np.float32)
     values = np.concatenate([patterns[np.isfinite(patterns)], np.linspace(-105, 105, 400001, dtype=np.float32)])
-    if engine in TILES:  # which read denormal operands as 0: below, the last part of x may be one
+    if is_rounded:  # their engines read denormal operands as 0: below, the last part of x may be one
         values = values[np.abs(values) > 2.0**-100]
     beyond = 0
     for x in torch.from_numpy(values).split(1 << 18):
         for y, expected in zip(activations(engine, x), (x.double().sigmoid(), x.double().tanh())):
             error, size = (y - expected).abs().numpy(), expected.abs().numpy()
             beyond += (error > 2 * np.spacing(size.astype(np.float32)).astype(np.float64)).sum()
-            if engine in TILES:
+            if is_rounded:
                 limit = {"high": 2e-6, "medium": 6e-5}[engine.precision]
                 assert (error <= np.where(size < 2.0**-126, 2.0**-126, limit * size)).all()
-    assert (beyond > 0) == (engine in TILES)  # tiles have cheaper forms
+    assert (beyond > 0) == is_rounded  # with cheaper forms
 
 
 # ---- inputs that are already multiplied by W -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from elmo_fast.embed.outputs import plan_of
 from elmo_fast.embed.scheduler import Piece, Sentence
 from elmo_fast.ops.schedule import make_schedule
-from tests.support.engines import BF16_WEIGHTS, HIGHEST, LOW, TILES, needs_native
+from tests.support.engines import BF16_DOTS, BF16_WEIGHTS, HIGHEST, LOW, TILES, needs_native
 from tests.support.models import SHAPES, bilm
 
 pytestmark = needs_native
@@ -20,7 +20,7 @@ def scattered(layers, packed_rows, width, generator):
     return (memory.ctypes.data + chosen * memory.strides[0]).astype(np.uint64).reshape(layers, 2, -1), memory, chosen
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *TILES, *LOW], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW], ids=str)
 @pytest.mark.parametrize("shape", ["clips that fire", "four layers", "no projection", "no skip connections"])
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_outputs_have_the_bits_of_layer_after_layer(engine, shape, is_warm):

@@ -274,13 +274,13 @@ def test_a_floor_counts_each_product_once():
     assert batches.tokens == slots.tokens == 4
     work = floor.Work(1, np.array([50]), np.array([1]))
     assert 1e-6 * floor.flop(options, work) == pytest.approx(encoder + 67.1 + 67.1 + 16.8, abs=0.1)
-    rates = floor.Rates(threads=2, kib=1, fp32=1e9, read=4e9, tiles=0.0)  # a weight takes 1 ns to read, 2 to multiply
+    rates = floor.Rates(threads=2, kib=1, fp32=1e9, read=4e9, bf16=0.0)  # a weight takes 1 ns to read, 2 to multiply
     assert floor.seconds(options, work, rates, "highest") == pytest.approx(floor.flop(options, work) / 1e9)
-    slow = floor.Rates(threads=2, kib=1, fp32=1e9, read=1e9, tiles=0.0)  # 4 ns to read
+    slow = floor.Rates(threads=2, kib=1, fp32=1e9, read=1e9, bf16=0.0)  # 4 ns to read
     assert floor.seconds(options, work, slow, "highest") - floor.seconds(options, work, rates, "highest") == (
         pytest.approx(2 * floor.step_weights(options) * 2e-9))
     assert floor.seconds(options, work, slow, "medium") == floor.seconds(options, work, rates, "highest")  # 2 bytes
-    tiles = dataclasses.replace(slow, tiles=9e9, bytes=4e9)
+    tiles = dataclasses.replace(slow, bf16=9e9, bytes=4e9)
     assert floor.seconds(options, work, tiles, "low") < floor.seconds(options, work, tiles, "medium")
     for precision in ("high", "low"):
         with pytest.raises(floor.NoFloor, match=f"no rate of products for {precision}"):

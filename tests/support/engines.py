@@ -89,6 +89,7 @@ ISAS = [name for name in ("generic", "neon", "avx2", "avx512") if _runs(name, "h
 TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")]  # the emulation needs AVX-512
 HIGHEST = [Engine(isa=name) for name in ISAS]
 BF16_WEIGHTS = [Engine("native", name, "medium") for name in ISAS]
+BF16_DOTS = [Engine("native", "avx512-bf16", "medium")] if _runs("avx512-bf16", "medium") else []
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
 LOW_ISAS = [name for name in ("generic", "neon", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx", "amx-emulated")
             if _runs(name, "low")]
@@ -97,7 +98,7 @@ LOW = [Engine("native", name, "low") for name in LOW_ISAS]
 TWINS = [*(engine for engine in TILES if engine.isa != TILE_ISAS[0]),
          *(engine for vectors in (("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx", "amx-emulated"))
            for engine in [each for each in LOW if each.isa in vectors][1:])]
-FAST = [Engine("torch"), TORCH, *HIGHEST, *BF16_WEIGHTS, *TILES, *LOW]
+FAST = [Engine("torch"), TORCH, *HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
 GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS if precision != "low"]  # there it is medium

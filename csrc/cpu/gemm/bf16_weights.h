@@ -7,7 +7,7 @@ namespace elmo_fast::cpu {
 
 // The numbers of both vectors side by side in 32 bits, the first in the low half: no lane is crossed.
 template <class Vec>
-struct Bf16Columns {
+struct Bf16Columns : FloatProducts<Vec> {
   static constexpr int64_t bytes = Vec::width * sizeof(uint32_t);
   static constexpr int lines = Vec::width == 16 ? 2 : 1;
   static constexpr bool is_narrow = true;

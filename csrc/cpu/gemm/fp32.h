@@ -1,9 +1,9 @@
-// fp32 products on register tiles over packed operands.
+// Products with fp32 sums on register tiles over packed operands.
 //
-// Right operand: panels of units [k, panel_width], k at most unit_k, in fp32 or in a narrower type (bf16_weights.h).
-// Left operand: blocks of at most Vec::rows rows, transposed: [k, rows of the block]. Every output element is the sum,
-// in order of k, of chains of at most `unit_k` products, independent of the shape of the register tile, so a row has
-// the same bits in any block.
+// Right operand: panels of units [k, panel_width], k at most unit_k, in fp32, in a narrower type (bf16_weights.h) or in
+// pairs of bf16 (bf16_dots.h). Left operand: blocks of at most Vec::rows rows, transposed: [k, rows of the block].
+// Every output element is the sum, in order of k, of chains of at most `unit_k` products, independent of the shape of
+// the register tile, so a row has the same bits in any block.
 #pragma once
 
 #include "../activations.h"
@@ -33,11 +33,24 @@ inline __attribute__((always_inline)) void clear_sums(typename Vec::F (&sum)[R][
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
 }
 
-// How the packed right operand stores the 2 vectors of a k.
+// One product at a time, in fp32.
 template <class Vec>
-struct FloatColumns {
+struct FloatProducts {
+  using Activations = ExactActivations<Vec>;
+  static constexpr int64_t depth = 1;  // k per multiplication
+
+  static typename Vec::F add(typename Vec::F sum, typename Vec::F a, typename Vec::F b) { return Vec::fma(a, b, sum); }
+  // values [count] -> column by column of a left operand with `rows` rows.
+  static void put_left(const float* values, int64_t count, int rows, float* to) {
+    for (int64_t k = 0; k < count; ++k) to[k * rows] = values[k];
+  }
+};
+
+// How the packed right operand stores the 2 vectors of `depth` k.
+template <class Vec>
+struct FloatColumns : FloatProducts<Vec> {
   static constexpr int64_t bytes = 2 * Vec::width * sizeof(float);
-  static constexpr int lines = 4;  // prefetched for every second k
+  static constexpr int lines = 4;  // prefetched for every second multiplication
   static constexpr bool is_narrow = false;
 
   static void store(const float* from, char* to) { std::memcpy(to, from, bytes); }
@@ -48,14 +61,14 @@ struct FloatColumns {
 };
 
 // sum [R, 2 vectors] += a [R] x b [2 vectors]; rows of a are `step` floats apart.
-template <class Vec, int R>
+template <class Vec, class Products, int R>
 inline __attribute__((always_inline)) void add_products(const float* a, int64_t step, const typename Vec::F (&b)[2],
                                                         typename Vec::F (&sum)[R][2]) {
   ELMO_FAST_UNROLL
   for (int r = 0; r < R; ++r) {
     const typename Vec::F ar = Vec::set1(a[r * step]);
-    sum[r][0] = Vec::fma(ar, b[0], sum[r][0]);
-    sum[r][1] = Vec::fma(ar, b[1], sum[r][1]);
+    sum[r][0] = Products::add(sum[r][0], ar, b[0]);
+    sum[r][1] = Products::add(sum[r][1], ar, b[1]);
   }
 }
 
@@ -63,7 +76,7 @@ template <class Vec, int R>
 inline __attribute__((always_inline)) void add_products(const float* a, int64_t step, const float* b,
                                                         typename Vec::F (&sum)[R][2]) {
   const typename Vec::F columns[2] = {Vec::load(b), Vec::load(b + Vec::width)};
-  add_products<Vec>(a, step, columns, sum);
+  add_products<Vec, FloatProducts<Vec>>(a, step, columns, sum);
 }
 
 // table[r] = Tile::template run<r> for tiles of r = 1 to R rows.
@@ -77,8 +90,8 @@ void fill_tiles(Function** table) {
   }
 }
 
-// c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width]; prefetches `Lines` cache lines, beginning
-// at `next`, for every second k.
+// c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width], k in multiplications; prefetches `Lines`
+// cache lines, beginning at `next`, for every second one.
 template <class Vec, class Columns, int Lines>
 struct PackedTile {
   using Function = void(const float*, const char*, int64_t, Start, float*, size_t, const char*);
@@ -90,7 +103,7 @@ struct PackedTile {
     const auto add = [&] {
       typename Vec::F columns[2];
       Columns::load(b, columns);
-      add_products<Vec>(a, 1, columns, sum);
+      add_products<Vec, Columns>(a, 1, columns, sum);
       a += R;
       b += Columns::bytes;
     };
@@ -104,23 +117,24 @@ struct PackedTile {
   }
 };
 
-// The fp32 product: layout of packed operands, and c = start + left x right over a unit of k.
+// The product: layout of packed operands, and c = start + left x right over a unit of k.
 template <class Vec_, class Columns = FloatColumns<Vec_>>
 struct Fp32Gemm {
   using Vec = Vec_;
-  using Activations = ExactActivations<Vec>;
+  using Activations = typename Columns::Activations;
   using InputRows = FloatRows<Vec>;  // x W + B
   static constexpr int panel_width = 2 * Vec::width;
   static constexpr int block_rows = Vec::rows;
-  static constexpr int64_t cached_rows = 112;  // with a few thousand columns they fit in a core's cache
+  static constexpr int64_t depth = Columns::depth;
+  static constexpr int64_t cached_rows = 112 * depth;  // with a few thousand columns they fit in a core's cache
   static constexpr int64_t unit = unit_k;
   static constexpr bool interleaves = false, takes_units = false;
-  static constexpr int64_t bytes_per_k = Columns::bytes, bytes_per_unit = 0;
+  static constexpr int64_t bytes_per_k = Columns::bytes / depth, bytes_per_unit = 0;
 
   static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, true); }
   static int64_t buffer_rows(int64_t rows) { return rows; }
-  static int64_t padded(int64_t k) { return k; }
-  static int64_t row_bytes(int64_t k) { return k * static_cast<int64_t>(sizeof(float)); }
+  static int64_t padded(int64_t k) { return divided_up(k, depth) * depth; }
+  static int64_t row_bytes(int64_t k) { return divided_up(k, depth) * static_cast<int64_t>(sizeof(float)); }
 
   // Vector v of row r in sums with `width` floats per row.
   template <class Float>
@@ -139,19 +153,20 @@ struct Fp32Gemm {
 
   // Rows [k0, k0 + k) of the panel.
   static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
-    for (int64_t row = k0; row < k0 + k; ++row, packed += Columns::bytes) {
-      float columns[panel_width] = {};
-      for (int v = 0; v < 2; ++v)
-        copy_floats(columns + v * Vec::width, source.start[v] + row * source.stride, larger(source.columns[v], 0));
+    for (int64_t row = k0; row < k0 + k; row += depth, packed += Columns::bytes) {
+      float columns[depth * panel_width] = {};
+      for (int64_t d = 0; d < smaller(depth, k0 + k - row); ++d)
+        for (int v = 0; v < 2; ++v)
+          copy_floats(columns + d * panel_width + v * Vec::width, source.start[v] + (row + d) * source.stride,
+                      larger(source.columns[v], 0));
       Columns::store(columns, packed);
     }
   }
 
-  // Writes values [count] to columns [k0, k0 + count) of row r in a block of `rows` rows.
+  // Writes values [count] to columns [k0, k0 + count) of row r in a block of `rows` rows; k0 is a multiple of `depth`.
   static void put_left(char* block, int64_t /*k_total*/, int rows, int r, int64_t k0, int64_t count,
                        const float* values) {
-    float* out = reinterpret_cast<float*>(block) + k0 * rows + r;
-    for (int64_t k = 0; k < count; ++k) out[k * rows] = values[k];
+    Columns::put_left(values, count, rows, reinterpret_cast<float*>(block) + k0 / depth * rows + r);
   }
 
   // c [rows, panel_width, row stride ldc] = start + left[:, k0 : k0 + k] x right, a unit of k rows. Prefetches the
@@ -162,7 +177,8 @@ struct Fp32Gemm {
     // Prefetches occupy the buffers that misses of the L1 cache need, so up to four blocks share the lines of a unit.
     const int blocks = parts < 2 ? 1 : parts < 4 ? 2 : 4, sharing = blocks < Columns::lines ? blocks : Columns::lines;
     const int lines = Columns::lines / sharing;
-    const char* next = right + k * bytes_per_k + part * (k / 2) * (64 * lines);
+    k = divided_up(k, depth);
+    const char* next = right + k * Columns::bytes + part * (k / 2) * (64 * lines);
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
     const Tile(*tiles)[Vec::rows + 1] = table_;
@@ -173,8 +189,8 @@ struct Fp32Gemm {
         tiles = of_floats_;
       }
     }
-    tiles[part < sharing ? lines : 0][rows](reinterpret_cast<const float*>(block) + k0 * rows, right, k, start, c, ldc,
-                                            next);
+    tiles[part < sharing ? lines : 0][rows](reinterpret_cast<const float*>(block) + k0 / depth * rows, right, k, start,
+                                            c, ldc, next);
   }
 
  private:

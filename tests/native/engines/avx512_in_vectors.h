@@ -164,6 +164,39 @@ ELMO_FAST_INLINE __m512 cvtph_ps(__m256i x) {
 ELMO_FAST_INLINE __m256i cvtps_ph(__m512 x) {
   return on_halves<__m256i>([](__m256 a) { return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT); }, x);
 }
+ELMO_FAST_INLINE float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+// To nearest, ties to even; a denormal becomes zero, NaN stays NaN.
+ELMO_FAST_INLINE __m256bh cvtneps_pbh(__m512 x) {
+  uint32_t bits[16];
+  uint16_t rounded[16];
+  std::memcpy(bits, &x, sizeof bits);
+  for (int k = 0; k < 16; ++k) {
+    const uint32_t size = bits[k] & 0x7fffffff;
+    if (size > 0x7f800000) rounded[k] = static_cast<uint16_t>(bits[k] >> 16 | 0x40);
+    else if (size < 0x00800000) rounded[k] = static_cast<uint16_t>(bits[k] >> 16 & 0x8000);
+    else rounded[k] = static_cast<uint16_t>((bits[k] + 0x7fff + (bits[k] >> 16 & 1)) >> 16);
+  }
+  __m256bh all;
+  std::memcpy(&all, rounded, sizeof all);
+  return all;
+}
+// sum += the odd products, then the even ones; denormals are zero throughout.
+ELMO_FAST_INLINE __m512 dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+  float sums[16];
+  uint16_t p[32], q[32];
+  std::memcpy(sums, &sum, sizeof sums), std::memcpy(p, &a, sizeof p), std::memcpy(q, &b, sizeof q);
+  const auto widened = [](uint16_t value) {
+    const uint32_t bits = static_cast<uint32_t>(value) << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return flushed(x);
+  };
+  for (int k = 0; k < 16; ++k)
+    for (int odd = 1; odd >= 0; --odd)
+      sums[k] = flushed(std::fma(widened(p[2 * k + odd]), widened(q[2 * k + odd]), flushed(sums[k])));
+  std::memcpy(&sum, sums, sizeof sum);
+  return sum;
+}
 ELMO_FAST_INLINE __m512i castsi256_si512(__m256i x) { return joined<__m512i>(x, x); }
 ELMO_FAST_INLINE __m512i inserti64x4(__m512i x, __m256i high) { return joined<__m512i>(half(x, 0), high); }
 
@@ -248,8 +281,10 @@ ELMO_FAST_INLINE void mask_storeu_epi16(void* to, __mmask16 mask, __m256i x) {
 #define _mm512_cvtepi32_epi16 in_vectors::cvtepi32_epi16
 #define _mm512_cvtepi32_ps in_vectors::cvtepi32_ps
 #define _mm512_cvtepu16_epi32 in_vectors::cvtepu16_epi32
+#define _mm512_cvtneps_pbh in_vectors::cvtneps_pbh
 #define _mm512_cvtph_ps in_vectors::cvtph_ps
 #define _mm512_cvtps_ph(x, rounding) in_vectors::cvtps_ph(x)
+#define _mm512_dpbf16_ps in_vectors::dpbf16_ps
 #define _mm512_fmadd_ps in_vectors::fmadd_ps
 #define _mm512_fnmadd_ps in_vectors::fnmadd_ps
 #define _mm512_fnmsub_ps in_vectors::fnmsub_ps

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
+#include <tuple>
 
 #include "char_cnn_cases.h"
 #include "linear_cases.h"
@@ -92,9 +93,9 @@ int main(int count, char** arguments) {
       cases += engines.back().cases, failures += engines.back().failures;
     }
   }
-  // Levels with the same vectors have the same bits, except where only one of them rounds both operands.
+  // Levels with the same vectors have the same bits, except where only one of them rounds both operands, or adds pairs.
   const auto vectors = [](const Engine& engine) {
-    return std::make_pair(cpu::level_of(isa_named(engine.isa)).fp32, engine.limit());
+    return std::make_tuple(cpu::level_of(isa_named(engine.isa)).fp32, engine.limit(), engine.has_dots());
   };
   for (size_t k = 0; k < engines.size(); ++k)
     for (size_t before = 0; before < k; ++before)
