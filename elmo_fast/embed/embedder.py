@@ -20,7 +20,6 @@ from elmo_fast.arguments import (
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import Runner, Target, write_corpus
 from elmo_fast.embed.stream import SlotStream
-from elmo_fast.embed.token_vectors import SpareVectors
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
 from elmo_fast.model.bilm import BiLm
@@ -28,6 +27,7 @@ from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.model.token_vectors import SpareVectors
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.outside_graphs import outside_graphs
@@ -38,7 +38,6 @@ from elmo_fast.vectors.spec import OutputSpec
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"
-_SPARE_TOKENS = 1 << 13  # whose vectors are kept between calls: 16 MB in the original size
 _WIDE = 512  # values per vector from which a layer's weights exceed a core's private cache
 
 
@@ -72,7 +71,7 @@ class ElmoEmbedder:
     def _take(self, bilm: BiLm, cuda_device: int) -> None:
         self.elmo_bilm = bilm.eval()
         self.cuda_device = cuda_device
-        self._spare = SpareVectors(_SPARE_TOKENS)
+        self._spare = SpareVectors()
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""

@@ -13,10 +13,10 @@ from elmo_fast.arguments import STATES, check_choice
 from elmo_fast.embed.carrying import Span, StreamStates
 from elmo_fast.embed.outputs import plan_of
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
-from elmo_fast.embed.token_vectors import SpareVectors, TokenVectors
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
+from elmo_fast.model.token_vectors import SpareVectors, TokenVectors
 from elmo_fast.ops.calling_thread import rows_of
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.numerics import full_precision

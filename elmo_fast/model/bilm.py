@@ -1,6 +1,7 @@
 """The bidirectional language model: token ids to the representations of every layer."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +16,9 @@ from elmo_fast.model.layers.lstm import LstmStack, RunState
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.stored import StoredWeights
-from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
+from elmo_fast.model.token_table.lookup import KeptVectors, TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.model.token_vectors import SpareVectors, vectors_of_ids
 from elmo_fast.model.weights import check_shapes, expected_shapes, read_model
 from elmo_fast.ops.backend import check_backend, needs_gradient
 from elmo_fast.ops.device import is_capturing, to_device
@@ -70,6 +72,7 @@ class BiLm(StoredWeights):
         self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
         self._table: TableLookup | None = None
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
+        self._spare = SpareVectors()
         self._prepared: cuda_graph.Preparation | None = None
         self.token_table = token_table
 
@@ -135,7 +138,8 @@ class BiLm(StoredWeights):
     def token_key(self) -> tuple:
         """What the vectors of tokens depend on beside the tokens: equal keys mean equal vectors."""
         encoder = self.token_encoder
-        return (encoder.table, encoder.device, encoder.backend, encoder.precision,
+        unknown = None if encoder.table is None else encoder.table.table.unknown
+        return (encoder.table, unknown, encoder.device, encoder.backend, encoder.precision,
                 *references(self._token_embedder.layers()))
 
     @property
@@ -223,7 +227,7 @@ class BiLm(StoredWeights):
         if boundaries == "add" and hooked.is_hooked(encoder.source, self._word_embedding, self._elmo_lstm):
             return hooked.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
                                   self._initial_state(state))
-        tokens, index, mask = (encoder.batch(ids, boundaries) if word_inputs is None
+        tokens, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
                                else encoder.numbered_batch(word_inputs, ids))
         layers = self._run_batch(tokens, index, mask.sum(1).numpy(), state, mask.flatten())
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in layers], to_device(mask, self._device))
@@ -286,6 +290,12 @@ class BiLm(StoredWeights):
     def can_write(self) -> bool:
         """Whether `run` takes `addresses`: in the C++ engine, on the CPU and without gradients."""
         return self._elmo_lstm.can_write(self.backend)
+
+    def _kept_vectors(self, encoder: TokenEncoder) -> KeptVectors | None:
+        """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
+        if encoder.source is None or needs_gradient(encoder.source.parameters()) or not self.can_write:
+            return None
+        return functools.partial(vectors_of_ids, self._spare, self.token_key)
 
     def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray, state: str,
                    mask: torch.Tensor | None = None) -> list[torch.Tensor]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmo_fast.embed.scheduler import Scheduler, Sentence
-from elmo_fast.embed.token_vectors import TokenVectors
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
+from elmo_fast.model.token_vectors import TokenVectors
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 40), st.sampled_from([0, 1, 500, 10_000])), max_size=60)
 SLOTS = st.one_of(st.integers(1, 6), st.integers(1, 300))

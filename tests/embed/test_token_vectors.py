@@ -1,6 +1,7 @@
 """Token vectors are kept between calls: known tokens are not encoded again, and results have the same bits."""
 
 import copy
+import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ElmoEmbedder
+from elmo_fast import ElmoEmbedder, build_token_table
 from elmo_fast.embed import embedder as embedder_module
 from elmo_fast.embed import stream as stream_module
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.token_table.lookup import TokenEncoder
+from elmo_fast.model.token_vectors import SpareVectors
 from tests.support.engines import needs_native
 from tests.support.models import SHAPES, bilm, texts
 
@@ -66,6 +68,16 @@ def test_what_the_vectors_depend_on(change):
                                   fresh.embed(SENTENCES[1:2], state="zero")[0])
 
 
+def test_the_choice_for_words_outside_a_table():
+    network = model()
+    network.token_table = build_token_table(network, ["the", "sea"], unknown="encode")
+    elmo = LoadedElmo(network)
+    elmo.embed([["the", "old", "sea"]], state="zero")
+    network.token_table.unknown = "error"
+    with pytest.raises(ValueError, match="token table: expected words of the table .* got 'old'"):
+        elmo.embed([["old"]], state="zero")
+
+
 def test_weights_that_change_within_a_stream(monkeypatch, encoded):
     monkeypatch.setattr(stream_module, "_ROWS_PER_CHUNK", 16)
     edited, fresh = ElmoEmbedder.from_bilm(model()), ElmoEmbedder.from_bilm(model())
@@ -79,7 +91,7 @@ def test_weights_that_change_within_a_stream(monkeypatch, encoded):
 
 
 def test_a_bounded_number_is_kept(monkeypatch, encoded):
-    monkeypatch.setattr(embedder_module, "_SPARE_TOKENS", 6)
+    monkeypatch.setattr(embedder_module, "SpareVectors", functools.partial(SpareVectors, most=6))
     elmo = LoadedElmo(model())
     for _ in range(2):
         elmo.embed([["a", "b"]], state="zero")
@@ -88,6 +100,14 @@ def test_a_bounded_number_is_kept(monkeypatch, encoded):
     assert len(encoded) == 7
     elmo.embed([["a"]], state="zero")
     assert encoded[7:] == ["<S>", "a", "</S>"]
+
+
+def test_calls_in_inference_mode(monkeypatch):
+    monkeypatch.setattr(stream_module, "_TABLE_ROWS", 4)
+    elmo, sentences = LoadedElmo(model()), [*SENTENCES, ["a", "b"], ["c", "d", "e", "f"], ["sea", "g"]]
+    for k, sentence in enumerate(sentences):
+        with torch.inference_mode(k % 3 < 2):
+            np.testing.assert_array_equal(elmo.embed([sentence], state="zero")[0], alone(sentence))
 
 
 def test_copies_and_pickles_keep_none(encoded):

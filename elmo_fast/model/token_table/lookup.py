@@ -40,6 +40,8 @@ class TokenEmbeddings(NamedTuple):
 
 # Vectors of a batch's tokens [R, P], the row of each token int64 [N] in running order, and the mask bool [B, T].
 BatchTokens = tuple[TokenEmbeddings, torch.Tensor, torch.Tensor]
+# From ids int [N, C] and a function that computes vectors of ids: vectors [R, P], and the row of each id int [N].
+KeptVectors = Callable[[torch.Tensor, Callable[[torch.Tensor], TokenEmbeddings]], tuple[TokenEmbeddings, torch.Tensor]]
 
 
 class WordCache(nn.Module):
@@ -160,8 +162,8 @@ class TokenEncoder(NamedTuple):
             return self._complete(self.table.table.rows(tokens), lambda positions: [tokens[k] for k in positions],
                                   lambda positions: self.source.token_ids([tokens[k] for k in positions]))
 
-    def batch(self, ids: torch.Tensor, boundaries: str) -> BatchTokens:
-        """Tokens of a batch given as ids, as `BiLm.forward` takes them."""
+    def batch(self, ids: torch.Tensor, boundaries: str, kept: KeptVectors | None = None) -> BatchTokens:
+        """Tokens of a batch given as ids, as `BiLm.forward` takes them; `kept` may know vectors of character ids."""
         by_number = self.table is not None and isinstance(ids, torch.Tensor) and ids.dim() == 2
         source = self.table if by_number else self.source
         check_shape(ids, boundaries, source)
@@ -173,6 +175,8 @@ class TokenEncoder(NamedTuple):
         rows = ids.flatten(0, 1)
         if self.backend == "reference" and self.table is None:  # encodes every row, padding too
             return self._vectors(rows), positions, mask
+        if kept and self.table is None and rows.dim() == 2 and len(positions):
+            return *kept(rows[positions], self._vectors), mask
         unique, index = unique_rows(rows[positions])
         return self._vectors(unique), index, mask
 

@@ -1,28 +1,37 @@
 """A bounded cache of token vectors: each unique token is encoded once, until it is dropped from a full cache."""
 
 import itertools
+import sys
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from elmo_fast.arguments import shown
-from elmo_fast.embed.scheduler import Sentence
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import to_device
 from elmo_fast.text.batching import not_a_string
+
+SPARE_TOKENS = 1 << 13  # whose vectors are kept between calls: 16 MB in the original size
+
+
+class Sentence(Protocol):
+    """A sentence whose tokens are `rows` of the cache."""
+
+    rows: np.ndarray
 
 
 class TokenVectors:
     """Vectors by row; every token has a row, and its vector after `append`.
 
-    `boundaries` are the tokens around every sentence, `capacity` the tokens of a full cache. `table` holds the vectors;
-    it is None before the first `append`.
+    `boundaries` are the tokens around every sentence, if any, `capacity` the tokens of a full cache. `table` holds the
+    vectors; it is None before the first `append`.
     """
 
-    def __init__(self, boundaries: tuple[str, str], capacity: int):
-        self._boundaries, self._capacity = boundaries, capacity
+    def __init__(self, boundaries: tuple[str, ...], capacity: int):
+        self._before, self._after, self._capacity = boundaries[:1], boundaries[1:], capacity
         self.table: TokenEmbeddings | None = None
         self._memory = torch.empty(0, 0)  # of the table's vectors, with capacity for more
         self._rows = _Rows()
@@ -34,10 +43,10 @@ class TokenVectors:
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with boundaries: int32 [tokens + 2]. Tokens that are no strings are refused."""
-        first, last = self._boundaries
         known = len(self._rows)
         try:
-            return np.fromiter(map(self._rows.__getitem__, (first, *tokens, last)), np.int32, len(tokens) + 2)
+            all_tokens = (*self._before, *tokens, *self._after)
+            return np.fromiter(map(self._rows.__getitem__, all_tokens), np.int32, len(all_tokens))
         except (TypeError, ValueError) as error:
             self._rows = _Rows(itertools.islice(self._rows.items(), known))
             if isinstance(error, TypeError):
@@ -49,6 +58,7 @@ class TokenVectors:
         known = self._encoded
         return list(itertools.islice(self._rows, known, known + most)) if known < len(self._rows) else []
 
+    @torch.inference_mode(False)  # a later call may write where this one does
     def append(self, new: TokenEmbeddings) -> None:
         """Add the vectors of the next tokens of `unencoded`."""
         if self.table:
@@ -61,6 +71,7 @@ class TokenVectors:
             new = TokenEmbeddings(self._memory[:count], rows and np.concatenate(rows))
         self.table = new
 
+    @torch.inference_mode(False)
     def reduce(self, in_flight: Sequence[Sentence]) -> None:
         """Reduce a full cache to the tokens of the sentences `in_flight`, and renumber the sentences' `rows`."""
         if len(self._rows) <= max(self._capacity, 2 * self._kept):
@@ -79,7 +90,7 @@ class TokenVectors:
 
     def _renumber(self, in_flight: Sequence[Sentence]) -> np.ndarray:
         """Keep the tokens of the sentences `in_flight`, and renumber the sentences' `rows`; return the rows kept."""
-        rows = np.concatenate([sentence.rows for sentence in in_flight])
+        rows = np.concatenate([np.empty(0, np.int32), *(sentence.rows for sentence in in_flight)])
         kept, renumbered = np.unique(rows, return_inverse=True)
         tokens = list(self._rows)
         self._rows = _Rows((tokens[row], number) for number, row in enumerate(kept))
@@ -106,7 +117,7 @@ class _Rows(dict[str, int]):
 class SpareVectors:
     """Token vectors between runs, at most `most` tokens; safe for threads. Copies and pickles are empty."""
 
-    def __init__(self, most: int):
+    def __init__(self, most: int = SPARE_TOKENS):
         self._most = most
         self._spare: deque[TokenVectors] = deque(maxlen=1)
 
@@ -124,3 +135,20 @@ class SpareVectors:
 
     def __reduce__(self) -> tuple:
         return SpareVectors, (self._most,)
+
+
+def vectors_of_ids(spare: SpareVectors, key: Callable[[], Hashable], ids: torch.Tensor,
+                   encode: Callable[[torch.Tensor], TokenEmbeddings]) -> tuple[TokenEmbeddings, torch.Tensor]:
+    """Vectors [R, P] with those of character ids int [N, C], N at least 1, and the row of each, int64 [N].
+
+    `encode` computes the vectors of ids that the vectors of `key` in `spare` do not have. A token is named by its ids.
+    """
+    vectors = spare.take() or TokenVectors((), sys.maxsize)
+    vectors.check(key(), ())
+    names, size = ids.to(torch.int16).numpy().tobytes().decode("latin-1"), 2 * ids.shape[1]
+    rows = vectors.rows([names[k : k + size] for k in range(0, len(names), size)])
+    if new := vectors.unencoded(len(rows)):
+        new_ids = np.frombuffer("".join(new).encode("latin-1"), np.int16).reshape(len(new), -1)
+        vectors.append(encode(torch.from_numpy(new_ids.astype(np.int64))))
+    spare.put(vectors)
+    return vectors.table, torch.from_numpy(rows).long()

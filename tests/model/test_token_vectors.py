@@ -1,0 +1,123 @@
+"""`BiLm.forward` keeps vectors of character ids between calls: results are those of a fresh model, to the bit."""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from elmo_fast import batch_to_ids
+from elmo_fast.model.layers.encoder import CharacterEncoder
+from elmo_fast.model.token_vectors import SpareVectors
+from tests.support.engines import needs_native
+from tests.support.models import SENTENCES, SHAPES, bilm, texts
+
+pytestmark = needs_native  # whose bits do not depend on what is encoded together
+BATCHES = [SENTENCES, SENTENCES[1:3], [], [[]], [["sea"]], *([sentence] for sentence in texts(8, seed=2)), SENTENCES]
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The number of tokens of every call of the encoder."""
+    counts, encode_rows = [], CharacterEncoder.encode_rows
+
+    def recorded(encoder, ids, backend):
+        counts.append(len(ids))
+        return encode_rows(encoder, ids, backend)
+
+    monkeypatch.setattr(CharacterEncoder, "encode_rows", recorded)
+    return counts
+
+
+def model(**arguments):
+    return bilm(SHAPES["two layers"], **{"state": "zero", "backend": "native", **arguments})
+
+
+def outputs(network, batch, **arguments):
+    ids = batch_to_ids(batch) if batch else torch.zeros(0, 0, 50, dtype=torch.int64)
+    with torch.no_grad():
+        return [layer.clone() for layer in network(ids, **arguments).activations]
+
+
+def same(found, expected):
+    return all(map(torch.equal, found, expected)) and len(found) == len(expected)
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium", "low"])
+@pytest.mark.parametrize("state", ["zero", "carry", "warm"])
+def test_bits(precision, state):
+    kept, fresh = model(precision=precision, state=state), model(precision=precision, state=state)
+    for batch in BATCHES:
+        fresh._spare = SpareVectors()
+        assert same(outputs(kept, batch), outputs(fresh, batch))
+
+
+def test_known_tokens_are_not_encoded_again(encoded):
+    network = model()
+    outputs(network, [["the", "sea"], ["the", "old", "man"]])
+    outputs(network, [["man"], ["the", "old", "sea"]])
+    assert encoded == [6]  # with <S> and </S>
+    outputs(network, [["the", "young", "man"]], boundaries="present")
+    assert encoded == [6, 1]
+
+
+def test_all_characters_of_a_token_count(encoded):
+    long = "x" * 48
+    network, batch = model(), [[long, long[:-1] + "y", long[1:], "\u00e9", "e\u0301", ""]]
+    expected = outputs(model(), batch)
+    outputs(network, [["\u00e9", long]])
+    assert same(outputs(network, batch), expected) and encoded[-1] == 4
+
+
+@pytest.mark.parametrize("change", [
+    lambda network: network.get_parameter("_token_embedder.W_proj").data.mul_(1.5),
+    lambda network: network.get_parameter("_token_embedder.char_embed").detach().add_(0.25),
+    lambda network: network.get_parameter("_token_embedder.b_cnn_0").detach().numpy().__iadd__(0.5),
+    lambda network: setattr(network, "precision", "low"), lambda network: setattr(network, "backend", "torch"),
+    lambda network: network.half()])
+def test_what_the_vectors_depend_on(change):
+    network = model()
+    outputs(network, SENTENCES)
+    change(network)
+    assert same(outputs(network, SENTENCES[:2]), outputs(copy.deepcopy(network), SENTENCES[:2]))
+
+
+def test_gradients_reach_the_encoder():
+    network = bilm(SHAPES["two layers"], requires_grad=True, state="zero", backend="native")
+    outputs(network, SENTENCES)
+    network.lstm.requires_grad_(False)
+    sum(layer.sum() for layer in network(batch_to_ids(SENTENCES)).activations).backward()
+    assert all(value.grad is not None and value.grad.any() for value in network.token_source.parameters())
+
+
+def test_a_bounded_number_is_kept(encoded):
+    network = model()
+    network._spare = SpareVectors(6)
+    for batch in [[["a", "b"]], [["a", "b"]], [["a", "b", "c", "d", "e"]], [["a"]]]:
+        outputs(network, batch)
+    assert encoded == [4, 3, 3]
+
+
+def test_copies_and_pickles_keep_none(encoded):
+    network = model()
+    expected = outputs(network, SENTENCES)
+    for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        encoded.clear()
+        assert same(outputs(other, SENTENCES), expected) and encoded
+
+
+def test_calls_in_inference_mode():
+    network = model()
+    for k, batch in enumerate(BATCHES):
+        with torch.inference_mode(k % 3 < 2):
+            found = outputs(network, batch)
+        assert same(found, outputs(model(), batch))
+
+
+def test_threads():
+    network, sentences = model(), texts(80, seed=3)
+    expected = [outputs(model(), [sentence]) for sentence in sentences]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda sentence: outputs(network, [sentence]), sentences))
+    assert all(map(same, found, expected))
