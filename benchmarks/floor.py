@@ -63,7 +63,7 @@ class Rates:
     bytes: float = 0.0
 
     def flops(self, precision: str) -> float:
-        """FLOP/s of products in `precision`; without dots of bf16 `medium` multiplies in fp32, from weights of 16 bits."""
+        """FLOP/s of products in `precision`; where bf16 has no rate, `medium` multiplies in fp32."""
         rate = {"highest": self.fp32, "high": self.bf16 / 3, "medium": self.bf16 or self.fp32,
                 "low": self.bytes}[precision]
         if not rate:

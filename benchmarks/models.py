@@ -29,13 +29,15 @@ class Embedder:
     """
 
     def __init__(self, bilm, precision: str | None = None):
-        from elmo_fast import ElmoEmbedder
-
-        self.bilm, self.embedder = bilm, ElmoEmbedder.from_bilm(bilm)
-        self.precision = precision or bilm.precision
+        self.bilm, self.precision = bilm, precision or bilm.precision
+        self.reset_states()
 
     def reset_states(self) -> None:
+        """Forget states, and the vectors of tokens of earlier calls: a turn's text is new."""
+        from elmo_fast import ElmoEmbedder
+
         self.bilm.reset_states()
+        self.embedder = ElmoEmbedder.from_bilm(self.bilm)
 
     def embed_batch(self, batch: list[list[str]]) -> list:
         self.bilm.precision = self.precision

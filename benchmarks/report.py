@@ -132,7 +132,8 @@ def precisions() -> str:
                            for row in rows(f"precisions-{size}-amx")])
 
 
-LEVELS = {"avx2": "AVX2", "avx512": "AVX-512", "avx512-vnni": "AVX512_VNNI", "amx": "AMX"}
+LEVELS = {"avx2": "AVX2", "avx512": "AVX-512", "avx512-vnni": "AVX512_VNNI", "avx512-bf16": "AVX512_BF16, AMD",
+          "amx": "AMX"}
 
 
 def precision_ratio(level: str, precision: str, name: str) -> float:
@@ -267,6 +268,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
     "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
     "precisions": precisions, "precisions machine": lambda: machine("precisions-original-amx"),
+    "bf16 machine": lambda: machine("precisions-original-avx512-bf16"),
     "precision levels": precision_levels, "medium sentence": lambda: sentence_ratios("medium"),
     "low sentence": lambda: sentence_ratios("low"), "token table": token_table, "train": train,
     "train ratio": train_ratio, "reference": reference, "io": io,
