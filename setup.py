@@ -24,7 +24,7 @@ CXX = shlex.split(os.environ.get("CXX", ""))[:1] or ["c++", "g++", "clang++"]
 COMPILER = next(filter(None, (shutil.which(name, path=PATH) for name in CXX)), None)
 CMAKE, NINJA = shutil.which("cmake", path=PATH), shutil.which("ninja", path=PATH)
 # Engines to do without, one after the other, where the build fails.
-_NEWEST = ("AMX", "AVX_VNNI", "AVX512_VNNI", "AVX512_BF16")
+_NEWEST = ("AMX", "AVX_VNNI", "AVX512_VNNI", "AVX512_BF16", "NEON_DOTPROD")
 LEFT_OUT = ((), ("AMX",), _NEWEST, (*_NEWEST, "AMX_EMULATED", "AVX512"),
             (*_NEWEST, "AMX_EMULATED", "AVX512", "AVX2", "NEON"))
 

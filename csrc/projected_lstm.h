@@ -27,9 +27,9 @@ struct LstmShape {
   int64_t projection;  // P; equal to D when there is no W_P
 };
 
-// Name of the instruction set that runs the LSTM and linear layers in `precision` here: generic, neon, avx2, avx-vnni,
-// avx512, avx512-vnni, avx512-bf16, amx, amx-emulated. ELMO_FAST_CPU_ISA caps it. Empty when the precision is not
-// available.
+// Name of the instruction set that runs the LSTM and linear layers in `precision` here: generic, neon,
+// neon-dotprod, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx, amx-emulated. ELMO_FAST_CPU_ISA caps it. Empty
+// when the precision is not available.
 std::string lstm_isa(Precision precision);
 
 // Bytes of the packed weights of both directions.

@@ -38,7 +38,8 @@ void bind_cpu(py::module_& m) {
         "Whether this process may use AMX tile data; the first call asks the operating system.");
   m.def(
       "cpu_isa", [] { return isa_name(cpu::cpu_isa()); },
-      "Best usable of generic, neon, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx, at most the one in "
+      "Best usable of generic, neon, neon-dotprod, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx, at most the "
+      "one in "
       "ELMO_FAST_CPU_ISA.");
   m.def("use_openmp_threads", cpu::use_openmp_threads,
         "Run long calls on the threads of the OpenMP runtime that this process has loaded; whether there is one.");

@@ -8,6 +8,11 @@
 #define ELMO_FAST_X86
 #include <cpuid.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #if defined(ELMO_FAST_X86) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -37,6 +42,19 @@ uint64_t saved_registers() {
 }
 #endif
 
+// Whether an AArch64 has the dots of bytes.
+[[maybe_unused]] bool has_dotprod() {
+#if defined(__aarch64__) && defined(__linux__)
+  return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
+#elif defined(__aarch64__) && defined(__APPLE__)
+  int found = 0;
+  size_t size = sizeof found;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &size, nullptr, 0) == 0 && found;
+#else
+  return false;
+#endif
+}
+
 bool request_amx() {
 #if defined(ELMO_FAST_X86) && defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -58,6 +76,7 @@ uint32_t cpu_feature_set() {
     if ((saved & f.saved) == f.saved && cpuid(f.leaf, f.subleaf, f.word) >> f.bit & 1) set |= 1u << k;
   }
 #endif
+  if (has_dotprod()) set |= bit(Feature::asimddp);
   return set;
 }
 

@@ -10,12 +10,13 @@ namespace elmo_fast {
 // The levels in ascending order, one per row: constant and name. An FP32 level has the engine of its constant's name,
 // in the precisions that need no other instructions; a DOTS level has an engine for 8-bit products, a BF16 level one
 // for bf16 products, a TILES level one for all products on tiles, and they use other levels' engines for the rest.
-// AArch64 has generic and neon, x86 all levels except neon. amx_emulated is AVX-512 code with results bitwise equal to
-// AMX, for tests; it is never detected.
+// AArch64 has generic and the levels of NEON, x86 the others. amx_emulated is AVX-512 code with results bitwise equal
+// to AMX, for tests; it is never detected.
 // clang-format off
 #define ELMO_FAST_LEVELS(FP32, DOTS, BF16, TILES)         \
   FP32(generic, "generic")                                \
   FP32(neon, "neon")                                      \
+  DOTS(neon_dotprod, "neon-dotprod", neon)                \
   FP32(avx2, "avx2")                                      \
   DOTS(avx_vnni, "avx-vnni", avx2)                        \
   FP32(avx512, "avx512")                                  \
@@ -35,17 +36,17 @@ enum class Isa : int32_t {
 constexpr int isa_count = ELMO_FAST_LEVELS(ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FAST_ONE, ELMO_FAST_ONE);
 #undef ELMO_FAST_ONE
 
-// Features of x86. A set of features has a bit per feature.
+// Features of x86, and of AArch64 beyond NEON. A set of features has a bit per feature.
 // clang-format off
 enum class Feature : uint32_t {
   sse3, ssse3, sse4_1, sse4_2, popcnt, xsave, avx, f16c, fma, avx2, bmi1, bmi2, lzcnt, movbe,
   avx512f, avx512bw, avx512cd, avx512dq, avx512vl, avx512_bf16, amx_tile, amx_bf16,
-  avx_vnni, avx512_vnni, amx_int8, sse4a
+  avx_vnni, avx512_vnni, amx_int8, sse4a, asimddp
 };
 // clang-format on
 
 // A feature's name, its bit in word 0 to 3 (eax to edx) of a leaf of cpuid, and the bits of XCR0 that are set if the
-// operating system saves its registers.
+// operating system saves its registers. Features of AArch64 have bits of XCR0 that no system sets.
 struct FeatureBit {
   const char* name;
   unsigned leaf, subleaf;
@@ -80,7 +81,8 @@ constexpr FeatureBit feature_bits[] = {{"sse3", 1, 0, 2, 0, 0},
                                        {"avx_vnni", 7, 1, 0, 4, saves_ymm},
                                        {"avx512_vnni", 7, 0, 2, 11, saves_zmm},
                                        {"amx_int8", 7, 0, 3, 25, saves_tiles},
-                                       {"sse4a", 0x80000001, 0, 2, 6, 0}};
+                                       {"sse4a", 0x80000001, 0, 2, 6, 0},
+                                       {"asimddp", 0, 0, 0, 0, ~uint64_t{0}}};
 constexpr int feature_count = sizeof feature_bits / sizeof *feature_bits;
 
 constexpr uint32_t bit(Feature feature) { return 1u << static_cast<uint32_t>(feature); }
@@ -169,6 +171,9 @@ constexpr uint32_t compiled_features() {
 #endif
 #ifdef __SSE4A__
   set |= bit(Feature::sse4a);
+#endif
+#ifdef __ARM_FEATURE_DOTPROD
+  set |= bit(Feature::asimddp);
 #endif
   return set;
 }

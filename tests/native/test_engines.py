@@ -62,15 +62,16 @@ def test_every_engine_of_this_processor(monkeypatch):
     monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
     run = passed(program(), native.cpu_isa(), cases=300)
     there = native.cpu_features()
-    for level in LEVELS[:LEVELS.index(native.cpu_isa()) + 1] if X86 else ("generic", "neon"):
+    levels = LEVELS if X86 else ("generic", "neon", "neon-dotprod")
+    for level in levels[: levels.index(native.cpu_isa()) + 1]:
         is_run = all(there[name] for name, needed in native.engines()[level].items() if needed and name != "sse4a")
         assert bool(re.search(rf"^{level} ", run.stdout, re.MULTILINE)) == is_run, level
 
 
 @needs_native
 def test_the_build_has_every_engine():
-    expected = {"x86_64": [*LEVELS, "amx-emulated"], "AMD64": [*LEVELS, "amx-emulated"],
-                "aarch64": ["generic", "neon"], "arm64": ["generic", "neon"]}
+    x86, arm = [*LEVELS, "amx-emulated"], ["generic", "neon", "neon-dotprod"]
+    expected = {"x86_64": x86, "AMD64": x86, "aarch64": arm, "arm64": arm}
     assert list(native.engines()) == expected.get(platform.machine(), ["generic"])
 
 
@@ -113,6 +114,7 @@ def test_every_engine_of_aarch64():
     program = built("aarch64", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
                     "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_EXE_LINKER_FLAGS=-static")
     passed("qemu-aarch64", "-cpu", "cortex-a53", program, "neon", cases=560)
+    passed("qemu-aarch64", "-cpu", "cortex-a76", program, "neon-dotprod", cases=700)
     listing = printed(["aarch64-linux-gnu-objdump", "-dC", next((program.parent).rglob("engine_neon.dir/**/*.o"))])
     functions = re.split(r"^[0-9a-f]{16} (?=<)", listing, flags=re.MULTILINE)
     of_floats = "".join(code for code in functions if not re.match(r"<.*(Int8|Quantized|quantize)", code))
@@ -148,7 +150,8 @@ def test_the_engine_compiles_for_other_systems(target, tmp_path):
     engine = [f"-DELMO_FAST_ENGINE={vec}_engine", f"-DELMO_FAST_VEC={vec.title()}Vec",
               f'-DELMO_FAST_HEADER="vec/{vec}.h"']
     built = [f"-DELMO_FAST_HAS_{name}={int(name == vec)}" for name in (
-        "generic", "neon", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "amx_emulated")]
+        "generic", "neon", "neon_dotprod", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx",
+        "amx_emulated")]
     for path in (ROOT / "csrc" / "cpu").rglob("*.cpp"):
         printed([sys.executable, "-m", "ziglang", "c++", "-target", target, "-std=c++17", f"-I{ROOT / 'csrc'}", "-Wall",
                  "-Wextra", "-Werror", *(engine if path.name == "engine_isa.cpp" else built), "-c", path, "-o",

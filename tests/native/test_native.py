@@ -12,7 +12,7 @@ from tests.support.files import program, python
 from tests.support.native_program import CMAKE, COMPILER, NINJA, ROOT, header_errors
 
 HEADERS = sorted([*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "cpu").rglob("*.h")])
-ISAS = ["generic", "neon", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx"]
+ISAS = ["generic", "neon", "neon-dotprod", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx"]
 KERNELS_NAMES = {"sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "lzcnt": "abm"}  # in /proc/cpuinfo
 
 
@@ -40,11 +40,11 @@ def test_features_are_named_booleans_and_agree_with_the_kernel(native):
     assert all(needed.keys() == features.keys() for needed in native.engines().values())
     assert first == native.amx_permitted() and (not first or features["amx_tile"])
     assert all(type(present) is bool for present in features.values())
-    if platform.machine() in ("x86_64", "i686", "AMD64"):
+    if platform.machine() in ("x86_64", "i686", "AMD64", "aarch64"):
         if not Path("/proc/cpuinfo").exists():
             pytest.skip("needs /proc/cpuinfo")
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        flags = next(line for line in lines if line.startswith("flags")).split()
+        flags = next(line for line in lines if line.startswith(("flags", "Features"))).split()
     for name, present in features.items():
         listed = KERNELS_NAMES.get(name, name) in flags
         # Kernels before 5.16 list AMX without keeping its registers.

@@ -91,8 +91,8 @@ HIGHEST = [Engine(isa=name) for name in ISAS]
 BF16_WEIGHTS = [Engine("native", name, "medium") for name in ISAS]
 BF16_DOTS = [Engine("native", "avx512-bf16", "medium")] if _runs("avx512-bf16", "medium") else []
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
-LOW_ISAS = [name for name in ("generic", "neon", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx", "amx-emulated")
-            if _runs(name, "low")]
+LOW_ISAS = [name for name in ("generic", "neon", "neon-dotprod", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx",
+                              "amx-emulated") if _runs(name, "low")]
 LOW = [Engine("native", name, "low") for name in LOW_ISAS]
 # Tests compare these bit for bit with another engine: emulated tiles, and `low` on levels with the vectors of another.
 TWINS = [*(engine for engine in TILES if engine.isa != TILE_ISAS[0]),

@@ -26,6 +26,7 @@ struct Avx2Vec : VecBase<Avx2Vec, 8> {
   }
 #ifdef __AVXVNNI__
   // sum + unsigned bytes x signed bytes, four at a time
+  static constexpr int dot_offset = 128;  // makes signed bytes unsigned
   static I dot(I sum, I a, I b) {
     return reinterpret_cast<I>(_mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sum), reinterpret_cast<__m256i>(a),
                                                        reinterpret_cast<__m256i>(b)));

@@ -47,6 +47,7 @@ struct Avx512Vec : VecBase<Avx512Vec, 16> {
   }
 #ifdef __AVX512VNNI__
   // sum + unsigned bytes x signed bytes, four at a time
+  static constexpr int dot_offset = 128;  // makes signed bytes unsigned
   static I dot(I sum, I a, I b) {
     return reinterpret_cast<I>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a),
                                                    reinterpret_cast<__m512i>(b)));

@@ -23,6 +23,13 @@ struct NeonVec : VecBase<NeonVec, 4> {
   static F copysign(F size, F sign) { return vbslq_f32(vdupq_n_u32(0x80000000u), sign, size); }
   static F if_less(F x, F limit, F yes, F no) { return vbslq_f32(vcltq_f32(x, limit), yes, no); }
   static I add_pairs(S a, S b) { return vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)); }
+#ifdef __ARM_FEATURE_DOTPROD
+  // sum + signed bytes x signed bytes, four at a time
+  static constexpr int dot_offset = 0;
+  static I dot(I sum, I a, I b) {
+    return vdotq_s32(sum, reinterpret_cast<int8x16_t>(a), reinterpret_cast<int8x16_t>(b));
+  }
+#endif
   static F scale(F x, F n) { return scale_by(x, reinterpret_cast<I>(vcvtnq_s32_f32(n))); }
 };
 }  // namespace
