@@ -39,8 +39,7 @@ void bind_cpu(py::module_& m) {
   m.def(
       "cpu_isa", [] { return isa_name(cpu::cpu_isa()); },
       "Best usable of generic, neon, neon-dotprod, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx, at most the "
-      "one in "
-      "ELMO_FAST_CPU_ISA.");
+      "one in ELMO_FAST_CPU_ISA.");
   m.def("use_openmp_threads", cpu::use_openmp_threads,
         "Run long calls on the threads of the OpenMP runtime that this process has loaded; whether there is one.");
   m.def("threads_are_openmp", cpu::threads_are_openmp, "Whether long calls run on threads of an OpenMP runtime.");

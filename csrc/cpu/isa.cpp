@@ -43,7 +43,7 @@ uint64_t saved_registers() {
 #endif
 
 // Whether an AArch64 has the dots of bytes.
-[[maybe_unused]] bool has_dotprod() {
+bool has_dotprod() {
 #if defined(__aarch64__) && defined(__linux__)
   return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
 #elif defined(__aarch64__) && defined(__APPLE__)
