@@ -43,7 +43,6 @@ _TF32 = {
 }
 _IEEE = {
     ("char_cnn", 80): {"few": (Tile(16, 64, 16, 4, 2),), "many": (Tile(64, 128, 16, 8, 2), Tile(64, 64, 16, 8, 2))},
-    ("highway", 80): {"few": (Tile(16, 32, 32, 4, 3),), "many": (Tile(128, 64, 16, 8, 3), Tile(64, 64, 16, 8, 3))},
 }
 _IEEE |= {(name, 90): entry for (name, _), entry in _IEEE.items()}
 _BY_OPERANDS = {"ieee": _IEEE, "tf32": _TF32, "fp16": _SIXTEEN_BITS, "bf16": _SIXTEEN_BITS}
@@ -55,9 +54,9 @@ def tiles(kernel: str, generation: int, operands: str, amount: str) -> tuple[Til
 
 
 def generation_of(device: torch.device) -> int:
-    """The newest of `GENERATIONS` that is not newer than the GPU."""
+    """The newest of `GENERATIONS` that is not newer than the GPU; 80 for 12.x, whose blocks have 99 KiB as on 8.6."""
     major, minor = torch.cuda.get_device_capability(device)
-    return max(generation for generation in GENERATIONS if generation <= 10 * major + minor)
+    return 80 if major == 12 else max(generation for generation in GENERATIONS if generation <= 10 * major + minor)
 
 
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):

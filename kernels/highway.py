@@ -16,10 +16,9 @@ from elmo_fast.kernels.configs import choose
 GROUP = 8  # tiles of rows that run together
 
 
-def pack_product(weight: torch.Tensor, operands: str, dtype: torch.dtype) -> torch.Tensor:
-    """A weight [K, M] in the kernel's fastest layout: for tensor cores the inner dimension is contiguous."""
-    weight = weight.to(dtype)
-    return weight.contiguous() if operands == "ieee" else weight.t().contiguous().t()
+def pack_product(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight [K, M] in the kernel's fastest layout: the inner dimension is contiguous."""
+    return weight.to(dtype).t().contiguous().t()
 
 
 def product(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out: torch.Tensor) -> None:
@@ -33,14 +32,13 @@ def product(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out
     kernel = choose("highway", _highway, operands, rows, x.device)
     kernel[lambda meta: (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)](
         x, *weights[:2], *weights[-2:], out, rows, outputs, inner, *weights[0].stride(), GROUP=GROUP, GATED=gated,
-        PRECISION="ieee" if operands == "ieee" else "tf32", enable_fp_fusion=True)
+        enable_fp_fusion=True)
 
 
 @triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
 @triton.jit(do_not_specialize=["rows"])
 def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
-             GATED: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-             BK: tl.constexpr):
+             GATED: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     # GROUP tiles of rows share each tile of columns before the next one is read.
     program = tl.program_id(0)
     row_tiles, column_tiles = tl.cdiv(rows, BM), tl.cdiv(outputs, BN)
@@ -68,10 +66,10 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
         both_inside = inside[:, None] & (column_inside | EVEN)[None, :]
         tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
         weight = tl.load(first + start * stride_k + weight_at, mask=both_inside, other=0.0)
-        total_first = tl.dot(tile, weight, total_first, input_precision=PRECISION)
+        total_first = tl.dot(tile, weight, total_first, input_precision="tf32")
         if GATED:
             weight = tl.load(second + start * stride_k + weight_at, mask=both_inside, other=0.0)
-            total_second = tl.dot(tile, weight, total_second, input_precision=PRECISION)
+            total_second = tl.dot(tile, weight, total_second, input_precision="tf32")
 
     stored = (row < rows - first_row)[:, None] & column_inside[None, :]
     result = total_first

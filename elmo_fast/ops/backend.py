@@ -14,6 +14,7 @@ OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
+_TRITON_VERSION = 3, 4  # the first that keeps the tiles that it has timed (`cache_results`)
 
 log_once = functools.cache(logging.getLogger(__name__).info)
 check_backend = functools.partial(check_choice, "backend", choices=BACKENDS)
@@ -78,10 +79,19 @@ def why_no_triton(device: torch.device) -> str | None:
         return (f"the Triton kernels need a GPU of compute capability {_TRITON_CAPABILITY[0]}.{_TRITON_CAPABILITY[1]} "
                 f"or newer, and this one has {capability[0]}.{capability[1]}")
     try:
-        importlib.import_module("triton")
+        version = triton_version()
     except ImportError as error:
         return f"triton cannot be imported ({error}); pip install 'elmo-fast[triton]' brings it"
+    if version < _TRITON_VERSION:
+        return (f"the Triton kernels need Triton {_TRITON_VERSION[0]}.{_TRITON_VERSION[1]} or newer, which torch 2.8 "
+                f"brings, and this is {version[0]}.{version[1]}")
     return None
+
+
+def triton_version() -> tuple[int, int]:
+    """Major and minor version; `ImportError` without Triton."""
+    major, minor = importlib.import_module("triton").__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 @functools.cache

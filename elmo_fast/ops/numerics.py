@@ -57,6 +57,22 @@ def numerics(precision: str, device: torch.device):
         _active.reset(token)
 
 
+def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """out = a b for matrices or batches of matrices; sums are fp32 for every operand type."""
+    product = torch.mm if a.dim() == 2 else torch.bmm
+    if a.dtype != torch.float32 and not _has_fp32_results(a.device):
+        out.copy_(product(a.float(), b.float()))
+    elif out.dtype == a.dtype:
+        product(a, b, out=out)
+    else:
+        product(a, b, out_dtype=out.dtype, out=out)
+
+
+def _has_fp32_results(device: torch.device) -> bool:
+    """Whether torch's products of 16-bit operands have fp32 results: on GPUs since 2.8 (`out_dtype`)."""
+    return device.type == "cuda" and torch.__version__ >= (2, 8)
+
+
 def gradient_numerics(precision: str, device: torch.device):
     """The `numerics` of gradients: tf32 where products have 16-bit operands, which stays close to the true values."""
     return numerics("highest" if PRECISIONS[precision].gpu == "ieee" else "high", device)

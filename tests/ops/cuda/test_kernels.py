@@ -37,8 +37,10 @@ def test_auto_takes_triton_on_a_gpu(gpu, op):
 @pytest.mark.parametrize("stub, reason", [
     (lambda patch: patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5)), "8.0 or newer, .* 7.5"),
     (lambda patch: patch.setitem(sys.modules, "triton", None), r"pip install 'elmo-fast\[triton\]'"),
+    (lambda patch: patch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.3.1")),
+     "need Triton 3.4 or newer, which torch 2.8 brings, and this is 3.3"),
     (lambda patch: patch.setenv("ELMO_FAST_NO_TRITON", "1"), "ELMO_FAST_NO_TRITON=1 is set"),
-], ids=["old", "absent", "off"])
+], ids=["old", "absent", "old Triton", "off"])
 def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
     stub(monkeypatch)
     assert backend.resolve("highway", "auto", CUDA) == "torch"
@@ -64,6 +66,33 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     assert first.dtype == dtype
     with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
         char_cnn(torch.tensor([[0, 262]]), encoder.char_embed, filters, "relu")
+
+
+@pytest.mark.parametrize("version, has_them", [("2.6.0", False), ("2.7.1+cu126", False), ("2.8.0", True),
+                                               ("2.11.0+cu130", True), ("2.13.0", True)])
+def test_fp32_results_of_16_bit_products(monkeypatch, version, has_them):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    assert numerics._has_fp32_results(CUDA.device) == has_them
+    assert not numerics._has_fp32_results(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 5, 7)])
+@pytest.mark.parametrize("dtype, out_dtype", [(torch.float16, torch.float32), (torch.bfloat16, torch.float32),
+                                              (torch.float16, torch.float16), (torch.float32, torch.float32)])
+def test_sums_of_products_are_fp32(shape, dtype, out_dtype):
+    a, b = torch.randn(shape).to(dtype), torch.randn(*shape[:-2], 7, 3).to(dtype)
+    out = torch.full((*shape[:-1], 3), torch.nan, dtype=out_dtype)
+    numerics.gemm(a, b, out)
+    limit = 1e-5 if out_dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=limit, atol=limit)
+
+
+def test_the_tiles_of_a_chip(monkeypatch):
+    configs = pytest.importorskip("elmo_fast.kernels.configs")
+    for capability, generation in {(8, 0): 80, (8, 6): 80, (8, 9): 80, (9, 0): 90, (10, 0): 90, (12, 0): 80,
+                                   (12, 1): 80}.items():
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert configs.generation_of(CUDA.device) == generation
 
 
 def test_fp16_is_taken_where_every_value_fits():

@@ -16,7 +16,7 @@ import torch
 from elmo_fast.ops.backend import why_no_triton
 from elmo_fast.ops.device import current_stream, is_capturing, on, to_host
 from elmo_fast.ops.library import library
-from elmo_fast.ops.numerics import fp32_precision, numerics
+from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
 from elmo_fast.ops.precision import has_16_bit_operands
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, flat_weights, limit
 from elmo_fast.ops.projected_lstm.cuda import choice, persistent
@@ -208,17 +208,6 @@ class Steps:
             return out[:-1], *state
 
         return run_on
-
-
-def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """out = a b for matrices or batches of matrices; sums are fp32 for every operand type."""
-    product = torch.mm if a.dim() == 2 else torch.bmm
-    if a.device.type == "cpu" and a.dtype != torch.float32:
-        out.copy_(product(a.float(), b.float()))
-    elif out.dtype == a.dtype:
-        product(a, b, out=out)
-    else:
-        product(a, b, out_dtype=out.dtype, out=out)
 
 
 def pointwise_of(device: torch.device):
