@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "csrc" / "cuda").glob("*.cu"))
-COMPILE = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90a", "-cubin"]
+COMPILE = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90", "-cubin"]
 HELD = re.compile(r"17persistent_kernelI\w+?ELi8ELi\d+ELi\d+ELi256E")  # kernels for 64 slots: they are held to
 MOST_ROUNDS = 4  # rounds of global loads in a step
 MOST_WAITING = 3  # loops that wait for loads in each of their few passes: gather_m, twice, and finish_h
@@ -145,7 +145,7 @@ def disassembled(path: Path) -> str:
         if path.suffix == ".cu":
             subprocess.run([tool("nvcc"), *COMPILE, path, "-o", f"{folder}/cubin"], check=True)
             path = Path(folder, "cubin")
-        return listing(path, "-sass", "-arch", "sm_90a")
+        return listing(path, "-sass", "-arch", "sm_90")
 
 
 def listing(path: Path, *flags: str) -> str:

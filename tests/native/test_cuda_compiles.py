@@ -12,10 +12,10 @@ import pytest
 from benchmarks.gpu import read_sass
 from tests.support.ptx_machine import ROOT, object_file
 
-FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-gencode",
+FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90,code=sm_90", "-gencode",
          "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
 INSTANCES = {"persistent_kernel": 14, "replay_kernel": 2}
-SYSTEM_SHARED = {"sm_90a": 1024, "sm_80": 0}  # bytes that CUDA takes; the plans' own have tests of their own
+SYSTEM_SHARED = {"sm_90": 1024, "sm_80": 0}  # bytes that CUDA takes; the plans' own have tests of their own
 
 
 @pytest.fixture(scope="module")

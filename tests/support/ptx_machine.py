@@ -33,7 +33,7 @@ IS_THERE = all([NVCC, COMPILER, importlib.util.find_spec("pybind11"), os.environ
 
 @functools.cache
 def machine(generation: int = 90):
-    """The module whose launchers run `shipped`, the kernels of `ptx` for sm_80 or sm_90a. Skips without tools."""
+    """The module whose launchers run `shipped`, the kernels of `ptx` for sm_80 or sm_90. Skips without tools."""
     if not IS_THERE:
         pytest.skip("needs nvcc, a C++ compiler and pybind11, and ELMO_FAST_NO_NATIVE unset")
     import pybind11
@@ -42,7 +42,7 @@ def machine(generation: int = 90):
     includes = [f"-I{path}" for path in (ROOT / "csrc", sysconfig.get_path("include"), pybind11.get_include())]
     native = [COMPILER, "-std=c++17", "-O2", "-march=native", *FLAGS]
     host = [NVCC, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
-    virtual, own = {80: "compute_80", 90: "compute_90a"}[generation], ROOT / "tests" / "native" / "ptx"
+    virtual, own = {80: "compute_80", 90: "compute_90"}[generation], ROOT / "tests" / "native" / "ptx"
     device = [*host, "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
     jobs = [(native, path) for path in sorted(own.glob("*.cpp")) if path.stem != "fake_runtime"]
     jobs += [([*host, f"-DELMO_FAST_PTX={name}"], own / "fake_runtime.cpp"),
