@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from elmo_fast.ops.device import is_capturing, synchronize_stream
 from elmo_fast.ops.weight_snapshot import Snapshot, Tensors, drop_values, snapshot_of
 
 
@@ -23,7 +24,10 @@ def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep:
     values = snapshot_of(tensors).values if keep else {}
     value = values.get(kind)
     if value is None:
-        value = values[kind] = make([None if tensor is None else tensor.detach() for tensor in tensors])
+        value = make([None if tensor is None else tensor.detach() for tensor in tensors])
+        if keep:
+            _settle(tensors)
+        values[kind] = value
     return value
 
 
@@ -34,6 +38,13 @@ def emptied(tensors: Tensors, kind: str) -> list[torch.Tensor | None]:
     snapshot_of(without_data).values[kind] = snapshot_of(tensors).values[kind]
     drop_values(tensors)
     return without_data
+
+
+def _settle(tensors: Tensors) -> None:
+    """Wait until what was computed from these weights may be read on any stream."""
+    device = next(tensor.device for tensor in tensors if tensor is not None)
+    if not is_capturing(device):
+        synchronize_stream(device)
 
 
 class LastResult:
@@ -49,7 +60,10 @@ class LastResult:
         """The result for `key` and the layers' weights, computed unless the last result was for the same."""
         snapshots, last = references(layers), self._last
         if last is None or last[:2] != (key, snapshots):
-            self._last = last = key, snapshots, compute()
+            result = compute()
+            for tensors in layers:
+                _settle(tensors)
+            self._last = last = key, snapshots, result
         return last[2]
 
     def set_weights(self, layers: Sequence[Tensors]) -> None:

@@ -159,7 +159,7 @@ def cuda():
     handles, pools = itertools.cycle([101, 102, 103]), itertools.count()
     with mock.patch.multiple(
             torch.cuda, device=mock.MagicMock(), graph_pool_handle=lambda: next(pools),
-            Stream=lambda device: SimpleNamespace(cuda_stream=next(handles)),
+            Stream=lambda device, priority: SimpleNamespace(cuda_stream=next(handles)),
             stream=lambda stream: mock.patch.object(state, "current", stream.cuda_stream),
             current_stream=lambda device: SimpleNamespace(cuda_stream=state.current),
             current_blas_handle=lambda: state.events.append(("set up", state.current)),

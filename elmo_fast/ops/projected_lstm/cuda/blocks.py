@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmo_fast.ops.device import is_capturing, synchronize_stream, to_device
+from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.numerics import type_of
 from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.projected_lstm.cuda.graphs import Capture, Graphs
@@ -164,10 +164,8 @@ def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: tor
     parts = len(weights) // 2
     w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
     width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
-    made = Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
+    return Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
                     w_p[0].to(dtype) if w_p else None, any(weight.is_inference() for weight in weights))
-    synchronize_stream(w.device)
-    return made
 
 
 # ---- buffers ---------------------------------------------------------------------------------------------------------

@@ -90,8 +90,9 @@ class Captures:
         with self._lock:
             if key not in self._made:
                 taken = {capture.stream.cuda_stream for capture in self._made.values()}
-                # PyTorch returns the streams of its pool in turn.
-                drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most if len(taken) < self._most else 0))
+                # PyTorch returns the streams of a pool in turn; users' streams come from the pool of low priority.
+                most = 4 * self._most if len(taken) < self._most else 0
+                drawn = (torch.cuda.Stream(device, priority=-1) for _ in range(most))
                 stream = next((stream for stream in drawn if stream.cuda_stream not in taken), None)
                 if stream is None:
                     logger.warning("LSTM steps run without CUDA graphs on this stream: %d others do", len(self._made))
