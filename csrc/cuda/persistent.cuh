@@ -31,6 +31,8 @@ class Team {
     if (p_.projection_resident) keep_projection();
     cells_.begin(record_, warp_ % 2);
     if (thread_ < most_cluster) flags()[thread_] = 0;
+    // One thread reads for all of them: meanwhile a launch on another stream may count that it gave up.
+    if (thread_ == 0) flags()[most_cluster + 1] = p_.timeout_ns && !load_relaxed(p_.aborts);
     const int width = p_.layout.h_width();
     for (int at = index_ * threads_ + thread_; at < p_.slots * width; at += p_.blocks * threads_)
       operand(0)[at] = first_operand<O>(p_, d_, at / width, at % width);
@@ -39,7 +41,7 @@ class Team {
   }
 
   ELMO_DEVICE void run() {
-    if (load_relaxed(p_.aborts) != 0 || p_.timeout_ns == 0) return store_relaxed(p_.abort, 1u);
+    if (!flags()[most_cluster + 1]) return store_relaxed(p_.abort, 1u);
     Step now = {d_, 0, 0, p_.batch_sizes[0]};
     for (; now.t < p_.steps; ++now.t) {
       now.size = now.next;
@@ -298,13 +300,12 @@ class Team {
         h[0] += there ? parts[j].x : 0.0f, h[1] += there ? parts[j].y : 0.0f;
       }
     }
-    uint32_t next = 0;
-    for (int e = 0; e < 2; ++e) {
-      const float value = clipped(h[e], p_.proj_clip);
-      if (column + e < p_.layout.projection) store_h(p_, now, packed_row, slot, column + e, value);
-      next |= uint32_t(O::from(starts && slot < now.next ? initial[e] : value)) << (16 * e);
-    }
+    for (float& value : h) value = clipped(value, p_.proj_clip);
+    // Not read where the slot ends.
+    const uint32_t next = O::from(starts ? initial[0] : h[0]) | uint32_t(O::from(starts ? initial[1] : h[1])) << 16;
     *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(slot) * size_t(width) + column) = next;
+    for (int e = 0; e < 2; ++e)
+      if (column + e < p_.layout.projection) store_h(p_, now, packed_row, slot, column + e, h[e]);
   }
 
   const Launch& p_;

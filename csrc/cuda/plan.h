@@ -111,7 +111,8 @@ struct SharedLayout {
     m = h + larger(stages * rows * h_stride, rows * gathered_stride) * 2;
     slots = m + rows * m_stride * 2;
     flags = slots + 3 * most_slots * 4;
-    team = flags + (most_cluster + 1) * 4 + 12;  // a flag for each block of the cluster, and the barrier's result
+    team =
+        flags + (most_cluster + 2) * 4 + 8;  // a flag for each block of the cluster, a barrier's result, whether to run
   }
 };
 

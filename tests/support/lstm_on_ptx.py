@@ -53,7 +53,7 @@ class NativeOnPtx:
     def device(self, *limits: int) -> None:
         """Another GPU from here on, on which no launch has failed."""
         self.limits = limits
-        persistent._watch.cache_clear()
+        persistent._watches.clear()
 
 
 def memory_of(call: dict, plan: dict) -> dict[str, int]:
@@ -92,8 +92,8 @@ def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
     patch.setenv(choice.VARIABLE, choice.PERSISTENT)
     native.machine.set()
     native.machine.cuda_device()  # allows launches its shared memory
-    persistent._watch.cache_clear()
+    persistent._watches.clear()
     try:
         yield native
     finally:
-        persistent._watch.cache_clear()
+        persistent._watches.clear()

@@ -32,7 +32,7 @@ def path(monkeypatch):
         monkeypatch.setenv(choice.VARIABLE, name)
 
     yield take
-    persistent._watch.cache_clear()
+    persistent._watches.clear()
 
 
 def prepared(precision="medium", seed=0):

@@ -105,6 +105,32 @@ def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
         check(native, ragged([slots] * 2 + [1] * 4, 150, 40, bf16=bf16), aborts=aborts + 1)
 
 
+def test_one_thread_of_a_team_reads_whether_others_gave_up(native):
+    """A launch on another stream may count itself meanwhile, and a team that parts never ends."""
+    native.replace(native.machine.ptx)
+    run(ragged([9, 9, 4], 150, 40), "medium")
+    reads = [line for line in lines(native.kernels)
+             if line.executed and "persistent" in line.kernel and "ld.relaxed" in line.text]
+    assert all(line.threads == line.executed for line in reads)  # of warps
+    teams = 2 * persistent.plan(150, 40, native.limits, 9)["blocks"]  # a direction in a block
+    assert teams in [line.executed for line in reads]
+
+
+def test_a_refused_replay_leaves_the_state_alone(native, monkeypatch, caplog):
+    case, launch = ragged([9, 9, 4], 150, 40), native.cuda_lstm_run
+    with monkeypatch.context() as patch:
+        patch.setenv(choice.VARIABLE, choice.GRAPH)
+        expected = run(case, "medium")
+
+    def refused(**call):
+        launch(**call)
+        raise RuntimeError("CUDA: replay: out of memory")
+
+    monkeypatch.setattr(native, "cuda_lstm_run", refused)
+    assert all(map(torch.equal, run(case, "medium"), expected)) and native.calls
+    assert "a launch was refused on cpu before (CUDA: replay: out of memory)" in caplog.text
+
+
 def test_limits_of_a_device(native):
     assert tuple(native.machine.cuda_device()) == {90: H100, 80: A100}[native.generation]
 

@@ -6,6 +6,7 @@ it has been copied to the host.
 
 import functools
 import logging
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -95,9 +96,7 @@ def pack(layer: Operands) -> torch.Tensor:
     values = values.view(2, units, 4, 2, 2, tiles, 2, 8).permute(0, 5, 1, 7, 2, 3, 6, 4)
     gates, bias, values = (part.contiguous().view(torch.uint8) for part in (gates, bias, values))
     unit_records = torch.cat([gates.view(2, units, -1), bias.view(2, units, -1)], 2)
-    packed_weights = torch.cat([unit_records.flatten(1), values.flatten(1)], 1)
-    synchronize_stream(packed_weights.device)
-    return packed_weights
+    return torch.cat([unit_records.flatten(1), values.flatten(1)], 1)
 
 
 def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts: bool, block: Block,
@@ -126,6 +125,8 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
             scratch_size=size, timeout_ns=_TIMEOUT_NS, stream=current_stream(device))
     except RuntimeError as error:
         watch.pass_over(f"a launch was refused on {device} before ({error})")
+        for part, before in zip((h, c), (h_in, c_in)):  # the kernel may have run, and its replay have been refused
+            part[:, : block.slots] = before
         return False
     watch.arriving.copy_(watch.aborts, non_blocking=True)
     return True
@@ -140,6 +141,7 @@ class Watch:
     def __init__(self, device: torch.device):
         self.aborts = torch.zeros(1, dtype=torch.int32, device=device)
         self.arriving, self._reason = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"), None
+        synchronize_stream(device)
 
     def reason(self) -> str | None:
         """The reason against another launch, as known on the host so far, or None."""
@@ -155,4 +157,12 @@ class Watch:
             logger.warning("the LSTM runs in CUDA graphs from here on: %s", reason)
 
 
-_watch = functools.cache(Watch)
+_watches: dict[torch.device, Watch] = {}
+_watches_lock = threading.Lock()
+
+
+def _watch(device: torch.device) -> Watch:
+    with _watches_lock:
+        if device not in _watches:
+            _watches[device] = Watch(device)
+        return _watches[device]
