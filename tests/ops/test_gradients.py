@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch.optim import SGD, Adagrad, AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from elmo_fast import Elmo, batch_to_ids
 from elmo_fast.model.layers.lstm import LstmStack
+from elmo_fast.ops.projected_lstm import pytorch as plain
+from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support import op_cases
 from tests.support.engines import HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, isa
@@ -49,6 +52,34 @@ def test_one_operand_alone(case, wanted):
     found = case.gradients(NATIVE, [wanted])
     assert torch.equal(found[wanted], case.gradients(NATIVE)[wanted])
     assert [name for name in found if isinstance(name, str)] == [wanted]
+
+
+class _Shapes(TorchDispatchMode):
+    """The shapes of all results inside a with block."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        result = function(*arguments, **(named or {}))
+        if isinstance(result, torch.Tensor):
+            self.shapes.append((str(function), tuple(result.shape)))
+        return result
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_step_of_plain_torch_neither_fills_nor_converts_a_matrix_of_all_weights(autocast):
+    def count(steps):
+        case = lstm_case((11, 37, 11), [steps] * 3)
+        call, _ = case.given(case.leaves(), precision="highest", precomputed=False, bounded=False)
+        with _Shapes() as seen, torch.autocast("cpu", enabled=autocast):
+            out, (h, c) = plain.projected_lstm(LstmCall(**vars(call)))
+            (out.sum() + h.sum() + c.sum()).backward()
+        return [sum(shape == (22, 148) for _, shape in seen.shapes),
+                sum("_to_copy" in name and shape in ((11, 148), (37, 11)) for name, shape in seen.shapes)]
+
+    assert count(12) == count(4)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

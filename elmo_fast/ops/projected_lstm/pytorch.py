@@ -12,15 +12,25 @@ _GEMM_ROWS = 1024
 
 def projected_lstm(call: LstmCall) -> tuple[torch.Tensor, State]:
     """See `reference.projected_lstm`."""
+    # Sliced and converted once a call: in every step their gradients would be matrices of all of W.
+    recurrent = [(_as_operand(w[call.width :]), _as_operand(w_p)) for w, _, w_p in call.weights]
+
     def step(direction, z, h, c):
-        w, _, w_p = call.weights[direction]
-        i, j, f, o = torch.addmm(z, h, w[call.width :]).chunk(4, dim=1)  # [n, 4 D]
+        w_h, w_p = recurrent[direction]
+        i, j, f, o = torch.addmm(z, h, w_h).chunk(4, dim=1)  # [n, 4 D]
         c = clip(torch.addcmul(torch.sigmoid(f + 1) * c, torch.sigmoid(i), torch.tanh(j)), call.cell_clip)
         m = torch.sigmoid(o) * torch.tanh(c)
         return (m if w_p is None else clip(m @ w_p, call.proj_clip)), c
 
     return time_loop(lambda direction: _input_projections(call, direction), step, call.schedule, call.state,
                      call.initial_state)
+
+
+def _as_operand(weight: torch.Tensor | None) -> torch.Tensor | None:
+    """A weight in the type that autocast gives it in each product, if it is on."""
+    if weight is None or not torch.is_autocast_enabled(weight.device.type):
+        return weight
+    return weight.to(torch.get_autocast_dtype(weight.device.type))
 
 
 def _input_projections(call: LstmCall, direction: int) -> Iterator[torch.Tensor]:
