@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.predict           # the table of docs/notes/gpu-prediction.md, from counts.json
     python -m benchmarks.gpu.predict --count   # both anew: the compiled PTX, run by tests/native/ptx (a minute or two)
+    python -m benchmarks.gpu.predict --fits    # the table of docs/gpu.md: the most slots of a launch by chip
 
 Counts are of both directions and all blocks: runs of three and of two steps, subtracted. The directions share a
 multiprocessor, so the work of one hides the waits of the other. With `work` of both and `waits` of one direction, a
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.gpu import read_sass
+from elmo_fast.arguments import SIZES
+from elmo_fast.ops.projected_lstm.cuda import persistent
 
 COUNTS = Path(__file__).with_name("counts.json")
 SLOTS = (1, 8, 16, 32, 64)
@@ -86,6 +89,24 @@ def table(counts: dict[str, Counts]) -> str:
     return "\n".join(lines)
 
 
+# Multiprocessors and shared memory of a block, by NVIDIA's data sheets and programming guide. How many blocks form a
+# cluster does not change what fits.
+DEVICES = {"H100 SXM, H200": (132, 232448), "H100 PCIe": (114, 232448), "H20": (78, 232448), "B200": (148, 232448),
+           "A100": (108, 166912), "A10": (72, 101376), "L4": (58, 101376), "L40S": (142, 101376),
+           "RTX 3090": (82, 101376), "RTX 4090": (128, 101376), "RTX 5090": (170, 101376)}
+
+
+def fits_table() -> str:
+    """Markdown: the most slots of a launch by chip and size. Needs a native module that was built with CUDA."""
+    lines = ["| chip | multiprocessors | " + " | ".join(SIZES) + " |", "|---" * (2 + len(SIZES)) + "|"]
+    for name, (processors, shared) in DEVICES.items():
+        device = processors, shared, 0, 0, 0
+        most = [max((slots for slots in SLOTS if not persistent.plan(dim, projection, device, slots)["reason"]),
+                    default="-") for dim, projection, _ in SIZES.values()]
+        lines.append(f"| {name} | {processors} | {' | '.join(map(str, most))} |")
+    return "\n".join(lines)
+
+
 def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
     """Of {PTX opcode: {field: count}} and the fields that it does not say. Polls run as often as chance has it."""
     def total(field: str, pattern: str) -> int:
@@ -145,4 +166,4 @@ def count_all() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--count"]:
         count_all()
-    print(table(stored()))
+    print(fits_table() if sys.argv[1:] == ["--fits"] else table(stored()))

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import common
 from benchmarks.gpu import predict
+from tests.support.engines import native
 from tests.support.files import program
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
@@ -122,6 +123,11 @@ def test_run_refuses(arguments, message, tmp_path):
         pytest.skip("this machine has nvidia-smi")
     done = run("--out", tmp_path / "out", *arguments)
     assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not (native and native.has_cuda), reason="the native module has no CUDA kernels")
+def test_the_page_says_what_fits_a_chip():
+    assert predict.fits_table() in (common.ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
 
 
 def test_a_prediction_adds_up():
