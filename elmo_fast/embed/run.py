@@ -25,6 +25,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.lock import lock_of
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.ops.cpu import runs_as
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import not_a_string
 from elmo_fast.text.readers import Text
@@ -86,9 +87,10 @@ class Runner:
     def describe(self) -> dict[str, Any]:
         """JSON values that are equal where the same texts give the same vectors."""
         bilm, table = self.bilm, self.bilm.token_table
+        device = next(bilm.parameters()).device.type
         found = {"version": version("elmo-fast"), "model": bilm.fingerprint(), "state": self.state,
-                 "precision": bilm.precision, "effective precision": bilm.computes_in, "backend": bilm.backend,
-                 "device": next(bilm.parameters()).device.type,
+                 "precision": bilm.precision, "backend": bilm.backend, "device": device,
+                 "effective precision": runs_as(bilm.computes_in) if device == "cpu" else bilm.computes_in,
                  "token_table": table and [table.fingerprint, len(table), table.storage, table.unknown]}
         if self.state == "carry":
             found["initial states"] = _states_digest(self.states())

@@ -96,12 +96,13 @@ class ContextIndex:
 
     `texts` are lists of tokens; occurrence k is token `places[k, 1]` of text `places[k, 0]`, and `vectors[k]` is its
     vector. `vectors` are float16 or float32 [n, dim], in memory or mapped from a file. `lines` are the numbers of the
-    texts in the corpus, `layers` the stored layer or mixture, `model` the model's fingerprint, None if it is unknown.
+    texts in the corpus, `layers` the stored layer or mixture, `model` the model's fingerprint and `precision` that of
+    its products, both None if unknown.
     """
 
     def __init__(self, texts: Sequence[Sequence[str]], places: np.ndarray, vectors: np.ndarray, *,
                  lines: Sequence[int] | None = None, layers: Layers = "average", state: str = "warm",
-                 model: str | None = None):
+                 model: str | None = None, precision: str | None = None):
         if vectors.ndim != 2 or places.shape != (len(vectors), 2):
             raise ValueError("vectors, places: expected [n, dim] and [n, 2], got "
                              f"{list(vectors.shape)} and {list(places.shape)}")
@@ -112,6 +113,7 @@ class ContextIndex:
         self.layers = layers
         self.state = state
         self.model = model
+        self.precision = precision
 
     @classmethod
     def build(cls, elmo: LoadedElmo, texts: Iterable[Given], *, words: Collection[str] | None = None,
@@ -130,7 +132,8 @@ class ContextIndex:
             raise ValueError("texts: expected a list of texts, got one FastaRecord; put it into a list")
         check_iterable(texts, "texts")
         return cls._gather(_embedded(elmo, _chosen(texts, words), layers, state, batch_size), dtype,
-                           elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint())
+                           elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint(),
+                           precision=elmo.bilm.computes_in)
 
     @classmethod
     def from_embeddings(cls, embeddings: Embeddings, *, words: Collection[str] | None = None) -> "ContextIndex":
@@ -146,7 +149,8 @@ class ContextIndex:
         layers = "average" if embeddings.layers in (None, "all") else embeddings.layers
         width = embeddings[0].shape[-1] if len(embeddings) else 0
         return cls._gather(_stored_rows(embeddings, words), embeddings.dtype.name, width, layers=layers,
-                           state=state if state in FREE_STATES else "warm", model=about.get("model"))
+                           state=state if state in FREE_STATES else "warm", model=about.get("model"),
+                           precision=about.get("effective precision"))
 
     @classmethod
     def _gather(cls, rows: Iterable[tuple[int, list[str], np.ndarray, np.ndarray]], dtype: str, width: int,
@@ -175,7 +179,7 @@ class ContextIndex:
         content, ends = joined([token for text in self.texts for token in text])
         with atomic_hdf5(path) as (file, disk):
             file.attrs["format"], file.attrs["version"], file.attrs["state"] = FORMAT, 1, self.state
-            file.attrs["model"] = self.model or ""
+            file.attrs["model"], file.attrs["precision"] = self.model or "", self.precision or ""
             file.attrs["layers"] = self.layers if isinstance(self.layers, str) else np.asarray(self.layers, np.float64)
             for name, values in (("places", self.places), ("lines", self.lines), ("token_bytes", content),
                                  ("token_ends", ends),
@@ -210,6 +214,7 @@ class ContextIndex:
             return cls(texts, places, _stored(path, dataset_of(file, "vectors", where, "f", len(places), None), where),
                        lines=lines, layers=_stored_layers(file, where),
                        model=attribute_of(file, "model", where, str) or None,
+                       precision=attribute_of(file, "precision", where, str) or None,
                        state=check_choice(f"{where}: state", attribute_of(file, "state", where, str), FREE_STATES,
                                           ConfigurationError))
 

@@ -34,6 +34,15 @@ def effective_precision(precision: str) -> str:
     return "highest"
 
 
+def runs_as(precision: str) -> str:
+    """What the engine computes where `precision` is asked for, in words: `medium` has two kinds of products."""
+    if not supports_precision(precision):
+        return "highest"
+    module = native_module()[0]
+    has_products = module.lstm_isa(number_of(precision)) != module.lstm_isa(number_of("highest"))
+    return precision if precision != "medium" or has_products else "medium (weights in bf16, products in fp32)"
+
+
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):
     """Contiguous fp32 weights packed by `pack` for this machine's instruction set; see `weight_cache.cached`."""
     kind = _on_this_machine(kind)

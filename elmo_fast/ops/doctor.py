@@ -8,7 +8,7 @@ import torch
 from elmo_fast.arguments import SIZES
 from elmo_fast.environment import affinity, cores, cpu_quota, version
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
-from elmo_fast.ops.cpu import number_of, supports_precision
+from elmo_fast.ops.cpu import runs_as, supports_precision
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm.cuda import choice, persistent
 
@@ -64,13 +64,8 @@ def precisions_here() -> str:
 
 
 def _runs_as(precision: str) -> str:
-    module = native_module()[0]
-    if precision == "highest" or not module:
-        return "highest"
-    if not supports_precision(precision):
-        return f"highest (it needs {PRECISIONS[precision].needs})"
-    has_products = module.lstm_isa(number_of(precision)) != module.lstm_isa(number_of("highest"))
-    return precision if precision != "medium" or has_products else "medium (weights in bf16, products in fp32)"
+    needs = PRECISIONS[precision].needs
+    return runs_as(precision) + (f" (it needs {needs})" if needs and not supports_precision(precision) else "")
 
 
 def _other_engines(module) -> str:
@@ -80,7 +75,9 @@ def _other_engines(module) -> str:
                for isa, features in module.engines().items() if isa != "amx-emulated"}
     if "amx" in lacking and not lacking["amx"] and not module.amx_permitted():
         lacking["amx"] = ["the system's permission"]
-    return "".join(f"; {isa} needs {', '.join(names)}" for isa, names in lacking.items() if names)
+    said = {"sse4a": "an AMD processor"}  # which has sse4a, and on which the products of avx512-bf16 are fast
+    return "".join(f"; {isa} needs {', '.join(said.get(name, name) for name in names)}"
+                   for isa, names in lacking.items() if names)
 
 
 def _gpus() -> list[str]:

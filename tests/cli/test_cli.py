@@ -2,6 +2,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,6 +207,14 @@ def test_what_the_precisions_run_as(capsys, command):
         output = run(capsys, command, *arguments)[1]
     assert ("highest runs as highest; high runs as highest (it needs AMX); medium runs as medium (weights in bf16, "
             "products in fp32); low runs as low\n") in output
+
+
+def test_doctor_says_what_engines_lack(monkeypatch):
+    there = SimpleNamespace(
+        cpu_features=lambda: {"avx512_bf16": True, "sse4a": False, "amx_tile": True, "amx_int8": False},
+        engines=lambda: {"avx512-bf16": {"avx512_bf16": True, "sse4a": True, "amx_int8": False},
+                         "amx": {"amx_tile": True, "amx_int8": True}, "generic": {}})
+    assert doctor._other_engines(there) == "; avx512-bf16 needs an AMD processor; amx needs amx_int8"
 
 
 def test_doctor_lists_every_op(capsys):

@@ -62,6 +62,17 @@ def test_a_run_does_not_go_on_where_its_precision_runs_as_another(tmp_path):
         embed(tmp_path / "o.h5", precision="high", resume=True)
 
 
+@pytest.mark.skipif(not TILE_ISAS, reason="no tiles here, nor their emulation")
+def test_a_run_does_not_go_on_with_other_products_of_medium(tmp_path):
+    with isa("generic"), power_cut(4):
+        embed(tmp_path / "o.h5", precision="medium")
+    with isa(TILE_ISAS[0]), pytest.raises(ConfigurationError, match="effective precision 'medium .weights in bf16, "
+                                                                    "products in fp32.' and not 'medium'$"):
+        embed(tmp_path / "o.h5", precision="medium", resume=True)
+    with isa("generic"):
+        embed(tmp_path / "o.h5", precision="medium", resume=True)
+
+
 @pytest.mark.parametrize("arguments, seconds", grid(
     [{"texts": OTHER}, {"slots": 4}, {"state": "warm"}, {"texts": TEXTS[:2]}], [0, 1000], together=1))
 def test_another_run_replaces_a_partial_result_and_says_so(interrupted, caplog, arguments, seconds):

@@ -125,6 +125,7 @@ def test_saved_and_loaded(elmo, tmp_path, layers):
     assert names(tmp_path) == ["index.h5"]
     found = ContextIndex.load(tmp_path / "index.h5")
     assert found.texts == index.texts and (found.layers, found.state) == (layers, "zero")
+    assert (found.model, found.precision) == (elmo.bilm.fingerprint(), "highest") == (index.model, index.precision)
     np.testing.assert_array_equal(found.vectors, index.vectors)
     np.testing.assert_array_equal(found.places, index.places)
     assert found.nearest(3) == index.nearest(3) and found.lines.tolist() == index.lines.tolist()
@@ -141,7 +142,8 @@ def test_an_empty_index(elmo, tmp_path):
 @pytest.mark.parametrize("layers", ["all", "top", (0.0, 1.0, 0.0)])
 @pytest.mark.parametrize("layout", ["packed", "allennlp"])
 def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
-    form, fingerprint = OutputSpec(layers=layers), {"model": elmo.bilm.fingerprint(), "state": "warm"}
+    form = OutputSpec(layers=layers)
+    fingerprint = {"model": elmo.bilm.fingerprint(), "state": "warm", "effective precision": "low"}
     path = write(layout, tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
     expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
     for words in (None, ["play", "it"]):
@@ -151,6 +153,7 @@ def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
         assert found.places.tolist() == same.places.tolist() and found.texts == same.texts
         assert found.lines.tolist() == same.lines.tolist() and found.check(elmo) is found
         assert (list(found.layers), found.state) == (list(expected.layers), "warm")
+        assert found.precision == "low"
 
 
 def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
