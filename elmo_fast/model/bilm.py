@@ -178,7 +178,7 @@ class BiLm(StoredWeights):
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
     def warmup(self, batch_size: int = 0) -> None:
-        """On a GPU, load and tune kernels and pack weights: then the first call is fast, and captures are possible.
+        """On a GPU, load, tune and choose kernels, and pack weights: the first call is fast, and captures are possible.
 
         A CUDA graph of a forward, of any shape, can be captured only after a warm-up; a change of weights, device,
         precision, backend or state requires another. The carried states have as many rows as the largest batch so far

@@ -29,9 +29,9 @@ def lstm_lines(device: torch.device) -> list[str]:
     """Lines on the LSTM's two paths on a GPU and their recorded timings. Launches nothing."""
     triton, forced = why_no_triton(device), os.environ.get(choice.VARIABLE)
     kernels = "Triton" if not triton else f"torch operations: {triton}"
-    measured = [f"LSTM auto    {shape}: {each.path} "
-                f"(graph {1e6 * each.graph:.0f} us, persistent {1e6 * each.persistent:.0f} us)"
-                for shape, each in choice.recorded(device).items()]
+    measured = [f"LSTM auto    {shape}: {found[-1].path} (graph {1e6 * found[-1].graph:.0f} us, persistent "
+                f"{1e6 * found[-1].persistent:.0f} us{'' if choice.is_settled(found) else '; will be measured again'})"
+                for shape, found in choice.recorded(device).items() if found]
     return [f"LSTM graph   runs, its small kernels {kernels} ({device})",
             f"LSTM persistent  {_persistent(device)} ({device})",
             *(measured or ["LSTM auto    measures both paths at first use; nothing is measured here yet"]),

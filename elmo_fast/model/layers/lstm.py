@@ -21,7 +21,7 @@ from elmo_fast.ops.calling_thread import stacked, sum_of
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm, unsupported_weights
 from elmo_fast.ops.projected_lstm.cpu import drop_lstm
-from elmo_fast.ops.projected_lstm.cuda.lstm import padded_lstm
+from elmo_fast.ops.projected_lstm.cuda.lstm import choose_paths, padded_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 from elmo_fast.ops.projected_lstm.stack import write_outputs
 from elmo_fast.ops.schedule import Schedule, make_schedule
@@ -256,13 +256,16 @@ class LstmStack(AllenNlpStateDict):
         return outputs
 
     def prepare_capture(self, rows: int, precision: str) -> None:
-        """Run the operations of `run_captured` on a single position, to load kernels and pack weights.
+        """Run the operations of `run_captured` on a single position, to load kernels and pack weights; choose paths.
 
-        If states are carried, allocate at least `rows` carried rows on this device; new rows are zeros.
+        Paths are chosen for calls of up to 64 sentences or slots, or of `rows` if these are more. If states are
+        carried, allocate at least `rows` carried rows on this device; new rows are zeros.
         """
         like, count = full_precision(self.B_0_0), self._carried_rows()
         lengths = torch.ones(1, dtype=torch.int64, device=like.device)
         self.run_padded(like.new_zeros(1, 1, self.options.projection_dim), lengths, self.zero_state(1, like), precision)
+        for layer in range(self.options.n_layers):
+            choose_paths(self.layer_weights(layer), rows, precision=precision, **self._clips)
         if self.stateful and (count < rows or (count and self._states[0].device != like.device)):
             self.carried.store(self._first_carried(max(rows, count), like))
 

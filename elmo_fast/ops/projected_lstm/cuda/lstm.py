@@ -114,16 +114,19 @@ class Steps:
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence; None without start flags."""
         if steps := int(np.count_nonzero(batch_sizes)):
-            device, slots = self.arena.device, int(batch_sizes[0])
-            name, *size = choice.shape_class(self.layer, slots, steps)
-            why_not = functools.partial(persistent.why_not, device, self.layer, slots)
-            self.path = choice.choose(
-                f"{name}, {precision}", device, why_not,
-                lambda: choice.measure(self._trial(*size), persistent.tolerance(self.layer), why_not))
+            self.path = self.choose(int(batch_sizes[0]), steps, precision)
         self.has_starts = initial_state is not None
         if self.has_starts:
             self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
+
+    def choose(self, slots: int, steps: int, precision: str) -> str:
+        """The path of calls of this size; measures both at the first of their class."""
+        name, *size = choice.shape_class(self.layer, slots, steps)
+        why_not = functools.partial(persistent.why_not, self.arena.device, self.layer, slots)
+        return choice.choose(
+            f"{name}, {precision}", self.arena.device, why_not,
+            lambda: choice.measure(self._trial(*size), persistent.tolerance(self.layer), why_not))
 
     def project(self, x: torch.Tensor, bounded: bool) -> None:
         """Write input projections of x [n, I] (shared by both directions) or [2, n, I] to the arena's first n rows.
@@ -227,6 +230,15 @@ def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Se
         return rows[:, block.rows], block.rows[:0]
     read, number = np.unique(rows[:, block.rows], return_inverse=True)
     return number.reshape(2, -1), read
+
+
+def choose_paths(weights: tuple[LstmWeights, LstmWeights], slots: int, *, cell_clip: float | None = None,
+                 proj_clip: float | None = None, precision: str = "highest") -> None:
+    """Choose now the paths of all classes of calls up to `slots` slots, or up to those of a persistent launch."""
+    clips, flat = (limit(cell_clip), limit(proj_clip)), flat_weights(weights)
+    with prepared(flat, precision, clips, flat[0].device) as steps:
+        for size in choice.classes(max(slots, persistent.MOST_SLOTS)):
+            steps.choose(*size, precision)
 
 
 def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
