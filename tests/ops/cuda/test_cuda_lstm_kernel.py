@@ -24,6 +24,7 @@ SIZES = [(32, 16), (37, 11), (5, 2), (300, 70), (130, 33), (48, 200)]
 SLOTS = (1, 2, 7, 16, 32, 64, 200)
 CASES = [*((SLOTS[seed % 7], 5, seed) for seed in range(14)), *(
     pytest.param(slots, 40, seed, marks=pytest.mark.long) for slots in SLOTS for seed in range(10))]
+H100_OF_15 = 132, 232448, 15, 32, 66
 # Weights in registers, in shared memory and streamed; h at once and in parts; one to three units a block. Generation,
 # cells, projected values, slots, cluster, and devices with less and less shared memory.
 PLANS = [
@@ -33,7 +34,10 @@ PLANS = [
     ("sm_90", 190, 400, 33, 1, [(12, shared, 0, 0, 0) for shared in (166912, 120000)]),
     *(pytest.param(chip, *SIZES_OF_MODELS[size][:2], slots, cluster, [device], marks=pytest.mark.long)
       for chip, slots, cluster, device in (("sm_90", 1, 8, H100), ("sm_90", 64, 8, H100), ("sm_80", 16, 1, A100))
-      for size in ("small", "original"))]
+      for size in ("small", "original")),
+    # As H100s of which 15 clusters of 8 run at once, and one of which fewer clusters of 4 do.
+    *(pytest.param("sm_90", *SIZES_OF_MODELS["original"][:2], slots, cluster, [device], marks=pytest.mark.long)
+      for slots, cluster, device in ((64, 4, H100_OF_15), (1, 2, (132, 232448, 15, 30, 64))))]
 
 
 def check(native, case, least_clipped=0.0, aborts=0):
@@ -135,7 +139,7 @@ def test_limits_of_a_device(native):
     assert tuple(native.machine.cuda_device()) == {90: H100, 80: A100}[native.generation]
 
 
-@pytest.mark.parametrize("device", [H100, (132, 232448, 15, 32, 66), (114, 232448, 13, 27, 57), A100])
+@pytest.mark.parametrize("device", [H100, H100_OF_15, (114, 232448, 13, 27, 57), A100])
 @pytest.mark.parametrize("size", [(4096, 512), (2048, 256), (1024, 128)])
 def test_plans_of_published_models(device, size):
     every = {slots: machine(90).cuda_lstm_plan(*size, device, slots) for slots in (1, 16, 32, 64)}
