@@ -132,21 +132,31 @@ def test_the_page_says_what_fits_a_chip():
 
 def test_a_prediction_adds_up():
     """Counts of round numbers on a chip of round rates."""
-    chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, l2_latency=2e-7,
-                        cluster_latency=1e-7)
+    chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, special=1e9, l2_latency=2e-7,
+                        cluster_latency=1e-7, fence=5e-7)
     counts = dict(blocks=100, mma=1000, wavefronts=100_000, ideal=90_000, weight_sectors=125_000,
-                  exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000,
-                  barriers=2, rounds=4, cluster_rounds=2)
+                  exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000, special=2500,
+                  barriers=2, rounds=4, cluster_rounds=2, fences=1)
     found = predict.predict(counts, chip)
-    parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "waits": 3.0}
+    parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "special": 0.8,
+             "waits": 3.5}
     assert {name: 1e6 * found[name] for name in parts} == pytest.approx(parts)
-    assert 1e6 * found["work"] == pytest.approx(2.0 + 1.0 + 0.5)
-    assert 1e6 * found["step"] == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
-    assert predict.predict(counts | {"weight_sectors": 1_000_000}, chip)["step"] == pytest.approx(17.5e-6)
+    assert 1e6 * found["work"] == pytest.approx(2.0 + 1.0 + 0.5 + 0.8)
+    assert 1e6 * found["in_antiphase"] == pytest.approx(3.5 + 4.3 / 2)  # waits of one direction, work of the other
+    assert 1e6 * found["in_phase"] == pytest.approx(3.5 + 4.3)
+    streamed = predict.predict(counts | {"weight_sectors": 1_000_000}, chip)
+    assert 1e6 * streamed["in_antiphase"] == pytest.approx(streamed["work"] * 1e6) == pytest.approx(18.3)
     assert predict.predict(counts | {"z_bytes": 10**6}, chip)["inputs"] == pytest.approx(1e-6)
-    assert predict.predicted_us("NVIDIA H100 80GB HBM3", 1) > 0 and predict.predicted_us("NVIDIA H100", 3) is None
-    assert predict.predicted_us("NVIDIA A100", 1) is None
-    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "notes" / "gpu-prediction.md").read_text()
+    for slots in predict.SLOTS:
+        best, worst = predict.predicted_us("NVIDIA H100 80GB HBM3", slots)
+        assert 0 < best < worst
+    assert predict.predicted_us("NVIDIA H100", 3) is None and predict.predicted_us("NVIDIA A100", 1) is None
+
+
+@pytest.mark.parametrize("page, rows", [("notes/gpu-prediction.md", lambda: predict.table(predict.stored())),
+                                        ("gpu.md", predict.times_table)])
+def test_the_pages_say_what_is_predicted(page, rows):
+    assert rows() + "\n" in (common.ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 def test_counts_of_a_step_are_told_apart_by_opcode():
@@ -160,7 +170,9 @@ def test_counts_of_a_step_are_told_apart_by_opcode():
         "ld.acquire.gpu.global.u32": fields(sectors=99), "ld.relaxed.gpu.global.u32": fields(sectors=99),
         "cp.async.cg.shared.global": fields(sectors=6, wavefronts=2, ideal=2),
         "ld.shared::cluster.v4.u32": fields(bytes=512, wavefronts=4, ideal=4),
-        "red.release.gpu.global.add.u32": fields(executed=8)}
+        "red.release.gpu.global.add.u32": fields(executed=8),
+        "st.release.cluster.shared::cluster.u32": fields(executed=4), "ex2.approx.ftz.f32": fields(executed=5),
+        "rcp.approx.ftz.f32": fields(executed=6), "rcp.rn.f32": fields(executed=90)}
     assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == dict(
         blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100,
-        cluster_bytes=512, barriers=2, rounds=4, cluster_rounds=1)
+        cluster_bytes=512, special=11, barriers=2, fences=1, rounds=4, cluster_rounds=1)
