@@ -31,7 +31,7 @@ def test_a_dry_run_times_what_agrees(tmp_path):
     done = run("--dry-run", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     folder, found = tmp_path / "dry-run", {}
-    for name in ("ceilings", "lstm", "encoder", "embed-original"):
+    for name in ("steps", "ceilings", "lstm", "encoder", "embed-original"):
         document = json.loads((folder / f"{name}.json").read_text())
         assert document["machine"]["cpu"]["model"] and document["date"].endswith("Z")
         assert document["schema"] == common.SCHEMA
@@ -40,10 +40,12 @@ def test_a_dry_run_times_what_agrees(tmp_path):
         found[name] = document["results"]
         for case in found[name]:
             assert 0 < case["p20"] <= case["median"] <= case["p80"]
-            assert case["way"].startswith("ceiling") or case["tokens_per_s"] > 0
+            assert case["way"].startswith("ceiling") or name == "steps" or case["tokens_per_s"] > 0
             assert case.get("error", 0) <= case.get("limit", 0)
     assert [line.split(": ")[:2] for line in (folder / "stages.txt").read_text().splitlines()] == [
-        [stage, "exit 0"] for stage in ("doctor", "ceilings", "lstm", "encoder", "text")]
+        [stage, "exit 0"] for stage in ("doctor", "steps", "ceilings", "lstm", "encoder", "text")]
+    assert [case["slots"] for case in found["steps"]] == [1, 8, 16, 32, 64]
+    assert {case["variant"] for case in found["steps"]} == {"graph"}
     assert {(case["variant"], case["precision"]) for case in found["lstm"]} == {
         ("graph", precision) for precision in ("highest", "high", "medium")}
     assert all("error" in case and case["us_per_layer_step"] > 0 for case in found["lstm"])
@@ -55,7 +57,7 @@ def ops(tmp_path, *arguments, plugin=""):
     """A run of the cases in gpu/ with a plugin: what pytest printed, and the document."""
     (tmp_path / "plugin.py").write_text(plugin)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "plugin", "benchmarks/gpu",
-               "--benchmark-only", "--benchmark-min-rounds=2", "--rows", tmp_path / "rows.json", *arguments]
+               "--benchmark-min-rounds=2", "--rows", tmp_path / "rows.json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=common.ROOT, env=HERE | {
         "PYTHONPATH": f"{common.ROOT}{os.pathsep}{tmp_path}"})
     rows = tmp_path / "rows.json"
@@ -95,22 +97,50 @@ def test_a_gpu_that_is_not_there_ends_the_run(tmp_path):
     assert (done.returncode, document) == (2, None) and "torch sees no CUDA device" in done.stdout
 
 
-def test_a_stage_that_hangs_or_fails_loses_no_others(tmp_path):
-    """The stages of a GPU, with programs in place of what they run, up to one that hangs."""
+STAGES = ["micro", "install", "doctor", "tests", "steps", "ncu", "ceilings", "lstm", "encoder", "text", "sanitizer",
+          "sanitizer"]
+
+
+def gpu_run(tmp_path, works: str, **environment):
+    """The stages of a GPU, with programs in place of what they run: the exit status, and the lines of stages.txt.
+
+    `works` is what a stage does after it has said what it was told, by the patterns of a case statement.
+    """
     program(tmp_path / "nvidia-smi", "echo NVIDIA H100 80GB HBM3; echo NVIDIA H200")
+    program(tmp_path / "ncu", "")
     program(tmp_path / "timeout", f'shift 2; {shutil.which("timeout")} -k 1 2 "$0.py" "$@"')
-    program(tmp_path / "timeout.py", 'echo "$@"; case "$*" in *doctor*) exit 3 ;; *ceiling*) sleep 60 & wait ;; esac')
-    began = time.monotonic()
-    done = run("--out", tmp_path / "out", "--allennlp", tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert done.returncode == 1 and time.monotonic() - began < 50
+    program(tmp_path / "timeout.py", f'echo "$@"; case "$*" in {works} esac')
+    done = run("--allennlp", tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", OUT=tmp_path / "out",
+               **environment)
     lines = (tmp_path / "out" / "h100-80gb-hbm3" / "stages.txt").read_text().splitlines()
-    found = [line.split(": ", 2) for line in lines]
-    assert [(name, status) for name, status, _ in found] == [
-        ("install", "exit 0"), ("doctor", "exit 3"), ("tests", "exit 0"), ("ceilings", "exit 124"), ("lstm", "exit 0"),
-        ("encoder", "exit 0"), ("text", "exit 0"), ("sanitizer", "exit 0"), ("sanitizer", "exit 0")]
-    for (*_, command), words in zip(found, ("--no-index", "doctor", "-m gpu", "--device cuda", "--seconds 84",
-                                            "encoder and original", f"--allennlp {tmp_path}", "memcheck", "racecheck")):
+    assert [line.partition(":")[0] for line in lines] == STAGES
+    return done.returncode, [line.split(": ", 2)[1:] for line in lines]
+
+
+def test_a_stage_that_hangs_or_fails_loses_no_others(tmp_path):
+    """Up to one that hangs; all that they print is kept."""
+    began = time.monotonic()
+    status, found = gpu_run(tmp_path, "*doctor*) exit 3 ;; *ceiling*) sleep 60 & wait ;;")
+    assert status == 1 and time.monotonic() - began < 50
+    failed = {"doctor": "exit 3", "ceilings": "exit 124"}
+    assert [status for status, _ in found] == [failed.get(name, "exit 0") for name in STAGES]
+    for (_, command), words in zip(found, (
+            "micro.jsonl", "", "doctor", "-m gpu", "--seconds 48", "persistent_kernel", "--device cuda", "--seconds 56",
+            "encoder and original", f"--allennlp {tmp_path}", "memcheck", "racecheck")):
         assert words in command
+    log = (tmp_path / "out" / "h100-80gb-hbm3" / "log.txt").read_text()
+    assert all(command in log for _, command in found) and "--no-index" in log
+
+
+def test_stages_get_no_more_than_the_time_that_is_left(tmp_path):
+    """Of 530 seconds, on a clock of which each reading takes 36."""
+    program(tmp_path / "date", 'echo $(($(cat "$0.now") + 36)) >"$0.later"; mv "$0.later" "$0.now"; cat "$0.now"')
+    (tmp_path / "date.now").write_text("0")
+    status, found = gpu_run(tmp_path, "")
+    assert status == 1 and [status for status, _ in found] == ["exit 0"] * 10 + ["exit 1"] * 2
+    assert {said for _, said in found[-2:]} == {"not started: no time is left"}
+    log = (tmp_path / "out" / "h100-80gb-hbm3" / "log.txt").read_text()
+    assert all(f"== {stage} s)\n" in log for stage in ("micro (at most 40", "encoder (at most 40", "text (at most 21"))
 
 
 @pytest.mark.parametrize("arguments, message", [
