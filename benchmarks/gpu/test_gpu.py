@@ -19,6 +19,7 @@ import torch
 from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
 from benchmarks.gpu import predict
+from elmo_fast.ops.device import synchronize_stream
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent
@@ -75,7 +76,7 @@ def checked(patch: pytest.MonkeyPatch, device: torch.device, path: str, precisio
 def require_no_abort(path: str, device: torch.device) -> None:
     """That the persistent kernel itself computed, not the fallback after a launch that gave up."""
     if path == "persistent":
-        torch.cuda.synchronize()
+        synchronize_stream(device)
         assert (reason := persistent._watch(device).reason()) is None, reason
 
 
@@ -139,8 +140,8 @@ def test_steps(request, device, path, slots, monkeypatch):
     cases.record(request.config, common.row(
         common.Timing.of(seconds[long]), "s", workload="random", model=size, way="steps alone", variant=path,
         precision="medium", slots=slots, steps=long, us_per_step=us_per_step, us_per_launch=few - short * us_per_step,
-        predicted_us=predict.predicted_us(common.gpu_name(), slots) if path == "persistent" else None, same_bits=same,
-        **found))
+        predicted_us=predict.predicted_us(common.gpu_name() or "", slots) if path == "persistent" else None,
+        same_bits=same, **found))
     assert same or path == "graph", "the persistent path gave other bits for the same inputs"
 
 

@@ -14,6 +14,7 @@ from benchmarks import common
 from benchmarks.gpu import predict
 from tests.support.engines import native
 from tests.support.files import program
+from tests.support.ptx_machine import machine
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 # in a process of xdist nothing is timed
@@ -79,6 +80,27 @@ cuda_ops.projected_lstm = wrong
     refused = document["settings"]["not_timed"]
     assert len(refused) == 2 and all("graph in medium against float64: relative error" in said and "medium" in name
                                      for name, said in refused.items())
+
+
+@pytest.mark.parametrize("noise", [0, 1])
+def test_the_persistent_path_must_repeat_its_bits(tmp_path, noise):
+    """Its PTX runs on the CPU; where a result changes from call to call, that is recorded and the case fails."""
+    machine()  # skips where it cannot be built
+    done, document = ops(tmp_path, "-k", "test_steps and persistent-8]", plugin=f"""
+import itertools
+import pytest
+from elmo_fast.ops.projected_lstm.cuda import persistent
+from tests.support.lstm_on_ptx import lstm_on_ptx
+on_ptx, right, calls = lstm_on_ptx("sm_90", pytest.MonkeyPatch()), persistent.launch, itertools.count()
+def launch(*arguments):
+    done = right(*arguments)
+    arguments[-1][0, 0] += 1e-6 * {noise} * next(calls)
+    return done
+native, persistent.launch = on_ptx.__enter__(), launch
+""")
+    (case,) = document["results"]
+    assert done.returncode == noise and ("gave other bits for the same inputs" in done.stdout) == bool(noise)
+    assert (case["variant"], case["same_bits"], "predicted_us" in case) == ("persistent", not noise, False)
 
 
 @pytest.mark.long
