@@ -80,10 +80,9 @@ def require_no_abort(path: str, device: torch.device) -> None:
         assert (reason := persistent._watch(device).reason()) is None, reason
 
 
-@pytest.mark.parametrize("path, precision", PATHS)
-def test_small_layer(device, path, precision, monkeypatch):
+def test_small_layer(device, monkeypatch):
     """The check alone, for compute-sanitizer to watch."""
-    checked(monkeypatch, device, path, precision, (256, 128))  # clusters of 8 blocks
+    checked(monkeypatch, device, "persistent", "medium", (256, 128))  # clusters of 8 blocks
 
 
 def now(device: torch.device):
@@ -100,51 +99,6 @@ def between(begin, end) -> float:
     return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
 
 
-@pytest.mark.parametrize("slots", SLOTS)
-@pytest.mark.parametrize("path", ["persistent", "graph"])
-def test_steps(request, device, path, slots, monkeypatch):
-    """Steps of the original layer in `medium`: two lengths by turns, each in one block of steps.
-
-    Their difference excludes a launch's fixed cost. The persistent path gives the same bits every time.
-    """
-    is_dry = device.type == "cpu"
-    size, times = ("tiny", 4) if is_dry else ("original", 24)
-    short, long = (2, 4) if is_dry else (1024 // max(8, slots), 4096 // max(8, slots))  # a block has 4096 rows of z
-    dim, projection, _ = common.SIZES[size]
-    found, run, spans = checked(monkeypatch, device, path, "medium", (dim, projection)), lstm.Steps.run, []
-
-    def timed(*arguments):
-        begin = now(device)
-        run(*arguments)
-        spans.append((begin, now(device)))
-
-    monkeypatch.setattr(lstm.Steps, "run", timed)
-    operands = op_cases.lstm_case((projection, dim, projection), [1]).leaves(wanted=[], device=device)
-    x, *state = (torch.randn(*shape, device=device) for shape in (
-        (256, projection), (slots, 2 * projection), (slots, 2 * dim)))
-    rows = torch.randint(0, len(x), (2, slots * long), dtype=torch.int32)
-    seconds, first, same = {short: [], long: []}, {}, True
-    for repetition, steps in itertools.product(range(times), seconds):
-        spans.clear()
-        if not is_dry:
-            torch.cuda._sleep(20_000_000)  # cycles in which the host queues all that follows
-        out, after = cuda_ops.projected_lstm(x, rows[:, : slots * steps], make_schedule([steps] * slots), state,
-                                             op_cases.layer(operands), precision="medium", **op_cases.LOOSE)
-        results = [each.cpu() for each in (out, *after)]
-        same &= all(map(torch.equal, results, first.setdefault(steps, results)))
-        if repetition > 1:  # the second run captures graphs
-            seconds[steps].append(sum(between(*span) for span in spans))
-    require_no_abort(path, device)
-    few, most = (statistics.median(seconds[steps]) * 1e6 for steps in seconds)
-    us_per_step = (most - few) / (long - short)
-    cases.record(request.config, common.row(
-        common.Timing.of(seconds[long]), "s", workload="random", model=size, way="steps alone", variant=path,
-        precision="medium", slots=slots, steps=long, us_per_step=us_per_step, us_per_launch=few - short * us_per_step,
-        predicted_us=predict.predicted_us(common.gpu_name() or "", slots) if path == "persistent" else None,
-        same_bits=same, **found))
-    assert same or path == "graph", "the persistent path gave other bits for the same inputs"
-
-
 @pytest.fixture(scope="module", params=itertools.product(PATHS, ("original", "small")), ids=str)
 def layer(request, device):
     """A path that is forced while it is in use, its precision, the size's name, its weights, and the check."""
@@ -154,6 +108,50 @@ def layer(request, device):
     with pytest.MonkeyPatch.context() as patch:
         found = checked(patch, device, path, precision, (dim, projection))
         yield path, precision, size, op_cases.layer(operands), found
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("layer", [pytest.param(((path, "medium"), "original"), id=path)
+                                   for path in ("persistent", "graph")], indirect=True)
+def test_steps(request, device, layer, slots, monkeypatch):
+    """Steps of the original layer in `medium`: two lengths by turns, each in one block of steps.
+
+    Their difference excludes a launch's fixed cost. The persistent path gives the same bits every time.
+    """
+    is_dry = device.type == "cpu"
+    short, long, times = (2, 4, 4) if is_dry else (1024 // max(8, slots), 4096 // max(8, slots), 24)  # 4096 rows of z
+    (path, precision, size, weights, found), run, spans = layer, lstm.Steps.run, []
+    dim, projection = weights[0][2].shape
+
+    def timed(*arguments):
+        begin = now(device)
+        run(*arguments)
+        spans.append((begin, now(device)))
+
+    monkeypatch.setattr(lstm.Steps, "run", timed)
+    x, *state = (torch.randn(*shape, device=device) for shape in (
+        (256, projection), (slots, 2 * projection), (slots, 2 * dim)))
+    rows = torch.randint(0, len(x), (2, slots * long), dtype=torch.int32)
+    seconds, first, same = {short: [], long: []}, {}, True
+    for repetition, steps in itertools.product(range(times), seconds):
+        spans.clear()
+        if not is_dry:
+            torch.cuda._sleep(20_000_000)  # cycles in which the host queues all that follows
+        out, after = cuda_ops.projected_lstm(x, rows[:, : slots * steps], make_schedule([steps] * slots), state,
+                                             weights, precision=precision, **op_cases.LOOSE)
+        results = [each.cpu() for each in (out, *after)]
+        same &= all(map(torch.equal, results, first.setdefault(steps, results)))
+        if repetition > 1:  # the second run captures graphs
+            seconds[steps].append(sum(between(*span) for span in spans))
+    require_no_abort(path, device)
+    few, most = (statistics.median(seconds[steps]) * 1e6 for steps in seconds)
+    us_per_step = (most - few) / (long - short)
+    cases.record(request.config, common.row(
+        common.Timing.of(seconds[long]), "s", workload="random", model=size, way="steps alone", variant=path,
+        precision=precision, slots=slots, steps=long, us_per_step=us_per_step, us_per_launch=few - short * us_per_step,
+        predicted_us=predict.predicted_us(common.gpu_name() or "", slots) if path == "persistent" else None,
+        same_bits=same, **found))
+    assert same or path == "graph", "the persistent path gave other bits for the same inputs"
 
 
 @pytest.mark.parametrize("slots", SLOTS)
