@@ -117,7 +117,7 @@ $(SITE): pyproject.toml $(INSTALLED)
 
 lint: $(LINTERS)
 	$(VENV)/bin/ruff check .
-	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	find csrc benchmarks/gpu -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 	$(VENV)/bin/mypy
 
 $(LINTERS): pyproject.toml $(INSTALLED)

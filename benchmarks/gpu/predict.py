@@ -1,13 +1,15 @@
 """A predicted time for a step of a layer in the persistent kernel, from exact counts and a chip's documented rates.
 
     python -m benchmarks.gpu.predict           # the table of docs/notes/gpu-prediction.md, from counts.json
-    python -m benchmarks.gpu.predict --count   # both anew: the compiled PTX, run by tests/native/ptx (a minute or two)
+    python -m benchmarks.gpu.predict --count   # counts and both pages anew: runs the compiled PTX (a few minutes)
+    python -m benchmarks.gpu.predict --times   # the table of docs/gpu.md: microseconds of a step by slots
     python -m benchmarks.gpu.predict --fits    # the table of docs/gpu.md: the most slots of a launch by chip
 
 Counts are of both directions and all blocks: runs of three and of two steps, subtracted. The directions share a
-multiprocessor, so the work of one hides the waits of the other. With `work` of both and `waits` of one direction, a
-step takes max(work, waits + work / 2), and waits + work where nothing is hidden. Of products, shared memory and
-streamed weights the largest counts, since they overlap; exchange and z are added to it.
+multiprocessor. If they run in antiphase, which nothing enforces, the work of one hides the waits of the other: with
+`work` of both and `waits` of one direction, a step takes max(work, waits + work / 2). In phase nothing is hidden, and
+it takes waits + work. Of products, shared memory and streamed weights the largest counts, since they overlap;
+exchange, z and special functions are added to it.
 """
 
 import dataclasses
@@ -23,6 +25,15 @@ from elmo_fast.ops.projected_lstm.cuda import persistent
 
 COUNTS = Path(__file__).with_name("counts.json")
 SLOTS = (1, 8, 16, 32, 64)
+# Clusters of 8, 4 and 2 blocks that run at once: all that an H100's multiprocessors could form; 15 of 8, as others
+# measured (accel-sim/gpu-app-collection#87); and as few of 4 as send the plan to clusters of 2.
+CLUSTERS = {8: (16, 32, 66), 4: (15, 32, 66), 2: (15, 31, 66)}
+CASES = {**{f"{slots}": (slots, 8) for slots in SLOTS},
+         **{f"{slots}, clusters of {size}": (slots, size) for size in (4, 2) for slots in (1, 64)}}
+# Microseconds by gpu-review.md section 4.1, of an H100: the persistent path, the graph path, and the least that the
+# persistent path's exchanges allow.
+REVIEW = {1: ("5 to 6", "19 to 23", "3"), 8: ("5 to 6", "20 to 24", "3"), 16: ("6 to 8", "20 to 25", "3.5"),
+          32: ("9 to 12", "24 to 28", "4"), 64: ("16 to 20", "27 to 40", "5.5 to 6.5")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +46,10 @@ class Chip:
     mma: float = 0.62 * 790e12        # FLOP: mma.sync reaches 62 % of 790 TFLOP/s [5, 7]
     shared: float = 208e3 / 1e-6      # bytes of one multiprocessor: 208 KB in 1.0 us [5]
     barrier: float = 1.0e-6           # 0.7 to 1.0 us [5], two cost 2.0 us [7]
+    special: float = 16 * 1.755e9     # ex2 and rcp of one multiprocessor: 16 a cycle, at 1.755 GHz [r]
     l2_latency: float = 0.2e-6        # 0.15 to 0.25 us [r]
     cluster_latency: float = 0.11e-6  # 180 cycles [5]
+    fence: float = 0.4e-6             # a release to the cluster is a fence of the GPU: 0.4 to 0.6 us with the flag [r]
 
 
 CHIPS = (Chip("H100", 41.9e6 / 12.5e-6), Chip("H200", 4.3e12))  # 41.9 MB in 12.5 us [r]; [7]
@@ -49,43 +62,62 @@ CHIPS = (Chip("H100", 41.9e6 / 12.5e-6), Chip("H200", 4.3e12))  # 41.9 MB in 12.
 #   exchange_sectors   h, partial sums, outputs
 #   input_sectors      z and what says where it lies; z_bytes of it come from HBM
 #   cluster_bytes      read from other blocks' shared memory
-# and of one direction: barriers, rounds of loads that a warp waits for (read_sass counts them), cluster_rounds.
+#   special            ex2 and rcp of a warp, 10 for a cell of each slot
+# and of one direction: barriers, rounds of loads that a warp waits for (read_sass counts them), cluster_rounds, and
+# fences before another block's flag is set.
 Counts = dict[str, int]
 
 
 def predict(counts: Counts, chip: Chip) -> dict[str, float]:
-    """Seconds by term, and the `work` and the `step` that they add up to."""
+    """Seconds by term, and the `work` and the steps `in_antiphase` and `in_phase` that they add up to."""
     terms = {"products": counts["mma"] * 2 * 16 * 8 * 16 / chip.mma,
              "shared": counts["wavefronts"] / counts["blocks"] * 128 / chip.shared,
              "weights": counts["weight_sectors"] * 32 / chip.l2,
              "exchange": (counts["exchange_sectors"] * 32 + counts["cluster_bytes"]) / chip.l2,
              "inputs": max(counts["input_sectors"] * 32 / chip.l2, counts["z_bytes"] / chip.hbm),
+             "special": counts["special"] / counts["blocks"] * 32 / chip.special,
              "waits": counts["barriers"] * chip.barrier + counts["rounds"] * chip.l2_latency
-             + counts["cluster_rounds"] * chip.cluster_latency}
-    work = max(terms["products"], terms["shared"], terms["weights"]) + terms["exchange"] + terms["inputs"]
-    return {**terms, "work": work, "step": max(work, terms["waits"] + work / 2)}
+             + counts["cluster_rounds"] * chip.cluster_latency + counts["fences"] * chip.fence}
+    work = sum(terms[name] for name in ("exchange", "inputs", "special"))
+    work += max(terms[name] for name in ("products", "shared", "weights"))
+    return {**terms, "work": work, "in_antiphase": max(work, terms["waits"] + work / 2),
+            "in_phase": terms["waits"] + work}
 
 
 def stored() -> dict[str, Counts]:
-    """By slots."""
+    """By case."""
     return json.loads(COUNTS.read_text())["slots"]
 
 
-def predicted_us(gpu: str, slots: int) -> float | None:
-    """Of the original model's layer on a GPU of that name ('NVIDIA H100 80GB HBM3'); None for other chips and slots."""
+def predicted_us(gpu: str, slots: int) -> list[float] | None:
+    """In antiphase and in phase, of the original model's layer on a GPU of that name ('NVIDIA H100 80GB HBM3').
+
+    None for other chips and slots.
+    """
     chip, counts = next((chip for chip in CHIPS if chip.name in gpu), None), stored().get(str(slots))
-    return predict(counts, chip)["step"] * 1e6 if chip and counts else None
+    if chip is None or counts is None:
+        return None
+    return [predict(counts, chip)[phase] * 1e6 for phase in ("in_antiphase", "in_phase")]
 
 
 def table(counts: dict[str, Counts]) -> str:
     """Markdown, microseconds; the terms are the first chip's."""
-    lines = ["| slots | products | shared memory | weights | exchange | z | waits | nothing hidden | **predicted:** "
-             + " | ".join(chip.name for chip in CHIPS) + " |", "|---" * (8 + len(CHIPS)) + "|"]
-    for slots, of_step in counts.items():
+    lines = ["| slots | products | shared memory | weights | exchange | z | special functions | waits | "
+             + " | ".join(f"**{chip.name}**" for chip in CHIPS) + " |", "|---" * (8 + len(CHIPS)) + "|"]
+    for case, of_step in counts.items():
         first, *others = (predict(of_step, chip) for chip in CHIPS)
-        terms = [*list(first.values())[:6], first["work"] + first["waits"]]
-        steps = [f"**{found['step'] * 1e6:.1f}**" for found in (first, *others)]
-        lines.append(f"| {slots} | {' | '.join([*(f'{term * 1e6:.1f}' for term in terms), *steps])} |")
+        steps = [f"**{of['in_antiphase'] * 1e6:.1f} to {of['in_phase'] * 1e6:.1f}**" for of in (first, *others)]
+        lines.append(f"| {case} | {' | '.join([*(f'{term * 1e6:.1f}' for term in [*first.values()][:7]), *steps])} |")
+    return "\n".join(lines)
+
+
+def times_table() -> str:
+    """Markdown: microseconds of a step by slots, ours and the review's."""
+    lines = ["| slots | persistent path, from counts | persistent path, review | graph path, review | floor, review |",
+             "|---" * 5 + "|"]
+    for slots, of_review in REVIEW.items():
+        ours = " to ".join(f"{us:.1f}" for us in predicted_us(CHIPS[0].name, slots))
+        lines.append(f"| {' | '.join([str(slots), ours, *of_review])} |")
     return "\n".join(lines)
 
 
@@ -117,13 +149,15 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
              "ideal": total("ideal", local), "weight_sectors": total("sectors", r"ld\.global\.nc\..*v4"),
              "input_sectors": total("sectors", r"ld\.global\.(nc\.)?[a-z]+\d+$"),
              "cluster_bytes": total("bytes", r"ld\.shared::cluster"),
-             "barriers": total("executed", r"red\.release") // (2 * known["blocks"])}
+             "special": total("executed", r"(ex2|rcp)\.approx"),
+             "barriers": total("executed", r"red\.release") // (2 * known["blocks"]),
+             "fences": total("executed", r"st\.release\.cluster") // (2 * known["blocks"])}
     sectors = total("sectors", r"(?!.*\.(acquire|relaxed)\.)")
     return {**known, **found, "exchange_sectors": sectors - found["weight_sectors"] - found["input_sectors"]}
 
 
-def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
-    """A step of the original size in fp16, on an H100's plan; the numbers of the run are checked."""
+def count(slots: int, cluster: int, rounds: int, cluster_rounds: int) -> Counts:
+    """A step of the original size in fp16, on an H100's plan with so large clusters; the run's numbers are checked."""
     import pytest
     import torch
 
@@ -131,7 +165,7 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
 
     (dim, projection, _), runs = common.SIZES["original"], []
     with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx("sm_90", patch) as native:
-        native.device(*lstm_on_ptx.H100)
+        native.device(*lstm_on_ptx.H100[:2], *CLUSTERS[cluster])
         native.machine.set(traffic=True)
         for steps in (2, 3):
             native.replace(native.machine.ptx)
@@ -143,6 +177,7 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
                      if "persistent_kernel" in kernel]
         plan = native.cuda_lstm_plan(dim, projection, native.limits, slots)
     step = {opcode: counts - runs[0][opcode] for opcode, counts in runs[1].items()}
+    assert plan["cluster"] == cluster, plan
     found = classified(step, blocks=plan["blocks"], z_bytes=slots * 2 * 4 * dim * 2, rounds=rounds,
                        cluster_rounds=cluster_rounds)
     assert found["weight_sectors"] * 32 == plan["streamed_bytes"], (found, plan)
@@ -156,14 +191,17 @@ def count_all() -> None:
         if instance := re.search(r"17persistent_kernelI\w+Fp16ELi(\d+)E\w+ELi256E", kernel.name):
             remote = [found.remote for found in kernel.rounds(kernel.time_loop)]
             rounds[8 * int(instance[1])] = remote.count(False), remote.count(True)
-    lines = ",\n".join(f'"{slots}": {json.dumps(count(slots, *rounds[max(8, slots)]))}' for slots in SLOTS)
+    lines = ",\n".join(f'"{case}": {json.dumps(count(slots, cluster, *rounds[max(8, slots)]))}'
+                       for case, (slots, cluster) in CASES.items())
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
-    page = common.ROOT / "docs" / "notes" / "gpu-prediction.md"
-    rows = table(stored()) + "\n"
-    page.write_text(re.sub(r"\| slots \| products .*", lambda _: rows, page.read_text(), flags=re.DOTALL))
+    for page, rows in (("notes/gpu-prediction.md", table(stored())), ("gpu.md", times_table())):
+        page, head = common.ROOT / "docs" / page, re.escape(rows.partition("\n")[0])
+        text = re.sub(rf"{head}\n(\|.*\n)*", lambda _: rows + "\n", page.read_text(encoding="utf-8"))
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--count"]:
         count_all()
-    print(fits_table() if sys.argv[1:] == ["--fits"] else table(stored()))
+    tables = {"--fits": fits_table, "--times": times_table}
+    print(tables.get(" ".join(sys.argv[1:]), lambda: table(stored()))())

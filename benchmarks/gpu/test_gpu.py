@@ -1,14 +1,17 @@
 """What a GPU can do, and a layer of the LSTM on each of its paths; run.sh runs it.
 
-    python -m pytest benchmarks/gpu --benchmark-only --device cuda --rows FILE
+    python -m pytest benchmarks/gpu --device cuda --rows FILE
 
-A path is timed after it was compared with float64. Between its rounds runs `torch.nn.LSTM(proj_size)` on as many rows
-and steps, cuDNN's in the operand type, which has no clips and multiplies repeated tokens again. `us_per_layer_step` is
-a step of a layer in both directions, input projections included, `predicted_us` what predict.py expects of the
-persistent kernel alone. `--device cpu`, the default, is a dry run: tiny work that measures nothing.
+A path is timed after it was compared with float64. `test_steps` times the steps alone, on the device's clock:
+`us_per_step` of both directions, beside what predict.py expects in antiphase and in phase. `test_lstm` times the op:
+between its rounds runs `torch.nn.LSTM(proj_size)` on as many rows and steps, cuDNN's in the operand type, which has no
+clips and multiplies repeated tokens again; `us_per_layer_step` includes input projections. `--device cpu`, the default,
+is a dry run: tiny work that measures nothing.
 """
 
 import itertools
+import statistics
+import time
 
 import pytest
 import torch
@@ -16,9 +19,10 @@ import torch
 from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
 from benchmarks.gpu import predict
+from elmo_fast.ops.device import synchronize_stream
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent
+from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent
 from elmo_fast.ops.schedule import make_schedule
 from tests.support import cuda_ops, gpu_lstm, op_cases
 
@@ -65,13 +69,34 @@ def checked(patch: pytest.MonkeyPatch, device: torch.device, path: str, precisio
     (*_, c), error, limit = gpu_lstm.compare(case, precision, device=device, times=3)
     agreement.require(f"{path} in {precision} against float64", error, limit)
     assert (c.abs() >= case.clips["cell_clip"]).any()
+    require_no_abort(path, device)
     return {"error": error, "limit": limit}
 
 
-@pytest.mark.parametrize("path, precision", PATHS)
-def test_small_layer(device, path, precision, monkeypatch):
+def require_no_abort(path: str, device: torch.device) -> None:
+    """That the persistent kernel itself computed, not the fallback after a launch that gave up."""
+    if path == "persistent":
+        synchronize_stream(device)
+        assert (reason := persistent._watch(device).reason()) is None, reason
+
+
+def test_small_layer(device, monkeypatch):
     """The check alone, for compute-sanitizer to watch."""
-    checked(monkeypatch, device, path, precision, (96, 32))
+    checked(monkeypatch, device, "persistent", "medium", (256, 128))  # clusters of 8 blocks
+
+
+def now(device: torch.device):
+    """A moment on the device's clock."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(begin, end) -> float:
+    """Seconds, once the device is idle."""
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
 
 
 @pytest.fixture(scope="module", params=itertools.product(PATHS, ("original", "small")), ids=str)
@@ -83,6 +108,50 @@ def layer(request, device):
     with pytest.MonkeyPatch.context() as patch:
         found = checked(patch, device, path, precision, (dim, projection))
         yield path, precision, size, op_cases.layer(operands), found
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("layer", [pytest.param(((path, "medium"), "original"), id=path)
+                                   for path in ("persistent", "graph")], indirect=True)
+def test_steps(request, device, layer, slots, monkeypatch):
+    """Steps of the original layer in `medium`: two lengths by turns, each in one block of steps.
+
+    Their difference excludes a launch's fixed cost. The persistent path gives the same bits every time.
+    """
+    is_dry = device.type == "cpu"
+    short, long, times = (2, 4, 4) if is_dry else (1024 // max(8, slots), 4096 // max(8, slots), 24)  # 4096 rows of z
+    (path, precision, size, weights, found), run, spans = layer, lstm.Steps.run, []
+    dim, projection = weights[0][2].shape
+
+    def timed(*arguments):
+        begin = now(device)
+        run(*arguments)
+        spans.append((begin, now(device)))
+
+    monkeypatch.setattr(lstm.Steps, "run", timed)
+    x, *state = (torch.randn(*shape, device=device) for shape in (
+        (256, projection), (slots, 2 * projection), (slots, 2 * dim)))
+    rows = torch.randint(0, len(x), (2, slots * long), dtype=torch.int32)
+    seconds, first, same = {short: [], long: []}, {}, True
+    for repetition, steps in itertools.product(range(times), seconds):
+        spans.clear()
+        if not is_dry:
+            torch.cuda._sleep(20_000_000)  # cycles in which the host queues all that follows
+        out, after = cuda_ops.projected_lstm(x, rows[:, : slots * steps], make_schedule([steps] * slots), state,
+                                             weights, precision=precision, **op_cases.LOOSE)
+        results = [each.cpu() for each in (out, *after)]
+        same &= all(map(torch.equal, results, first.setdefault(steps, results)))
+        if repetition > 1:  # the second run captures graphs
+            seconds[steps].append(sum(between(*span) for span in spans))
+    require_no_abort(path, device)
+    few, most = (statistics.median(seconds[steps]) * 1e6 for steps in seconds)
+    us_per_step = (most - few) / (long - short)
+    cases.record(request.config, common.row(
+        common.Timing.of(seconds[long]), "s", workload="random", model=size, way="steps alone", variant=path,
+        precision=precision, slots=slots, steps=long, us_per_step=us_per_step, us_per_launch=few - short * us_per_step,
+        predicted_us=predict.predicted_us(common.gpu_name() or "", slots) if path == "persistent" else None,
+        same_bits=same, **found))
+    assert same or path == "graph", "the persistent path gave other bits for the same inputs"
 
 
 @pytest.mark.parametrize("slots", SLOTS)
@@ -103,9 +172,7 @@ def test_lstm(request, benchmark, device, layer, slots, steps):
         cuda_ops.projected_lstm(x, rows, schedule, (h, c), weights, precision=precision, **op_cases.LOOSE)
 
     def more(timing: common.Timing) -> dict:
-        is_predicted = path == "persistent" and size == "original" and not is_dry
-        return {"slots": slots, "steps": steps, "us_per_layer_step": timing.median / steps * 1e6,
-                "predicted_us": predict.predicted_us(torch.cuda.get_device_name(), slots) if is_predicted else None}
+        return {"slots": slots, "steps": steps, "us_per_layer_step": timing.median / steps * 1e6}
 
     for _ in range(3):  # the second run captures graphs
         work()

@@ -4,13 +4,16 @@ Then the lint itself, on short listings: what a round is, what ends one, and wha
 """
 
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu import read_sass
-from tests.support.ptx_machine import ROOT, object_file
+from tests.support.ptx_machine import NVCC, ROOT, lines, machine, object_file
+from tests.support.ptx_text import parsed
 
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90,code=sm_90", "-gencode",
          "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
@@ -50,6 +53,30 @@ def test_time_loops_do_not_wait_in_line(compiled):
 
 LOAD, USE = "LDG.E R8, desc[UR4][R2.64] -> 1\n", "FADD R9, R8, R9 <- 1\n"
 WIDE, STREAMED = (f"LDG.E.128{kind} R8, desc[UR4][R2.64] -> 1\n" for kind in ("", ".CONSTANT"))
+# By kernel of micro.cu: what each repetition executes, over all threads of a cluster of 8 blocks.
+WAITS = {"0": ("red.release.gpu", 8), "1": ("ld.relaxed.gpu", 8), "2": ("st.release.cluster", 64),
+         "3": ("barrier.cluster.wait", 8 * 256), "4": ("st.release.cluster", 8), "5": ("ld.shared::cluster", 8)}
+
+
+def test_micro_times_repeat_what_they_name(tmp_path):
+    """Compiled for each target without a warning; on the interpreter all waits end."""
+    source, ptx, module, found = ROOT / "benchmarks" / "gpu" / "micro.cu", tmp_path / "ptx", machine(), {}
+    subprocess.run([NVCC, *FLAGS, "-c", source, "-o", tmp_path / "object"], check=True)
+    subprocess.run([NVCC, "-std=c++17", "-arch=compute_90", "-ptx", source, "-o", ptx], check=True)
+    for kernel in map(module.Kernel, parsed(ptx.read_text())):
+        counts = []
+        for times in (3, 10):
+            memory = torch.zeros(32 * 11, dtype=torch.int32)
+            module.register_memory(memory.data_ptr(), memory.nbytes, "memory", True)
+            kernel.launch((8, 1, 1), (256, 1, 1), 2048, 8, [memory.data_ptr(), 8, 8, times])
+            module.forget_memory()
+            counts.append(lines([kernel]))
+        wait = re.search(r"4Wait(\d)", counts[0][0].kernel)[1]
+        first, both = (sum(line.threads for line in each if line.opcode.startswith(WAITS[wait][0])) for each in counts)
+        found[wait] = WAITS[wait][0], (both - 2 * first) / (10 - 3)
+    assert found == WAITS
+
+
 PRODUCTS = "HMMA.16816.F32 R80, R84, R88, R80\n" * read_sass.HIDING
 PIPELINE = f"I: @P3 BRA J\nDEPBAR.LE SB0, 0x0\nLDGSTS.E.128 [R7], desc[UR4][R2.64]\nJ: {PRODUCTS}@P2 BRA I\n"
 LOOP = """MOV R1, 0x1\nT: NOP\n{before}{poll}

@@ -120,4 +120,5 @@ def test_memory_goes_with_the_last_model():
     del model
     gc.collect()
     torch.cuda.synchronize()
-    assert not lstm._arenas.kept and torch.cuda.memory_allocated() - before < 1 << 26  # of cuBLAS' workspace
+    torch._C._cuda_clearCublasWorkspaces()  # one of 32 MiB for each stream, on Hopper
+    assert not lstm._arenas.kept and torch.cuda.memory_allocated() - before < 1 << 26  # of cuBLASLt's workspace
