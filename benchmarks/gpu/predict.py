@@ -30,7 +30,7 @@ SLOTS = (1, 8, 16, 32, 64)
 CLUSTERS = {8: (16, 32, 66), 4: (15, 32, 66), 2: (15, 31, 66)}
 CASES = {**{f"{slots}": (slots, 8) for slots in SLOTS},
          **{f"{slots}, clusters of {size}": (slots, size) for size in (4, 2) for slots in (1, 64)}}
-# Microseconds by gpu-review.md section 4.1, of an H100: the persistent path, the graph path, and the least that the
+# Microseconds of an H100 by a review of revision 0544f65: the persistent path, the graph path, and the least that the
 # persistent path's exchanges allow.
 REVIEW = {1: ("5 to 6", "19 to 23", "3"), 8: ("5 to 6", "20 to 24", "3"), 16: ("6 to 8", "20 to 25", "3.5"),
           32: ("9 to 12", "24 to 28", "4"), 64: ("16 to 20", "27 to 40", "5.5 to 6.5")}
