@@ -14,7 +14,9 @@ OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
-_TRITON_VERSION = 3, 4  # the first that keeps the tiles that it has timed (`cache_results`)
+# The first Triton that can be used, and the torch that brings it: 3.4 keeps the tiles that it has timed
+# (`cache_results`); on compute capability 10 older ones than 3.6 fail to compile the char-CNN.
+_TRITON, _TRITON_ON_10 = ((3, 4), "2.8"), ((3, 6), "2.10")
 
 log_once = functools.cache(logging.getLogger(__name__).info)
 check_backend = functools.partial(check_choice, "backend", choices=BACKENDS)
@@ -82,9 +84,10 @@ def why_no_triton(device: torch.device) -> str | None:
         version = triton_version()
     except ImportError as error:
         return f"triton cannot be imported ({error}); pip install 'elmo-fast[triton]' brings it"
-    if version < _TRITON_VERSION:
-        return (f"the Triton kernels need Triton {_TRITON_VERSION[0]}.{_TRITON_VERSION[1]} or newer, which torch 2.8 "
-                f"brings, and this is {version[0]}.{version[1]}")
+    needed, torch_version = _TRITON_ON_10 if capability[0] == 10 else _TRITON
+    if version < needed:
+        return (f"the Triton kernels need Triton {needed[0]}.{needed[1]} or newer on this GPU, which torch "
+                f"{torch_version} brings, and this is {version[0]}.{version[1]}")
     return None
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from elmo_fast.ops.backend import triton_version
 from elmo_fast.ops.char_cnn import cuda as char_cnn_cuda
 from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
@@ -66,14 +67,15 @@ def triton_driver(patch, generation, load):
     `load`(source, target, options) is asked for what runs a variant, once for each on a `device`.
     """
     triton = pytest.importorskip("triton")
-    if not hasattr(triton.runtime.driver, "_active"):
-        pytest.skip("needs the driver of Triton 3.4 or newer")
+    if triton_version() < (3, 4):
+        pytest.skip("needs Triton 3.4 or newer")
     from elmo_fast.kernels import configs, lstm_pointwise
 
     driver = SimpleNamespace(
         device=next(devices), get_current_device=lambda: driver.device, get_current_stream=lambda device: 0,
         get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", generation, 32))
-    patch.setattr(triton.runtime.driver, "_active", driver)
+    active = "_active" if hasattr(triton.runtime.driver, "_active") else "active"  # the latter in 3.4
+    patch.setattr(triton.runtime.driver, active, driver)
     patch.setattr(triton.compiler, "compile", lambda source, target, options, **_: SimpleNamespace(
         function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=load(source, target, options)))
     patch.setattr(configs, "generation_of", lambda device: generation)

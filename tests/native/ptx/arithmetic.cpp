@@ -99,8 +99,8 @@ void add_half(Table& t, const std::string& type) {
   t["cvt." + type + "x2.f32"] = lanes([](float high, float low) { return uint32_t(to(high)) << 16 | to(low); });
 }
 
-// Matrix instructions: mma.sync, ldmatrix and wgmma. A wgmma is computed at once, but nobody may touch its accumulators
-// or overwrite its operands before the wait that completes it.
+// Matrix instructions: mma.sync, ldmatrix, stmatrix and wgmma. A wgmma is computed at once, but nobody may touch its
+// accumulators or overwrite its operands before the wait that completes it.
 
 enum class Format { f16, bf16, tf32 };
 
@@ -156,12 +156,29 @@ Binder load_matrices(bool transposes) {
       uint16_t rows[warp_threads][8];
       for (int lane = 0; lane < warp_threads; ++lane) {
         const Place place = place_of(warp, from, lane);
-        place.read(16, warp);
+        place.read(16, warp, whole_warp);
         memcpy(rows[lane], place.at, 16);
       }
       for (int i = 0; i < 256; ++i)
         warp.lanes<uint16_t>(to.at(size_t(i) / 64))[i % 64] =
             transposes ? rows[i / 64 * 8 + i % 8][i / 8 % 8] : rows[i / 8][i % 8];
+    };
+  };
+}
+
+// stmatrix: as ldmatrix x1, x2 or x4, the other way.
+Binder store_matrices(size_t number) {
+  return [number](Parser& s) {
+    s.in.run = [to = s.address(0, Space::shared, 16), from = s.vector(2, number, 4, false)](Warp& warp, Mask) {
+      const int rows = 8 * int(from.size());
+      count(warp, to, all_threads >> (warp_threads - rows));
+      warp.acts = true;
+      for (int lane = 0; lane < rows; ++lane) {
+        const uint16_t* row = warp.lanes<uint16_t>(from[size_t(lane) / 8]) + lane % 8 * 8;
+        const Place place = place_of(warp, to, lane);
+        place.write(16, warp, several, memcmp(place.at, row, 16) ? Use::plain : Use::same);
+        memcpy(place.at, row, 16);
+      }
     };
   };
 }
@@ -183,7 +200,7 @@ void read_tile(Warp& warp, uint64_t descriptor, uint32_t row, uint32_t half, For
   uint32_t words[32];
   for (uint32_t r = 0; r < 8; ++r) {
     operands.push_back(warp.machine->place(warp, Space::shared, described(descriptor, row + r, 16 * half), 16));
-    operands.back().read(16, warp, Use::starts);
+    operands.back().read(16, warp, whole_warp, Use::starts);
     memcpy(words + 4 * r, operands.back().at, 16);
   }
   widen(words, format, to);
@@ -214,7 +231,7 @@ Binder product(Format format, size_t columns) {
       }
       warp.products.open.push_back([d, operands, &warp] {
         for (const Operand& o : d) --warp.accumulating[o.at / slot_bytes];
-        for (const Place& place : operands) place.read(16, warp, Use::ends);
+        for (const Place& place : operands) place.read(16, warp, whole_warp, Use::ends);
       });
     };
   };
@@ -250,6 +267,7 @@ void add_arithmetic(Table& t) {
   }
   t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
   t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);
+  for (size_t n : {1, 2, 4}) t["stmatrix.sync.m8n8.x" + std::to_string(n) + ".shared.b16"] = store_matrices(n);
   t["wgmma.fence.sync"] = action([](Warp& warp, Mask) { warp.unfenced.assign(warp.unfenced.size(), 0); });
   t["wgmma.commit_group.sync"] = action([](Warp& warp, Mask) { warp.products.commit(); });
   t["wgmma.wait_group.sync"] = wait_for(&Warp::products);

@@ -210,6 +210,15 @@ static void bind_barrier(Parser& s) {
   };
 }
 
+// "-1"
+static void bind_warp_barrier(Parser& s) {
+  if (Mask(s.number(0)) != all_threads) throw Trap("a barrier of some threads of a warp");
+  s.in.run = [](Warp& warp, Mask mask) {
+    if (mask != all_threads) throw Trap("a barrier of a warp after some threads have left");
+    ++warp.clocks[warp.index];
+  };
+}
+
 static void arrive_at_cluster(Warp& warp, Mask) {
   Block& leader = *warp.block->leader;
   if (warp.cluster_round >= 0) throw Trap("a second arrival at the barrier of the cluster without a wait");
@@ -243,6 +252,7 @@ void add_control(Table& t) {
   t["bra"] = [](Parser& s) { s.in.target = uint32_t(s.number(0)), s.in.run = branch; };
   t["ret"] = action(leave, false);
   t["bar.sync"] = bind_barrier;
+  t["bar.warp.sync"] = bind_warp_barrier;
   t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);
   t["barrier.cluster.wait.acquire"] = action(wait_for_cluster);
   t["fence.proxy.async.shared::cta"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);

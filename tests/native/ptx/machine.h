@@ -37,10 +37,14 @@ struct Word {
   Epoch written, read;
   uint16_t operands = 0;                    // wgmmas that read it
   uint8_t defined = 0, last = 0, seen = 0;  // bytes: ever written, last written, read since
+  int8_t writer = 0, reader = 0;            // threads of the warps in `written` and `read`
   bool copies = false;
   std::vector<Epoch> others;  // that have read since, in no order with `read`
 };
 using Shadow = std::vector<Word>;
+
+// In place of a thread of a warp: all at once, and several of them.
+constexpr int whole_warp = -1, several = warp_threads;
 
 // Memory that a thread accesses; `shadow`: null where no order is checked. These throw a Trap for bytes that were never
 // written, are still being copied or race.
@@ -48,8 +52,8 @@ struct Place {
   char* at = nullptr;
   Shadow* shadow = nullptr;
   size_t offset = 0;  // in the shadow
-  void read(size_t bytes, const Warp& warp, Use use = Use::plain) const;
-  void write(size_t bytes, const Warp& warp, Use use) const;
+  void read(size_t bytes, const Warp& warp, int thread, Use use = Use::plain) const;
+  void write(size_t bytes, const Warp& warp, int thread, Use use) const;
 };
 
 // Global memory is what of the host's is registered.

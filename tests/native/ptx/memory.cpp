@@ -6,8 +6,10 @@
 namespace ptx {
 namespace {
 
-inline void demand_order(const Epoch& before, const Warp& warp, const char* doing) {
-  if (warp.machine->ordered(before, warp)) return;
+// `by`: the thread, in its warp. Threads of a warp have an order where its clock has moved on, as at bar.warp.sync.
+inline void demand_order(const Epoch& before, int by, const Warp& warp, int thread, const char* doing) {
+  const bool own = before.warp == warp.index && before.clock == warp.clocks[warp.index];
+  if (warp.machine->ordered(before, warp) && !(own && by != thread)) return;
   throw Trap(std::string("race: ") + doing + " by warp " + std::to_string(before.warp) + " with no order between them");
 }
 
@@ -26,9 +28,10 @@ void for_words(const Place& place, size_t bytes, const F& f) {
     f(words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
 }
 
-void end_reads(Word& word, const Warp& warp) {
-  demand_order(word.read, warp, "writing what is read");
-  for (const Epoch& reader : word.others) demand_order(reader, warp, "writing what is read");
+// What a whole warp reads it has read before any of its threads goes on.
+void end_reads(Word& word, const Warp& warp, int thread) {
+  demand_order(word.read, word.reader == whole_warp ? thread : word.reader, warp, thread, "writing what is read");
+  for (const Epoch& reader : word.others) demand_order(reader, thread, warp, thread, "writing what is read");
   word.read = Epoch();
   word.others.clear();
   word.seen = 0;
@@ -49,30 +52,35 @@ void join(Clocks& to, const Clocks& from) {
   for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
 }
 
-void Place::read(size_t bytes, const Warp& warp, Use use) const {
+void Place::read(size_t bytes, const Warp& warp, int thread, Use use) const {
   for_words(*this, bytes, [&](Word& word, uint8_t mine) {
     if (~word.defined & mine) throw Trap("reading bytes that were never written");
     if (use == Use::atomic) return;
     if (word.copies) throw Trap("reading bytes that cp.async still copies");
-    if (word.last & mine) demand_order(word.written, warp, "reading what was written");
+    if (word.last & mine) demand_order(word.written, word.writer, warp, thread, "reading what was written");
     if (use == Use::starts && !visible_to_tensor_cores(word.written, warp))
       throw Trap("wgmma reads what was written with no fence.proxy.async since");
     word.operands = uint16_t(word.operands + (use == Use::starts) - (use == Use::ends));
     word.seen |= mine;
-    if (word.read.warp != warp.index || word.read.clock != warp.clocks[warp.index])
-      add_reader(word, {warp.index, warp.clocks[warp.index]}, warp);
+    const Epoch now = {warp.index, warp.clocks[warp.index]};
+    const auto reads_now = [&] { return word.read.warp == now.warp && word.read.clock == now.clock; };
+    const bool again = reads_now();
+    if (!again) add_reader(word, now, warp);
+    if (reads_now()) word.reader = int8_t(again && word.reader != thread ? several : thread);
   });
 }
 
-void Place::write(size_t bytes, const Warp& warp, Use use) const {
+void Place::write(size_t bytes, const Warp& warp, int thread, Use use) const {
   for_words(*this, bytes, [&](Word& word, uint8_t mine) {
     word.defined |= mine;
     if (use == Use::atomic) return;
     if (word.copies && use != Use::ends) throw Trap("writing bytes that cp.async still copies");
-    if (word.last & mine && use != Use::same) demand_order(word.written, warp, "writing what was written");
+    if (word.last & mine && use != Use::same)
+      demand_order(word.written, word.writer, warp, thread, "writing what was written");
     if (word.operands) throw Trap("writing an operand of a wgmma that is not complete");
-    if (word.seen & mine) end_reads(word, warp);
+    if (word.seen & mine) end_reads(word, warp, thread);
     word.last = mine;
+    word.writer = int8_t(thread);
     word.written = {warp.index, warp.clocks[warp.index]};
     word.copies = use == Use::starts;
   });
@@ -195,7 +203,7 @@ static void bind_load(Parser& s) {
     count(warp, from, mask);
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, from, lane);
-      place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
+      place.read(from.bytes, warp, lane, from.atomic ? Use::atomic : Use::plain);
       if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
       for (size_t e = 0; e < from.data.size(); ++e)
         set(warp, from.data[e], lane, value_at(place.at + e * each, each, has_sign));
@@ -223,13 +231,13 @@ static void bind_store(Parser& s) {
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, to, lane);
       char data[16];
-      if (adds) place.read(to.bytes, warp, Use::atomic);
+      if (adds) place.read(to.bytes, warp, lane, Use::atomic);
       for (size_t e = 0; e < to.data.size(); ++e) {
         const uint64_t value = value_of(warp, to.data[e], lane) + (adds ? value_at(place.at, each, false) : 0);
         memcpy(data + e * each, &value, each);
       }
       const bool same = !memcmp(place.at, data, to.bytes);
-      place.write(to.bytes, warp, to.atomic ? Use::atomic : same ? Use::same : Use::plain);
+      place.write(to.bytes, warp, lane, to.atomic ? Use::atomic : same ? Use::same : Use::plain);
       if (to.releases) warp.publish(warp.machine->released[place.at]);
       memcpy(place.at, data, to.bytes);
     });
@@ -245,12 +253,12 @@ static void bind_copy(Parser& s) {
     for_threads(mask, [&](int lane) {
       const size_t length = std::min<size_t>(warp.lanes<uint32_t>(given)[lane], bytes);
       const Place target = place_of(warp, to, lane), source = length ? place_of(warp, from, lane) : Place();
-      target.write(bytes, warp, Use::starts);
-      source.read(length, warp);
+      target.write(bytes, warp, lane, Use::starts);
+      source.read(length, warp, lane);
       warp.copies.open.push_back([=, &warp] {
         memset(target.at, 0, bytes);
         memcpy(target.at, source.at, length);
-        target.write(bytes, warp, Use::ends);
+        target.write(bytes, warp, lane, Use::ends);
       });
     });
   };

@@ -38,9 +38,12 @@ def test_auto_takes_triton_on_a_gpu(gpu, op):
     (lambda patch: patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5)), "8.0 or newer, .* 7.5"),
     (lambda patch: patch.setitem(sys.modules, "triton", None), r"pip install 'elmo-fast\[triton\]'"),
     (lambda patch: patch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.3.1")),
-     "need Triton 3.4 or newer, which torch 2.8 brings, and this is 3.3"),
+     "need Triton 3.4 or newer on this GPU, which torch 2.8 brings, and this is 3.3"),
+    (lambda patch: (patch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 3)),
+                    patch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.5.1"))),
+     "need Triton 3.6 or newer on this GPU, which torch 2.10 brings, and this is 3.5"),
     (lambda patch: patch.setenv("ELMO_FAST_NO_TRITON", "1"), "ELMO_FAST_NO_TRITON=1 is set"),
-], ids=["old", "absent", "old Triton", "off"])
+], ids=["old", "absent", "old Triton", "old Triton on 10", "off"])
 def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
     stub(monkeypatch)
     assert backend.resolve("highway", "auto", CUDA) == "torch"

@@ -133,7 +133,7 @@ def test_against_numpy(kinds, text, model, each):
 
 PAIR = {"grid": 2, "cluster": 2, "threads": 32}
 SECOND = "setp.eq.s32 %p, %r0, 1; @!%p "
-STORE_REMOTE = SECOND + "bra past; mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], %t; past:"
+STORE_REMOTE = SECOND + "bra past; mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], %r0; past:"
 CLUSTER_BARRIER = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
 INIT = "@%p st.shared.u32 [s], 0; bar.sync 0; "
 PLACE = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; "
@@ -158,6 +158,14 @@ TRAPS = {
     "differs within the warp": ("setp.lt.u32 %p, %t, 7; @%p bar.sync 0;", {}),
     "threads missing": ("setp.lt.u32 %p, %t, 7; @%p bra past; shfl.sync.idx.b32 %x, %t, 0, 31, -1; past: bar.sync 0;",
                         {}),
+    "race: reading what was written": (PLACE + "st.shared.u32 [%x], %t; ld.shared.u32 %y, [%x+16];", {"threads": 32}),
+    "race: writing what is read": (PLACE + "st.shared.u32 [%x], %t; bar.warp.sync -1; ld.shared.u32 %y, [%x]; "
+                                   "ld.shared.u32 %y, [s]; st.shared.u32 [%x], 1;", {"threads": 32}),
+    "race: reading what was written by warp 0": (PLACE
+        + "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%x], {%t, %t, %t, %t}; "
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%x];", {"threads": 32}),
+    "a barrier of some threads": ("bar.warp.sync 7;", {}),
+    "after some threads have left": ("setp.lt.u32 %p, %t, 7; @%p ret; bar.warp.sync -1;", {}),
     "cp.async still copies": (COPY + "ld.shared.u32 %y, [%x];", {}),
     "race: reading what was written by warp|never written|still copies": (COPY
         + "cp.async.wait_all; ld.shared.u32 %y, [s+512];", {}),
@@ -178,6 +186,9 @@ SHOWN = "ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; "
 ORDERED = {
     "barrier": ("@%p st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; @!%p st.global.u32 [%g], %x;", {}),
     "named barrier": ("@%p bra one; bar.sync 3, 64;" + SHOWN + "ret; one: st.shared.u32 [s], 5; bar.sync 3, 64;", {}),
+    "barrier of a warp": (PLACE + """
+st.shared.u32 [%x], %t; bar.warp.sync -1; ld.shared.u32 %y, [s+80]; bar.warp.sync -1;
+st.shared.u32 [%x], %y; bar.warp.sync -1;""" + SHOWN, {"threads": 32}),
     "the same value": ("st.shared.u32 [s], 5; bar.sync 0;" + SHOWN, {}),
     "loops that end apart": ("""mov.u32 %x, 0; and.b32 %y, %t, 7;
 again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again;
@@ -203,6 +214,22 @@ def test_what_is_in_order_is_no_trap(name):
     body, options = ORDERED[name]
     for seed in range(10):
         assert run(body, seed=seed, **options)[0][0] == 5
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_stmatrix(number):
+    """Thread t has the address of row t, here from the last row to the first."""
+    registers = ", ".join(["%t", "%r1", "%r2", "%r3"][:number])
+    found, _ = run(f"""add.u32 %r1, %t, 100; add.u32 %r2, %t, 200; add.u32 %r3, %t, 300;
+mov.b32 %y, s; mad.lo.u32 %x, %t, -16, %y; add.u32 %x, %x, 496; mad.lo.u32 %y, %t, 16, %y; mov.u32 %z, 7;
+st.shared.v4.u32 [%y], {{%z, %z, %z, %z}}; bar.warp.sync -1;
+stmatrix.sync.aligned.m8n8.x{number}.shared.b16 [%x], {{{registers}}}; bar.warp.sync -1;
+mad.wide.u32 %at, %t, 16, %g; ld.shared.v4.u32 {{%x, %y, %z, %r4}}, [%y];
+st.global.v4.u32 [%at], {{%x, %y, %z, %r4}};""",
+                   data=np.zeros(128, U32), threads=32)
+    rows = (100 * np.arange(4)[:, None] + np.arange(32)).reshape(32, 4)  # 8 rows from each register
+    rows[8 * number :] = 7
+    assert (found.reshape(32, 4) == rows[::-1]).all()
 
 
 def test_counts_and_coverage():

@@ -10,6 +10,7 @@ import itertools
 import pytest
 import torch
 
+from elmo_fast.ops.backend import triton_version
 from elmo_fast.ops.char_cnn import pytorch as torch_char_cnn
 from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.testing import relative_error
@@ -19,7 +20,7 @@ from tests.support.engines import ON_TRITON, REFERENCE, Engine
 from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
 from tests.support.ptx_machine import check_mutations
-from tests.support.triton_on_ptx import check_case, configs, on_ptx, run
+from tests.support.triton_on_ptx import COMPILED, check_case, configs, on_ptx, run
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,14 @@ def test_gradients_of_weights_in_bf16():
         assert leaf.grad.dtype == leaf.dtype and relative_error(leaf.grad, exact[name]) < ON_TRITON["bf16"]
 
 
+INSTALLED = triton_version()
+
+
+def compiles(form, generation):
+    """Whether the kernel is taken for operands other than fp32 with this Triton, after `_takes_cublas`."""
+    return form == "char_cnn" or generation == 80 or INSTALLED >= (3, 8)
+
+
 SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
           "linear": lambda tile: [linear_case(tile.bm + 3, 208, tile.bn + 16),
                                   linear_case(tile.bm + 3, 256, 2 * tile.bn)],
@@ -105,9 +114,28 @@ def shipped():
 
 @pytest.mark.parametrize("form,generation,operands,tile", [*shipped()], ids=str)
 def test_every_configuration(patch, form, generation, operands, tile):
-    on_ptx(patch, generation, tile)
+    if not compiles(form, generation):
+        pytest.skip("cuBLAS is taken there with this Triton")
+    driver = on_ptx(patch, generation, tile)
     for case in SHAPES[form](tile):
         check_case(case, operands)
+    assert driver.ran
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form, operands", [("char_cnn", each) for each in PRECISIONS] + [
+    ("highway", each) for each in PRECISIONS if each != "ieee"], ids=str)
+@pytest.mark.parametrize("chip", COMPILED)
+def test_newer_chips_compile(patch, chip, form, operands):
+    """The first tile for many tokens. Before Triton 3.6 `why_no_triton` refuses compute capability 10."""
+    generation, _ = COMPILED[chip]
+    if not compiles(form, generation) or (chip == 100 and INSTALLED < (3, 6)):
+        pytest.skip("not taken there with this Triton")
+    tile = configs.tiles(form, generation, operands, "many")[0]
+    driver = on_ptx(patch, chip, tile)
+    for case in SHAPES[form](tile):
+        run(case, operands)
+    assert driver.ran
 
 
 @pytest.mark.parametrize("operands", PRECISIONS)
@@ -117,8 +145,23 @@ def test_what_cublas_multiplies(patch, operands, case):
     for generation, version in itertools.product(configs.GENERATIONS, [(3, 6), (3, 7), (3, 8), (4, 0)]):
         driver = on_ptx(patch, generation)
         patch.setattr(linear_cuda, "triton_version", lambda version=version: version)
-        check_case(case, operands)
-        assert (driver.ran is None) == (operands == "ieee" or (generation == 90 and version < (3, 8)))
+        takes_cublas = operands == "ieee" or (generation == 90 and version < (3, 8))
+        if takes_cublas or compiles("highway", generation):
+            check_case(case, operands)
+            assert (driver.ran is None) == takes_cublas
+
+
+@pytest.mark.parametrize("operands", ["tf32", "fp16", "bf16"])
+def test_the_fence_before_products_on_sm_90(patch, operands):
+    """Triton has it from 3.8 on, and its absence is noticed."""
+    driver = on_ptx(patch, 90)
+    patch.setattr(linear_cuda, "triton_version", lambda: (3, 8))
+    if INSTALLED >= (3, 8):
+        check_case(highway_case(5, 48), operands)
+    else:
+        with pytest.raises(RuntimeError, match="wgmma reads what was written with no fence.proxy.async"):
+            check_case(highway_case(5, 48), operands)
+    assert "wgmma.mma_async" in driver.ran
 
 
 # As MUTATIONS of test_cuda_lstm_kernel.
