@@ -15,7 +15,7 @@ from elmo_fast.ops.projected_lstm import pytorch as plain
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support import op_cases
-from tests.support.engines import GPU_GRADIENTS, HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, isa
+from tests.support.engines import GPU_GRADIENTS, HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, Engine, isa
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, char_cnn_case, linear_case, lstm_case, normal, on_threads
@@ -247,12 +247,16 @@ def test_gradients_of_a_model_are_its_slopes():
                                               ["carry", "zero", "warm"], together=1))
 def test_fine_tuning_has_the_gradients_of_torch(tmp_path, shape, state):
     paths, found = files(tmp_path, SHAPES[shape]), {}
-    for backend in ("torch", "native", "auto"):
-        elmo = Elmo(*map(str, paths), 1, requires_grad=True, dropout=0, state=state, backend=backend)
-        for sentences in (SENTENCES, SENTENCES[:3]):
-            elmo(batch_to_ids(sentences))["elmo_representations"][0].sin().sum().backward()
-        found[backend] = {name: each.grad for name, each in elmo.named_parameters() if each.grad is not None}
-    assert found["torch"].keys() == found["native"].keys() and len(found["native"]) > 10
+    engines = {backend: Engine(backend) for backend in ("torch", "native", "auto")} | dict(zip(["gpu"], GPU_GRADIENTS))
+    for name, engine in engines.items():
+        with engine.active():
+            elmo = Elmo(*map(str, paths), 1, requires_grad=True, dropout=0, state=state,
+                        backend="native" if name == "gpu" else name)
+            for sentences in (SENTENCES, SENTENCES[:3]):
+                elmo(batch_to_ids(sentences))["elmo_representations"][0].sin().sum().backward()
+            found[name] = {name: each.grad for name, each in elmo.named_parameters() if each.grad is not None}
+    assert all(found["torch"].keys() == each.keys() for each in found.values()) and len(found["torch"]) > 10
     for name, expected in found["torch"].items():
-        assert relative_error(found["native"][name], expected) < GRADIENT_AGAINST_FLOAT64, name
+        for engine in engines:
+            assert relative_error(found[engine][name], expected) < GRADIENT_AGAINST_FLOAT64, (engine, name)
         assert torch.equal(found["auto"][name], found["native"][name])

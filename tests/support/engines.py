@@ -106,7 +106,7 @@ TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS el
 GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS if precision != "low"]  # there it is medium
 GPU = [*GRAPHS, *(Engine("cuda", kernels, precision) for kernels, precision in (
     ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"), ("triton sm_80", "highest")))]
-GPU_GRADIENTS = [Engine("cuda")] if cuda_ops.MAY_BE_REGISTERED else []  # in `highest`
+GPU_GRADIENTS = [Engine("cuda")] * cuda_ops.MAY_BE_REGISTERED + [Engine("cuda", "triton sm_90")] * _TRITON_RUNS
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
 
 
