@@ -54,14 +54,11 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported:
         return f"the native kernels do not support {unsupported}"
     if any(tensor.dtype == torch.float64 for tensor in tensors):
         return "the native kernels compute in float32, and an operand is float64"
-    if device == "cuda" and op == "projected_lstm":
-        return ("the native kernels have no gradients on a GPU, and an operand requires them" if needs_gradient(tensors)
-                else None)
-    if device == "cuda":
+    if device == "cuda" and op != "projected_lstm":
         return why_no_triton(tensors[0].device)
     if needs_gradient(tensors) and any(tensor.dtype != torch.float32 for tensor in tensors):
         return "the native kernels have gradients in float32 only, and an operand is of another type"
-    return native_module()[1]
+    return native_module()[1] if device == "cpu" else None
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ from elmo_fast.ops.projected_lstm import pytorch as plain
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support import op_cases
-from tests.support.engines import HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, isa
+from tests.support.engines import GPU_GRADIENTS, HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, Engine, isa
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, char_cnn_case, linear_case, lstm_case, normal, on_threads
@@ -47,10 +47,12 @@ def test_a_forward_that_saves_has_the_bits_of_one_that_does_not(engine, case, br
     assert broken is not None or not any(each.isnan().any() for each in alone)
 
 
-@pytest.mark.parametrize("case, wanted", [(case, name) for case in (LSTM, CHAR_CNN) for name in case.operands])
-def test_one_operand_alone(case, wanted):
-    found = case.gradients(NATIVE, [wanted])
-    assert torch.equal(found[wanted], case.gradients(NATIVE)[wanted])
+@pytest.mark.parametrize("engine, case, wanted", [
+    *((NATIVE, case, name) for case in (LSTM, CHAR_CNN) for name in case.operands),
+    *((engine, LSTM, name) for engine in GPU_GRADIENTS for name in LSTM.operands)])
+def test_one_operand_alone(engine, case, wanted):
+    found = case.gradients(engine, [wanted])
+    assert torch.equal(found[wanted], case.gradients(engine)[wanted])
     assert [name for name in found if isinstance(name, str)] == [wanted]
 
 
@@ -82,10 +84,11 @@ def test_a_step_of_plain_torch_neither_fills_nor_converts_a_matrix_of_all_weight
     assert count(12) == count(4)
 
 
+@pytest.mark.parametrize("engine", [NATIVE, *GPU_GRADIENTS], ids=str)
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_gradient_of_one_result_alone(which):
+def test_gradient_of_one_result_alone(which, engine):
     case = lstm_case()
-    expected, found = (case.gradients(engine, of=slice(which, which + 1)) for engine in (REFERENCE, NATIVE))
+    expected, found = (case.gradients(engine, of=slice(which, which + 1)) for engine in (REFERENCE, engine))
     for name in case.operands:
         assert relative_error(found[name], expected[name]) < GRADIENT_AGAINST_FLOAT64
 
@@ -158,19 +161,20 @@ def test_a_forward_of_another_instruction_set_is_refused():
         LSTM.backward(results)
 
 
+@pytest.mark.parametrize("engine", [NATIVE, *GPU_GRADIENTS], ids=str)
 @pytest.mark.parametrize("clip", ["cell_clip", "proj_clip"])
-def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip):
+def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip, engine):
     """Weights of zero but for a bias make every value of a layer the same known number, which is then the limit."""
     case = lstm_case((2, 3, 2), [1, 1])
     operands = {name: each * 0 for name, each in case.operands.items()}
     for d in (0, 1):
         operands[f"b_{d}"][3:6] = 1.0  # j
         operands[f"p_{d}"] += 0.25
-    results = dataclasses.replace(case, operands=operands).run(NATIVE)
+    results = dataclasses.replace(case, operands=operands).gradients(engine)
     limit = float(results[2 if clip == "cell_clip" else 0].abs().max())
     for value, passes in ((limit, True), (float(np.nextafter(np.float32(limit), np.float32(0))), False)):
         limited = dataclasses.replace(case, operands=operands, clips={clip: value})
-        found = limited.gradients(NATIVE, of=slice(3 if clip == "cell_clip" else 2))  # c goes around h's clip
+        found = limited.gradients(engine, of=slice(3 if clip == "cell_clip" else 2))  # c goes around h's clip
         assert bool(found["b_0"][:6].any()) == passes
 
 
@@ -243,12 +247,16 @@ def test_gradients_of_a_model_are_its_slopes():
                                               ["carry", "zero", "warm"], together=1))
 def test_fine_tuning_has_the_gradients_of_torch(tmp_path, shape, state):
     paths, found = files(tmp_path, SHAPES[shape]), {}
-    for backend in ("torch", "native", "auto"):
-        elmo = Elmo(*map(str, paths), 1, requires_grad=True, dropout=0, state=state, backend=backend)
-        for sentences in (SENTENCES, SENTENCES[:3]):
-            elmo(batch_to_ids(sentences))["elmo_representations"][0].sin().sum().backward()
-        found[backend] = {name: each.grad for name, each in elmo.named_parameters() if each.grad is not None}
-    assert found["torch"].keys() == found["native"].keys() and len(found["native"]) > 10
+    engines = {backend: Engine(backend) for backend in ("torch", "native", "auto")} | dict(zip(["gpu"], GPU_GRADIENTS))
+    for name, engine in engines.items():
+        with engine.active():
+            elmo = Elmo(*map(str, paths), 1, requires_grad=True, dropout=0, state=state,
+                        backend="native" if name == "gpu" else name)
+            for sentences in (SENTENCES, SENTENCES[:3]):
+                elmo(batch_to_ids(sentences))["elmo_representations"][0].sin().sum().backward()
+            found[name] = {name: each.grad for name, each in elmo.named_parameters() if each.grad is not None}
+    assert all(found["torch"].keys() == each.keys() for each in found.values()) and len(found["torch"]) > 10
     for name, expected in found["torch"].items():
-        assert relative_error(found["native"][name], expected) < GRADIENT_AGAINST_FLOAT64, name
+        for engine in engines:
+            assert relative_error(found[engine][name], expected) < GRADIENT_AGAINST_FLOAT64, (engine, name)
         assert torch.equal(found["auto"][name], found["native"][name])

@@ -19,6 +19,7 @@ from tests.support.engines import (
     FAST,
     FIXED,
     GPU,
+    GPU_GRADIENTS,
     HIGHEST,
     LOW,
     NATIVE,
@@ -49,7 +50,8 @@ def test_agrees_with_float64(engine, sizes, way):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from(FAST), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=9),
+@given(st.sampled_from([*FAST, *GPU_GRADIENTS[:1]]),
+       st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=9),
        st.tuples(st.integers(1, 24), st.integers(1, 40), st.integers(1, 24)), st.integers(1, 5), st.booleans(),
        st.booleans(), st.integers(0, 2**16))
 def test_any_shape_agrees_with_float64(engine, sentences, sizes, threads, gathered, starts, seed):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from elmo_fast.ops.backend import triton_version
+from elmo_fast.ops.backend import needs_gradient, triton_version
 from elmo_fast.ops.char_cnn import cuda as char_cnn_cuda
 from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
@@ -22,8 +22,14 @@ devices = itertools.count(1000)  # Triton keeps what it loaded by device: every 
 
 
 def projected_lstm(*operands, **settings):
-    """As `elmo_fast.ops.projected_lstm.projected_lstm`: outputs and the final state."""
-    out, h, c, _ = lstm.run(*LstmCall(*operands, **settings).arguments())
+    """As `elmo_fast.ops.projected_lstm.projected_lstm`: outputs and the final state.
+
+    Gradients are recorded where the ops are `registered_on_cpu`, or on a GPU.
+    """
+    call = LstmCall(*operands, **settings)
+    save = needs_gradient(call.tensors)
+    run = torch.ops.elmo_fast.projected_lstm if save else lstm.run
+    out, h, c, _ = run(*call.arguments(save=save))
     return out, (h, c)
 
 
@@ -50,14 +56,16 @@ def on_backend(op, *operands, backend, precision):
 
 
 @contextlib.contextmanager
-def registered_on_cpu():
-    """In the body they replace the CPU's implementations in `torch.ops.elmo_fast`."""
+def registered_on_cpu(of=""):
+    """In the body they, or those whose names begin so, replace the CPU's implementations in `torch.ops.elmo_fast`."""
     if not MAY_BE_REGISTERED:
         pytest.skip("this torch does not replace an implementation")
     with torch.library._scoped_library("elmo_fast", "FRAGMENT") as library:
         with warnings.catch_warnings(action="ignore"):  # torch warns of each one
-            for name, implementation in {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run}.items():
-                library.impl(name, implementation, "CPU", allow_override=True)
+            implementations = {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run,
+                               "projected_lstm_backward": lstm.run_backward}
+            for name in filter(lambda name: name.startswith(of), implementations):
+                library.impl(name, implementations[name], "CPU", allow_override=True)
         yield
 
 

@@ -59,6 +59,8 @@ class Engine(NamedTuple):
             stack.enter_context(lstm_on_ptx(self.isa, patch) if cuda else isa(self.isa))
             if cuda:
                 cuda_ops.in_models(patch, self.precision)
+                if cuda_ops.MAY_BE_REGISTERED:
+                    stack.enter_context(cuda_ops.registered_on_cpu("projected_lstm"))
             if self.backend in ON_TRITON:
                 from tests.support import triton_on_ptx
 
@@ -104,6 +106,7 @@ TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS el
 GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS if precision != "low"]  # there it is medium
 GPU = [*GRAPHS, *(Engine("cuda", kernels, precision) for kernels, precision in (
     ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"), ("triton sm_80", "highest")))]
+GPU_GRADIENTS = [Engine("cuda")] * cuda_ops.MAY_BE_REGISTERED + [Engine("cuda", "triton sm_90")] * _TRITON_RUNS
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
 
 

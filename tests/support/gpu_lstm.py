@@ -62,6 +62,20 @@ def compare(case, precision, weights=(), device="cpu", times=1, **how):
     return runs[-1], error, AGAINST_FLOAT64["bf16"] if bf16 else LIMITS[precision]
 
 
+def check_gradients(case, precision, limit, device="cpu"):
+    """Results and gradients against the reference in float64, within the limit."""
+    leaves = case.leaves(device=device)
+    results = case.call(leaves, "cuda", precision)
+    case.backward(results)
+    for name, truth in case.gradients(REFERENCE).items():
+        found = (results[name].detach() if isinstance(name, int) else leaves[name].grad).cpu()
+        assert found.dtype == torch.float32 and found.shape == truth.shape
+        if truth.norm():
+            assert relative_error(found, truth) < limit, name
+        else:  # every sequence starts anew
+            assert not found.any(), name
+
+
 def check(*given, **how):
     """`run` on arguments of `compare`, within its limit."""
     found, error, most = compare(*given, **how)

@@ -61,7 +61,7 @@ class Case:
         """Runs backward from random gradients, the same for every type."""
         results = [each for each in results if each.requires_grad]
         if results:
-            torch.autograd.backward(results, [normal(*each.shape, seed=9).to(each.dtype) for each in results])
+            torch.autograd.backward(results, [normal(*each.shape, seed=9).to(each) for each in results])
 
     def gradients(self, engine, wanted=None, of=slice(None)):
         """Results by number, and by name the gradients, of the results in `of`, of operands in `wanted` or all."""

@@ -31,8 +31,8 @@ def projected_lstm(
 
     `rows` may be on the host. `bounded` says that `inputs` are outputs of such a layer with the same `proj_clip`, so
     that fp16 on a GPU need not scale them. The native engines compute in `precision` if this machine supports it; the
-    other backends follow `elmo_fast.ops.numerics.numerics`. When gradients are recorded, the native engine computes in
-    `highest`; it has no second-order gradients.
+    other backends follow `elmo_fast.ops.numerics.numerics`. When gradients are recorded, the C++ engine computes in
+    `highest`. Native backends have no second-order gradients.
     """
     call = LstmCall(full_precision(inputs), rows, schedule, tuple(map(full_precision, state)), weights, cell_clip,
                     proj_clip, initial_state and tuple(map(full_precision, initial_state)), precomputed, precision,

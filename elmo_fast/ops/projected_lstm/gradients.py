@@ -8,19 +8,25 @@ import torch
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.library import needed_only, register, register_backward
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
+from elmo_fast.ops.projected_lstm.cuda import training
 
 _TENSORS = ("inputs", "rows", "slots", "batch_sizes", "sequence_starts", "h", "c", "initial_h", "initial_c")
 
 
 def _fake(*arguments):
-    call, saved = LstmArguments(*arguments), 0
-    if call.save:
-        module, (width, dim, projection) = native_module()[0], call.sizes
-        first, second = (module.lstm_saved_size(int(width), dim, projection, rows) for rows in (0, 1))
-        saved = first + (second - first) * call.packed_rows  # linear in the number of rows, which may be symbolic
+    call = LstmArguments(*arguments)
+    saved = _saved_size(call) if call.save else 0
     shapes = (call.packed_rows, call.h.shape[1]), call.h.shape, call.c.shape
     return *(call.h.new_empty(shape, dtype=torch.float32) for shape in shapes), call.h.new_empty(saved,
                                                                                                  dtype=torch.uint8)
+
+
+def _saved_size(call: LstmArguments) -> int:
+    if call.inputs.device.type == "cuda":
+        return training.saved_size(call)
+    module, (width, dim, projection) = native_module()[0], call.sizes
+    first, second = (module.lstm_saved_size(int(width), dim, projection, rows) for rows in (0, 1))
+    return first + (second - first) * call.packed_rows  # linear in the number of rows, which may be symbolic
 
 
 def _fake_backward(grad_out, grad_h, grad_c, saved, needed, *arguments):

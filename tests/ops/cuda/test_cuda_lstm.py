@@ -9,10 +9,11 @@ import torch
 from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_lstm_pointwise
 from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT, Choices
+from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
 from tests.support import cuda_ops
-from tests.support.gpu_lstm import LIMITS, check, error_of, ragged, run
+from tests.support.gpu_lstm import LIMITS, check, check_gradients, error_of, ragged, run
 from tests.support.models import SENTENCES, SHAPES, bilm
-from tests.support.op_cases import LOOSE, TIGHT
+from tests.support.op_cases import LOOSE, SLOTS, TIGHT, lstm_case
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 HERE, BATCH_SIZES = torch.device("cuda", 0), [9, 9, 9, 5, 5, 2]
@@ -53,6 +54,20 @@ def test_graphs_agree_with_float64_plainly_and_replayed(dim, clips, precision, k
     check(ragged(BATCH_SIZES, dim, clips=clips), precision, device=HERE, times=4)
     arena, = lstm._arenas.kept.values()
     assert any(any(graphs.values()) for bucket in arena._buckets.values() for graphs in bucket.graphs.values())
+
+
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
+@pytest.mark.parametrize("precision, clips, limit", [
+    ("highest", TIGHT, GRADIENT_AGAINST_FLOAT64), ("high", {}, AGAINST_FLOAT64["bf16"]),
+    ("medium", {}, AGAINST_FLOAT64["bf16"])])
+@pytest.mark.parametrize("sizes", [(11, 37, 11), (24, 24, 24), (512, 1024, 512)])
+def test_gradients_agree_with_float64(sizes, precision, clips, limit, kernels, monkeypatch):
+    """Clips that do not fire where operands are rounded: a cell that crosses its limit has another gradient."""
+    if kernels == "torch":
+        monkeypatch.setattr(lstm, "pointwise_of", lambda device: torch_lstm_pointwise)
+    elif reason := lstm.why_no_triton(HERE):
+        pytest.skip(reason)
+    check_gradients(lstm_case(sizes, slots=SLOTS, starts=True, clips=clips), precision, limit, HERE)
 
 
 @pytest.mark.parametrize("sizes, clips", [(SMALL, TIGHT), (SMALL, {}), ((1024, 128), WIDE), (ORIGINAL, WIDE)])

@@ -147,11 +147,11 @@ def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) 
     """
     bounded = len(weights) == 4 or proj_clip <= _LARGEST
     dtype, unbounded = (type_of(operands_of(precision, is_bounded)) for is_bounded in (bounded, False))
-    return cached(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype, unbounded))
+    return cached(weights, f"lstm operands {dtype}", lambda detached: stacked(detached, dtype, unbounded))
 
 
-def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torch.dtype) -> Operands:
-    """Stack both directions in `dtype`, or in `unbounded` if a weight is too large for `dtype`.
+def stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torch.dtype | None = None) -> Operands:
+    """Stack both directions in `dtype`, or for fp16 in `unbounded` if a weight is too large.
 
     Refused during a capture, whose memory is freed with the graph and which cannot copy to the host.
     """

@@ -19,7 +19,7 @@ from elmo_fast.ops.library import library
 from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
 from elmo_fast.ops.precision import has_16_bit_operands
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, flat_weights, limit
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent, training
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_pointwise
 from elmo_fast.ops.projected_lstm.cuda.blocks import (
     Arena,
@@ -48,6 +48,8 @@ def run(*arguments):
     if is_capturing(inputs.device):
         raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it is made on the host for "
                            "one batch; call the model with ids, or use padded_lstm")
+    if call.save:
+        return training.forward(call, pointwise_of(inputs.device))
     order = np.arange(len(h)) if call.slots is None else call.slots.numpy()
     starts = None if call.sequence_starts is None else call.sequence_starts.numpy()
     batch_sizes = call.batch_sizes.numpy()
@@ -79,7 +81,14 @@ def run(*arguments):
         return out[:-1], *final, h.new_empty(0, dtype=torch.uint8)
 
 
+def run_backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
+    """The gradients of the op with `save`."""
+    call = LstmArguments(*arguments)
+    return training.backward(grad_out, grad_h, grad_c, saved, needed, call, pointwise_of(call.inputs.device))
+
+
 library.impl("projected_lstm", run, "CUDA")
+library.impl("projected_lstm_backward", run_backward, "CUDA")
 
 
 @contextlib.contextmanager

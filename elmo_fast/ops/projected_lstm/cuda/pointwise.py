@@ -1,4 +1,4 @@
-"""The two pointwise kernels of an LSTM step in torch operations, for GPUs where Triton is not available.
+"""The pointwise kernels of an LSTM step in torch operations, for GPUs where Triton is not available.
 
 Shapes and arguments are those of `elmo_fast.kernels.lstm_pointwise`. L slots, D cells, P values of h; the first axis is
 the direction.
@@ -38,3 +38,33 @@ def hidden(r, meta, after, initial_h, h, operand, out, proj_clip: float) -> None
     h.copy_(torch.where(has_token, clip(r.float(), proj_clip), h))
     out.copy_(h.transpose(0, 1).reshape(out.shape))
     operand.copy_(torch.where((after[2] != 0)[:, None], initial_h[:, None], h))
+
+
+def gates_saving(zh, z, bias, before, c, m, cell_clip: float) -> None:
+    """Compute the gates of n slots for training: c after the step to `c` [n, 2, D], and `m` [n, 2, D].
+
+    `zh` [n, 2, 4 D] recurrent products; `z` [n, 2, 4 D] input projections, replaced by the gates after their functions;
+    `bias` [2, 4 D]; `before` [n, 2, D], c before the step. All are fp32 but `m`. Where the clip fires, the gates i, j
+    and f are saved as zeros, which makes their gradients and that of `before` zero.
+    """
+    i, j, f, o = z.add_(zh).add_(bias).chunk(4, dim=-1)
+    f.add_(1).sigmoid_()
+    i.sigmoid_(), j.tanh_(), o.sigmoid_()
+    after = torch.addcmul(f * before, i, j)
+    c.copy_(clip(after, cell_clip))
+    m.copy_(o * torch.tanh(c))
+    z.unflatten(2, (4, -1))[:, :, :3].masked_fill_((after.abs() > cell_clip)[:, :, None], 0)
+
+
+def gates_gradient(m, gates, before, c, grad_c, grad_z) -> None:
+    """Write the gradient of a step's `z` to `grad_z` [n, 2, 4 D], and replace the gradient in `m` [n, 2, D] by m.
+
+    `gates`, `before` and `c` are those of `gates_saving`; `grad_c` [n, 2, D] is replaced by the gradient of `before`.
+    """
+    i, j, f, o = gates.chunk(4, dim=-1)
+    tanh_c, grad_o = torch.tanh(c), m * o * (1 - o)
+    grad = grad_c + m * o * (1 - tanh_c * tanh_c)
+    torch.cat([grad * j * i * (1 - i), grad * i * (1 - j * j), grad * before * f * (1 - f), grad_o * tanh_c], dim=-1,
+              out=grad_z)
+    torch.mul(grad, f, out=grad_c)
+    torch.mul(o, tanh_c, out=m)
