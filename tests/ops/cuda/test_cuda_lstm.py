@@ -92,7 +92,7 @@ def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
     choices = Choices(lambda: tmp_path / "cuda-lstm.json")
     monkeypatch.setattr(choice, "_choices", choices)
     run(ragged([64] * 9, *ORIGINAL), "medium", device=HERE)
-    (measured,) = choices.read()[choice.machine(HERE)].values()
+    ((measured,),) = choices.read()[choice.machine(HERE)].values()
     assert 0 < measured.graph < 0.1 and 0 < measured.persistent < 0.1
 
 
