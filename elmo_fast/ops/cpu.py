@@ -4,6 +4,7 @@ The engine takes and returns fp32 tensors. Sums have a fixed order: a row's resu
 any number of threads.
 """
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,10 @@ from elmo_fast.ops import weight_cache
 from elmo_fast.ops.backend import log_once, native_module
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.weight_snapshot import Tensors
+
+if hasattr(os, "register_at_fork"):
+    # PyTorch's threads do not outlive a fork, and the child would wait for them.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def number_of(precision: str) -> int:

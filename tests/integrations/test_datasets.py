@@ -60,8 +60,9 @@ def test_a_column_of_pooled_vectors(model, texts):
     assert_rows(mapped, pooled)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_two_processes(model, texts, method, monkeypatch):
+@pytest.mark.parametrize("method, name", [("fork", "small"), ("spawn", "small"), ("fork", "bundled")])
+def test_two_processes(model, texts, method, name, monkeypatch):
+    model = model if name == "small" else name  # the bundled model is large enough for PyTorch's own threads
     embed = Embed("text", model=model)
     embed({"text": TEXTS})  # the engine has run, with its threads, before the processes start
     monkeypatch.setattr(multiprocess, "Pool", multiprocess.get_context(method).Pool)

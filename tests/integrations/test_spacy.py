@@ -98,9 +98,9 @@ def test_disk_and_bytes_hold_the_weights(model, tmp_path):
     assert_same(tensors(spacy.util.load_model_from_config(config).from_bytes(content).pipe(TEXTS)), expected)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_two_processes(model, method, monkeypatch):
-    nlp = pipeline(model)
+@pytest.mark.parametrize("method, name", [("fork", "small"), ("spawn", "small"), ("fork", "bundled")])
+def test_two_processes(model, method, name, monkeypatch):
+    nlp = pipeline(model if name == "small" else name)  # the bundled model is large enough for PyTorch's own threads
     expected = tensors(nlp.pipe(TEXTS))
     monkeypatch.setattr(multiprocessing, "Process", multiprocessing.get_context(method).Process)
     monkeypatch.setattr(multiprocessing, "Queue", multiprocessing.get_context(method).Queue)

@@ -28,6 +28,7 @@ from tests.support.engines import (
     native,
     needs_native,
 )
+from tests.support.files import python
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
 
@@ -200,6 +201,27 @@ def test_a_forked_child_has_its_own_threads():
     expected = four_threads()
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert all(map(np.array_equal, pool.apply_async(four_threads).get(timeout=60), expected))
+
+
+FORK = """
+import multiprocessing
+import numpy as np
+import torch
+import elmo_fast
+
+torch.set_num_threads(2)
+elmo, texts = elmo_fast.load(), [" ".join(f"word{k * n % 997}" for k in range(30)) for n in range(100)]
+expected = list(elmo.embed(texts))  # on the threads of PyTorch, which the children lack
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    for found in [each.get(timeout=200) for each in [pool.apply_async(elmo.embed, (texts,)) for _ in range(2)]]:
+        assert all(map(np.array_equal, found, expected))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_embeds_after_its_parent_did():
+    """The bundled model: a small one does not start PyTorch's threads."""
+    python("-c", FORK)
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
