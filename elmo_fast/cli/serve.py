@@ -4,7 +4,7 @@ import dataclasses
 
 import elmo_fast
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, TOKENIZERS
-from elmo_fast.cli.flags import add_command, at_least, pop_fields
+from elmo_fast.cli.flags import add_command, at_least, checked_type, pop_fields
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.serve.limits import Limits
 
@@ -17,7 +17,8 @@ def add_commands(commands) -> None:
     add = parser.add_argument
     add("--state", choices=FREE_STATES, default="warm", help="initial state of a text (default: %(default)s)")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all interfaces (default: %(default)s)")
-    add("--port", type=int, default=8000, help="port to listen on; 0 for any free port (default: %(default)s)")
+    port = checked_type(int, "a port, 0 to 65535", lambda number: 0 <= number < 1 << 16)
+    add("--port", type=port, default=8000, help="port to listen on; 0 for any free port (default: %(default)s)")
     add("--name", help="name of the model in answers (default: --model)")
     add("--api-key-file", metavar="FILE", help="file with the key that clients must send (default: no key)")
     add("--slots", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="texts at a time (default: %(default)s)")

@@ -109,6 +109,8 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
     (["embed"], "the following arguments are required: INPUT, OUTPUT"),
     (["info"], "model: expected MODEL, or --options-file and --weight-file; got neither"),
     (["doctor", "who"], "unrecognized arguments: who"),
+    (["serve", "--port", "99999"], "argument --port: expected a port, 0 to 65535, got '99999'"),
+    (["serve", "--port", "-1"], "argument --port: expected a port, 0 to 65535, got '-1'"),
     *(([*text.split(), "--model", "model"], message) for text, message in (
         ("cache in.txt t.hdf5", "vocabulary in.txt: expected a line for each of <S>, </S>; missing <S>, </S>"),
         ("cache vocab.txt no/t.hdf5", "output file: expected an existing directory"),
