@@ -59,9 +59,14 @@ def generation_of(device: torch.device) -> int:
     return 80 if major == 12 else max(generation for generation in GENERATIONS if generation <= 10 * major + minor)
 
 
+def amount_of(tokens: int) -> str:
+    """`few` or `many`."""
+    return "few" if tokens <= FEW else "many"
+
+
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
     """`kernel` with its configurations for this number of tokens, to be called as a Triton kernel."""
-    return _tuned(kernel, tiles(name, generation_of(device), operands, "few" if tokens <= FEW else "many"))
+    return _tuned(kernel, tiles(name, generation_of(device), operands, amount_of(tokens)))
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import torch
 
 from elmo_fast.arguments import SIZES
 from elmo_fast.environment import affinity, cores, cpu_quota, version
+from elmo_fast.ops import choices
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
 from elmo_fast.ops.cpu import runs_as, supports_precision
 from elmo_fast.ops.precision import PRECISIONS
@@ -29,13 +30,17 @@ def lstm_lines(device: torch.device) -> list[str]:
     """Lines on the LSTM's two paths on a GPU and their recorded timings. Launches nothing."""
     triton, forced = why_no_triton(device), os.environ.get(choice.VARIABLE)
     kernels = "Triton" if not triton else f"torch operations: {triton}"
-    measured = [f"LSTM auto    {shape}: {found[-1].path} (graph {1e6 * found[-1].graph:.0f} us, persistent "
-                f"{1e6 * found[-1].persistent:.0f} us{'' if choice.is_settled(found) else '; will be measured again'})"
-                for shape, found in choice.recorded(device).items() if found]
+    measured = [f"auto         {name}: {choices.fastest(found[-1])} ({_times(found[-1])}"
+                f"{'' if choices.is_settled(found) else '; will be measured again'})"
+                for name, found in choices.recorded(device).items() if found]
     return [f"LSTM graph   runs, its small kernels {kernels} ({device})",
             f"LSTM persistent  {_persistent(device)} ({device})",
-            *(measured or ["LSTM auto    measures both paths at first use; nothing is measured here yet"]),
+            *(measured or ["auto         measures both ways at first use; nothing is measured here yet"]),
             *([f"LSTM forced  {choice.VARIABLE}={forced} is set: the other path is not taken"] if forced else [])]
+
+
+def _times(measured: choices.Measured) -> str:
+    return ", ".join(f"{way} {1e6 * seconds:.0f} us" for way, seconds in measured.items())
 
 
 def _persistent(device: torch.device) -> str:

@@ -2,30 +2,29 @@
 
 import contextlib
 import logging
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from math import inf, nan
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from elmo_fast.ops import doctor
+from elmo_fast.ops import choices, doctor
+from elmo_fast.ops.choices import Choices
 from elmo_fast.ops.projected_lstm.arguments import flat_weights
 from elmo_fast.ops.projected_lstm.cuda import blocks, choice, lstm, persistent
-from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT, Choices, Measured
+from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT
 from tests.support.gpu_lstm import check, run, weights_of
 from tests.support.lstm_on_ptx import SMALL
 from tests.support.op_cases import TIGHT, layer, lstm_case
 from tests.support.ptx_machine import DEVICES
 
 CPU, FIRING = torch.device("cpu"), lstm_case(clips=TIGHT)
-FASTER, SLOWER = Measured(3e-4, 1e-4), Measured(1e-4, 2e-4)
+FASTER = {GRAPH: 3e-4, PERSISTENT: 1e-4}
 
 
 @pytest.fixture
 def file(tmp_path):
-    return tmp_path / "cache" / "cuda-lstm.json"
+    return tmp_path / "cache" / "gpu-choices.json"
 
 
 @pytest.fixture
@@ -52,9 +51,9 @@ def auto(file, monkeypatch):
     monkeypatch.setattr(persistent, "lacks", lambda device: None)
     monkeypatch.setattr(persistent, "does_not_fit", lambda *_: "it failed" * (len(auto.launches) >= auto.fails_at))
     monkeypatch.setattr(persistent, "launch", launch)
-    monkeypatch.setattr(choice, "seconds", seconds)
-    monkeypatch.setattr(choice, "machine", lambda device: "an H100")
-    monkeypatch.setattr(choice, "_choices", Choices(lambda: file))
+    monkeypatch.setattr(choices, "seconds", seconds)
+    monkeypatch.setattr(choices, "machine", lambda device: "an H100")
+    monkeypatch.setattr(choices, "_choices", Choices(lambda: file))
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     return auto
 
@@ -68,13 +67,13 @@ def test_auto_measures_on_the_callers_weights_and_takes_the_faster(graph, persis
     slow = 10 if rounds == 1 else 1
     for number, measured in enumerate((1, 1, 2, 2), 1):  # calls of two processes, then of a third
         if number != 2:
-            monkeypatch.setattr(choice, "_choices", Choices(lambda: file))
+            monkeypatch.setattr(choices, "_choices", Choices(lambda: file))
         auto.timed.clear()
         check(FIRING, "medium", weights)
         assert len(auto.launches) == measured * (1 + rounds) + number * launches
         assert auto.timed == ([GRAPH, PERSISTENT] * rounds if number in (1, 3) else [])
         again = "; will be measured again" * (measured == 1)
-        assert (f"LSTM auto    37 cells, 11 values, float16, 8 slots, less than 8 steps, medium: "
+        assert (f"auto         LSTM of 37 cells, 11 values, float16, 8 slots, less than 8 steps, medium: "
                 f"{choice.PATHS[launches]} (graph {1e6 * graph * slow:.0f} us, persistent {1e6 * persistent * slow:.0f}"
                 f" us{again})" in doctor.lstm_lines(CPU))
     assert auto.launches[0] == (8, 4, (0.3, 0.08), True)
@@ -84,7 +83,7 @@ def test_a_warm_up_measures_every_class(auto, monkeypatch):
     monkeypatch.setattr(choice, "measure", lambda run, tolerance, why_not: FASTER)
     for slots, classes in ((1, 4 * 3), (65, 5 * 3)):
         lstm.choose_paths(layer(weights_of(FIRING)), slots, precision="medium", **TIGHT)
-        assert len(choice.recorded(CPU)) == classes
+        assert len(choices.recorded(CPU)) == classes
     check(FIRING, "medium")
     assert len(auto.launches) == 1
 
@@ -111,75 +110,6 @@ def test_classes():
     many = [choice.shape_class(fp16, slots, 99)[1:] for slots in (8, 64, 256, 1024)]
     assert many == [(8, 64), (64, 64), (256, 32), (1024, 8)]
     assert [choice.shape_class(fp16, 8, steps)[2] for steps in (7, 8, 63, 64)] == [4, 24, 24, 64]
-
-
-def path(file, machine="an H100", shape="a class", found=FASTER):
-    """What another process takes, which measures `found` where it has to measure."""
-    return Choices(lambda: file).path(CPU, machine, shape, lambda: found)
-
-
-def test_what_was_measured_twice_is_found_again(file):
-    assert path(file) == path(file) == path(file, found=SLOWER) == PERSISTENT
-    assert path(file, "an H200", found=SLOWER) == path(file, shape="another", found=SLOWER) == GRAPH
-    assert Choices(lambda: file).read() == {"an H100": {"a class": [FASTER, FASTER], "another": [SLOWER]},
-                                            "an H200": {"a class": [SLOWER]}}
-    assert [found.name for found in file.parent.iterdir()] == ["cuda-lstm.json"]
-
-
-def test_a_class_is_measured_until_two_measurements_apart_agree(file, monkeypatch):
-    clock, found = SimpleNamespace(monotonic=lambda: clock.now, now=100.0), [SLOWER, FASTER, SLOWER, SLOWER]
-    monkeypatch.setattr(choice, "time", clock)
-    choices, taken = Choices(lambda: file), []
-    for clock.now in (100, 109, 111, 120, 122, 133, 1000):
-        taken.append((choices.path(CPU, "an H100", "a class", lambda: found.pop(0)), len(found)))
-    assert taken == [(GRAPH, 3), (GRAPH, 3), (PERSISTENT, 2), (PERSISTENT, 2), (GRAPH, 1), (GRAPH, 0), (GRAPH, 0)]
-    assert Choices(lambda: file).read() == {"an H100": {"a class": [SLOWER, SLOWER]}}
-
-
-def test_one_device_does_not_wait_for_another(file):
-    """While one is measured, which ends only after the others have their paths."""
-    choices, begun, others_done = Choices(lambda: file), threading.Event(), threading.Event()
-    choices.path(CPU, "an H100", "known", lambda: FASTER)
-    measured = []
-
-    def measure():
-        measured.append("slow")
-        begun.set()
-        assert others_done.wait(60)
-        return FASTER
-
-    with ThreadPoolExecutor(2) as pool:
-        slow = [pool.submit(choices.path, CPU, "an H100", "a class", measure) for _ in range(2)]
-        assert begun.wait(60)
-        assert choices.path(torch.device("cuda", 1), "an H100", "another", lambda: SLOWER) == GRAPH
-        assert choices.path(CPU, "an H100", "known", lambda: SLOWER) == PERSISTENT
-        others_done.set()
-        assert [each.result(60) for each in slow] == [PERSISTENT] * 2 and measured == ["slow"]
-    assert Choices(lambda: file).read()["an H100"] == {"known": [FASTER], "another": [SLOWER], "a class": [FASTER]}
-
-
-def test_a_measurement_without_triton_is_another(monkeypatch):
-    monkeypatch.setattr(choice, "_versions", lambda device: "an H100")
-    found = set()
-    for reason in (None, "ELMO_FAST_NO_TRITON=1 is set"):
-        monkeypatch.setattr(choice, "why_no_triton", lambda device, reason=reason: reason)
-        found.add(choice.machine(CPU))
-    assert found == {"an H100", "an H100, without Triton"}
-
-
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"\xff\x00", b'{"an H100": []}', b'{"an H100": {"a class": 1}}',
-    b'{"an H100": {"a class": {"graph": 2.0, "persistent": 1.0}}}',  # as before measurements were confirmed
-    *(b'{"an H100": {"a class": [{"graph": 2.0%s}]}}' % more
-      for more in (b"", b', "persistent": "1"', b', "persistent": 0', b', "persistent": 1.0, "path": "B"')), None])
-def test_a_broken_file_or_a_place_that_cannot_be_written_means_measuring_again(content, file):
-    if content is None:
-        file.parent.write_text("in the way")
-    else:
-        file.parent.mkdir()
-        file.write_bytes(content)
-    assert path(file) == PERSISTENT and path(file, found=SLOWER) == GRAPH
-    assert content is None or Choices(lambda: file).read() == {"an H100": {"a class": [FASTER, SLOWER]}}
 
 
 @pytest.mark.parametrize("precision, forced, capturing, launches, error", [
@@ -219,8 +149,8 @@ def test_a_launch_that_fails_is_the_last(processors, warning, native, caplog, mo
     """What was refused runs in graphs at once; what gave up was replayed on the device."""
     monkeypatch.setattr(persistent, "_TIMEOUT_NS", 0)
     monkeypatch.setenv(choice.VARIABLE, "")
-    monkeypatch.setattr(choice, "machine", str)
-    monkeypatch.setattr(choice, "_choices", SimpleNamespace(path=lambda *key: PERSISTENT))
+    monkeypatch.setattr(choices, "machine", str)
+    monkeypatch.setattr(choices, "_choices", SimpleNamespace(choose=lambda *key: PERSISTENT))
     weights = weights_of(FIRING)
     native.machine.set_device(processors, *DEVICES[native.generation][1:])
     with caplog.at_level(logging.WARNING):

@@ -10,6 +10,7 @@ import itertools
 import pytest
 import torch
 
+from elmo_fast.ops import choices
 from elmo_fast.ops.backend import triton_version
 from elmo_fast.ops.char_cnn import pytorch as torch_char_cnn
 from elmo_fast.ops.linear import cuda as linear_cuda
@@ -162,6 +163,32 @@ def test_the_fence_before_products_on_sm_90(patch, operands):
         with pytest.raises(RuntimeError, match="wgmma reads what was written with no fence.proxy.async"):
             check_case(highway_case(5, 48), operands)
     assert "wgmma.mma_async" in driver.ran
+
+
+@pytest.mark.parametrize("form, case", [("highway", highway_case(5, 48)), ("linear", linear_case(5, 48, 48))])
+@pytest.mark.parametrize("takes, spoils, expected", [
+    ({"Triton": 1.0, "cuBLAS": 2.0}, 1.0, "Triton"), ({"Triton": 2.0, "cuBLAS": 1.0}, 1.0, "cuBLAS"),
+    ({"Triton": 1.0, "cuBLAS": 2.0}, 1.1, "cuBLAS"), ({"Triton": 1.0, "cuBLAS": 2.0}, torch.nan, "cuBLAS")])
+def test_the_faster_product_is_taken_where_it_is_right(patch, tmp_path, caplog, form, case, takes, spoils, expected):
+    driver, product, timed = on_ptx(patch, 80), linear_cuda._product, []
+    found = choices.Choices(lambda: tmp_path / "gpu-choices.json")
+
+    def seconds(work):
+        driver.ran = None
+        work()
+        timed.append("cuBLAS" if driver.ran is None else "Triton")
+        return takes[timed[-1]]
+
+    patch.setattr(choices, "choose", lambda device, name, measure: found.choose(device, "an A100", name, measure))
+    patch.setattr(choices, "seconds", seconds)
+    patch.setattr(linear_cuda, "_product", lambda *arguments: product(*arguments).mul_(spoils))
+    for _ in range(2):  # the first one measures
+        driver.ran = None
+        check_case(case, "fp16")
+    assert (driver.ran is None) == (expected == "cuBLAS")
+    assert timed == (["Triton", "cuBLAS"] if spoils == 1 else [])
+    assert ("differs from it by" in caplog.text) == (spoils != 1)
+    assert found.read() == ({"an A100": {f"{form} of 48 x 48, fp16, few tokens": [takes]}} if timed else {})
 
 
 # As MUTATIONS of test_cuda_lstm_kernel.
