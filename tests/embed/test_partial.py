@@ -52,25 +52,16 @@ def test_what_does_not_fit_is_refused_and_the_partial_result_stays(interrupted, 
 
 
 @pytest.mark.skipif(not TILE_ISAS, reason="no tiles here, nor their emulation")
-def test_a_run_does_not_go_on_where_its_precision_runs_as_another(tmp_path):
-    with isa("avx2"), power_cut(4):
-        embed(tmp_path / "o.h5", precision="high")
-    with isa(TILE_ISAS[0]), pytest.raises(ConfigurationError, match="resume: .* has effective precision 'highest' and "
-                                                                    "not 'high'$"):
-        embed(tmp_path / "o.h5", precision="high", resume=True)
-    with isa("avx2"):
-        embed(tmp_path / "o.h5", precision="high", resume=True)
-
-
-@pytest.mark.skipif(not TILE_ISAS, reason="no tiles here, nor their emulation")
-def test_a_run_does_not_go_on_with_other_products_of_medium(tmp_path):
+@pytest.mark.parametrize("precision, runs_as", [("high", "highest"),
+                                                ("medium", "medium .weights in bf16, products in fp32.")])
+def test_a_run_does_not_go_on_where_its_precision_runs_as_another(tmp_path, precision, runs_as):
     with isa("generic"), power_cut(4):
-        embed(tmp_path / "o.h5", precision="medium")
-    with isa(TILE_ISAS[0]), pytest.raises(ConfigurationError, match="effective precision 'medium .weights in bf16, "
-                                                                    "products in fp32.' and not 'medium'$"):
-        embed(tmp_path / "o.h5", precision="medium", resume=True)
+        embed(tmp_path / "o.h5", precision=precision)
+    with isa(TILE_ISAS[0]), pytest.raises(ConfigurationError, match=f"resume: .* has effective precision '{runs_as}' "
+                                                                    f"and not '{precision}'$"):
+        embed(tmp_path / "o.h5", precision=precision, resume=True)
     with isa("generic"):
-        embed(tmp_path / "o.h5", precision="medium", resume=True)
+        embed(tmp_path / "o.h5", precision=precision, resume=True)
 
 
 @pytest.mark.parametrize("arguments, seconds", grid(
