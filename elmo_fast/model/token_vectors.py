@@ -55,8 +55,8 @@ class TokenVectors:
 
     def unencoded(self, most: int) -> list[str]:
         """At most `most` tokens without a vector, in the order in which `append` takes their vectors."""
-        known = self._encoded
-        return list(itertools.islice(self._rows, known, known + most)) if known < len(self._rows) else []
+        count = len(self._rows) - self._encoded
+        return list(itertools.islice(reversed(self._rows), count))[: -most - 1 : -1]
 
     @torch.inference_mode(False)  # a later call may write where this one does
     def append(self, new: TokenEmbeddings) -> None:

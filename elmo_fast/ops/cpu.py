@@ -50,7 +50,7 @@ def runs_as(precision: str) -> str:
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):
     """Contiguous fp32 weights packed by `pack` for this machine's instruction set; see `weight_cache.cached`."""
-    kind = _on_this_machine(kind)
+    kind = on_this_machine(kind)
 
     def pack_full(detached: Tensors) -> torch.Tensor:
         if any(tensor is not None and tensor.is_meta for tensor in detached):
@@ -63,10 +63,11 @@ def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.
 
 def without_fp32(tensors: Tensors, kind: str) -> list[torch.Tensor | None]:
     """The tensors with their matrices emptied; of what was packed from them the result of `packed_weights` remains."""
-    return weight_cache.emptied(tensors, _on_this_machine(kind))
+    return weight_cache.emptied(tensors, on_this_machine(kind))
 
 
-def _on_this_machine(kind: str) -> str:
+def on_this_machine(kind: str) -> str:
+    """The name under which the cache has what was packed for the instruction set that the engine uses."""
     return f"{kind} for {native_module()[0].cpu_isa()}"
 
 

@@ -50,11 +50,16 @@ def numerics(precision: str, device: torch.device):
     operands = PRECISIONS[precision].gpu if device.type == "cuda" else "ieee"
     token = _active.set(precision)
     try:
-        with (_held("tf32" if operands == "tf32" else "ieee"),
-              torch.autocast(device.type, dtype=torch.bfloat16, enabled=operands == "bf16")):
+        with _held("tf32" if operands == "tf32" else "ieee"), _autocast(device.type, operands == "bf16"):
             yield
     finally:
         _active.reset(token)
+
+
+def _autocast(device: str, enabled: bool) -> contextlib.AbstractContextManager:
+    if not enabled and not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=enabled)
 
 
 def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import fits_fp16
 from elmo_fast.ops.char_cnn.reference import with_zero_row
+from elmo_fast.ops.char_encoder import EncoderWeights, encode, runs_on_engine
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.linear.cpu import drop_product
 from elmo_fast.ops.numerics import active_precision, full_precision, numerics
@@ -92,6 +94,9 @@ class CharacterEncoder(AllenNlpStateDict):
 
     def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         """Vectors of single tokens, [N, *row_shape] -> [N, P]; no hook is called."""
+        all_weights = EncoderWeights(self.weights_named(self._names), len(self.options.filters))
+        if runs_on_engine(all_weights, ids, backend):
+            return encode(ids, all_weights, self.options.activation, active_precision())
         weights = {name: getattr(self, name) for name in self.datasets}
         filters = [(weights[f"W_cnn_{i}"], weights[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
         highways = [[weights[name] for name in _highway_names(k)] for k in range(self.options.n_highway)]
@@ -105,14 +110,16 @@ class CharacterEncoder(AllenNlpStateDict):
         return full_precision(x) if projection is None else linear(x, *projection, **choice)
 
     def layers(self) -> list[Tensors]:
-        """The weights, by the layer that reads them: the char-CNN, highway layers and the projection."""
-        return list(map(self.weights_named, self._layer_names))
+        """All weights, in a single list: they are compared together (see `EncoderWeights`)."""
+        return [self.weights_named(self._names)]
 
     @functools.cached_property
-    def _layer_names(self) -> list[list[str]]:
+    def _names(self) -> list[str]:
+        """The parameters' names in the order of `EncoderWeights`."""
         numbers = range(len(self.options.filters))
-        return [["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers)],
-                *map(_highway_names, range(self.options.n_highway)), *[["W_proj", "b_proj"]] * self.has_projection]
+        return ["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers),
+                *itertools.chain(*map(_highway_names, range(self.options.n_highway))),
+                *["W_proj", "b_proj"] * self.has_projection]
 
     def digest(self) -> str:
         """A fingerprint of the current weights, or of the weights that `drop_fp32` dropped."""

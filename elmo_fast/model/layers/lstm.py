@@ -23,7 +23,7 @@ from elmo_fast.ops.projected_lstm import projected_lstm, unsupported_weights
 from elmo_fast.ops.projected_lstm.cpu import drop_lstm
 from elmo_fast.ops.projected_lstm.cuda.lstm import choose_paths, padded_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
-from elmo_fast.ops.projected_lstm.stack import write_outputs
+from elmo_fast.ops.projected_lstm.stack import flat_stack, write_outputs
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_snapshot import Tensors
 from elmo_fast.outside_graphs import outside_graphs
@@ -319,9 +319,8 @@ class LstmStack(AllenNlpStateDict):
         return tuple(tuple(self.weights_named(names)) for names in _names(layer))
 
     def layers(self) -> list[Tensors]:
-        """The weights of every layer, the forward direction first."""
-        pairs = map(self.layer_weights, range(self.options.n_layers))
-        return [[*forward, *backward] for forward, backward in pairs]
+        """All weights, in a single list: they are compared together; layer by layer, the forward direction first."""
+        return [flat_stack(map(self.layer_weights, range(self.options.n_layers)))]
 
     def drop_fp32(self, precision: str) -> None:
         """Keep the matrices in memory only in the packed form of the native engine for `precision`."""

@@ -4,6 +4,8 @@ The engine finds each filter's largest sum; bias and activation follow in torch.
 the maximum share its gradient equally, as in the reference.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from elmo_fast.ops.backend import native_module
@@ -14,16 +16,38 @@ from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
 from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.cpu import pointer, threads
 from elmo_fast.ops.library import library, no_gradient
+from elmo_fast.ops.weight_snapshot import Tensors
+
+
+class Filters(NamedTuple):
+    """The engine's operands, contiguous fp32: the table [262, E] whose row 0 is zeros, weights, and all biases [n]."""
+
+    table: torch.Tensor
+    weights: list[torch.Tensor]
+    biases: torch.Tensor
+
+
+def packed_filters(tensors: Tensors) -> Filters:
+    """The operands from char_embed, every weight, and every bias."""
+    char_embed, *parts = (tensor.float().contiguous() for tensor in tensors)
+    count = len(parts) // 2
+    return Filters(with_zero_row(char_embed), parts[:count], torch.cat(parts[count:]))
 
 
 def forward(*arguments):
     call = CharCnnArguments(*arguments)
-    sums = call.char_embed.new_empty(call.ids.shape[0], sum(weight.shape[-1] for weight in call.weights))
-    picks = torch.empty(sums.shape if call.save else 0, dtype=torch.int32)
-    ids, table, weights = _contiguous(call)
-    native_module()[0].char_cnn_forward(**_call(ids, table, weights), values=sums.data_ptr(),
-                                        picks=picks.data_ptr() if call.save else 0)
-    biases, activate_ = torch.cat(call.biases), ACTIVATIONS[call.activation].apply_
+    return filter_values(call.ids, packed_filters(call.floats), call.activation, call.save)
+
+
+def filter_values(ids: torch.Tensor, filters: Filters, activation: str,
+                  save: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values [N, filters] for ids [N, C]; with `save` also the window that each comes from, int32, otherwise [0]."""
+    ids, biases = _contiguous(ids), filters.biases
+    sums = biases.new_empty(len(ids), len(biases))
+    picks = torch.empty(sums.shape if save else 0, dtype=torch.int32)
+    native_module()[0].char_cnn_forward(**_call(ids, filters), values=sums.data_ptr(),
+                                        picks=picks.data_ptr() if save else 0)
+    activate_ = ACTIVATIONS[activation].apply_
     for rows in sums.split(max(1, UNDIVIDED // sums.shape[1])):
         activate_(rows.add_(biases))
     return sums, picks
@@ -32,9 +56,10 @@ def forward(*arguments):
 def backward(grad, values, picks, needed, *arguments):
     call = CharCnnArguments(*arguments)
     grad = ACTIVATIONS[call.activation].slope(grad.contiguous(), values).contiguous()
-    ids, table, weights = _contiguous(call)
-    grads = [torch.empty_like(tensor) if wanted else None for tensor, wanted in zip((table, *weights), needed)]
-    native_module()[0].char_cnn_backward(**_call(ids, table, weights, grads[1:]), grad_values=grad.data_ptr(),
+    ids, filters = _contiguous(call.ids), packed_filters(call.floats)
+    grads = [torch.empty_like(tensor) if wanted else None
+             for tensor, wanted in zip((filters.table, *filters.weights), needed)]
+    native_module()[0].char_cnn_backward(**_call(ids, filters, grads[1:]), grad_values=grad.data_ptr(),
                                          picks=picks.data_ptr(), grad_table=pointer(grads[0]))
     if needed[0]:
         grads[0] = grads[0][1:].clone()
@@ -43,14 +68,13 @@ def backward(grad, values, picks, needed, *arguments):
     return [no_gradient(grad) if gradient is None else gradient for gradient in grads]
 
 
-def _contiguous(call: CharCnnArguments):
-    """The engine's operands: int32 ids, the table [262, E] whose row 0 is zeros, and the weights, all contiguous."""
-    weights = [weight.contiguous() for weight in call.weights]
-    return call.ids.to(torch.int32).contiguous(), with_zero_row(call.char_embed), weights
+def _contiguous(ids: torch.Tensor) -> torch.Tensor:
+    return ids.to(torch.int32).contiguous()
 
 
-def _call(ids, table, weights, grads=None) -> dict:
+def _call(ids: torch.Tensor, filters: Filters, grads: Tensors | None = None) -> dict:
     """The arguments shared by forward and backward, as pointers: the tensors must outlive the call."""
+    table, weights, _ = filters
     banks, first = [], 0
     for weight, grad in zip(weights, grads or [None] * len(weights)):
         banks.append((weight.shape[1], weight.shape[-1], first, weight.data_ptr(), pointer(grad)))

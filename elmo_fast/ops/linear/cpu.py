@@ -19,17 +19,22 @@ from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.weight_snapshot import Tensors
 
 
-def _product(call_type: type, epilogue: str) -> Callable[..., torch.Tensor]:
+def product(x: torch.Tensor, packed: torch.Tensor, outputs: int, epilogue: str, precision: str) -> torch.Tensor:
+    """The product of x [N, K] with packed weights: float32 [N, outputs]; `epilogue` is `none` or `highway`."""
+    module, x, y = native_module()[0], x.contiguous(), x.new_empty(len(x), outputs)
+    module.linear_forward(
+        input=x.shape[1], output=outputs, epilogue=module.epilogues[epilogue], precision=number_of(precision),
+        packed=packed.data_ptr(), packed_size=packed.numel(), x=x.data_ptr(), rows=len(x), x_stride=x.shape[1],
+        y=y.data_ptr(), y_stride=outputs, threads=threads())
+    return y
+
+
+def _op(call_type: type, epilogue: str) -> Callable[..., torch.Tensor]:
     """The implementation of the op whose arguments have the type `call_type`."""
-    def product(*arguments):
-        call, module = call_type(*arguments), native_module()[0]
-        x, y = call.x.contiguous(), call.x.new_empty(len(call.x), call.outputs)
-        module.linear_forward(
-            input=x.shape[1], output=call.outputs, epilogue=module.epilogues[epilogue],
-            precision=number_of(call.precision), packed=call.packed.data_ptr(), packed_size=call.packed.numel(),
-            x=x.data_ptr(), rows=len(x), x_stride=x.shape[1], y=y.data_ptr(), y_stride=call.outputs, threads=threads())
-        return y
-    return product
+    def run(*arguments):
+        call = call_type(*arguments)
+        return product(call.x, call.packed, call.outputs, epilogue, call.precision)
+    return run
 
 
 def packed_product(tensors: Tensors, precision: str) -> torch.Tensor:
@@ -59,5 +64,5 @@ def pack(tensors: Tensors, epilogue: str, precision: str) -> torch.Tensor:
     return packed
 
 
-library.impl("linear", _product(LinearArguments, "none"), "CPU")
-library.impl("highway", _product(HighwayArguments, "highway"), "CPU")
+library.impl("linear", _op(LinearArguments, "none"), "CPU")
+library.impl("highway", _op(HighwayArguments, "highway"), "CPU")

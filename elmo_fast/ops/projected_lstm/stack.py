@@ -1,16 +1,17 @@
 """All layers of a stack on the C++ engine, without gradients: every output is written where the caller wants it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import effective_precision, number_of, threads
+from elmo_fast.ops.cpu import effective_precision, number_of, on_this_machine, threads
 from elmo_fast.ops.projected_lstm.arguments import limit
 from elmo_fast.ops.projected_lstm.cpu import packed_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.weight_cache import cached
 
 
 def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, state: State,
@@ -38,8 +39,9 @@ def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, st
     first = {"inputs": inputs.data_ptr(), "input_rows": len(inputs), "rows": rows.ctypes.data, "split_input": False,
              "precomputed": precomputed}
     written, size = addresses.ctypes.data, addresses[0].nbytes
-    for layer, weights in enumerate(layers):
-        packed = packed_lstm(weights, precision)
+    all_packed = cached(flat_stack(layers), f"lstm stack {on_this_machine(precision)}",
+                        lambda _: [packed_lstm(weights, precision) for weights in layers])
+    for layer, (weights, packed) in enumerate(zip(layers, all_packed)):
         source = {"inputs": 0, "input_rows": 0, "rows": 0, "split_input": True, "add_input": skips,
                   "inputs_at": written + (layer - 1) * size} if layer else first
         module.lstm_forward(
@@ -48,6 +50,11 @@ def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, st
             initial_h=initial[0][layer].ctypes.data if initial else 0,
             initial_c=initial[1][layer].ctypes.data if initial else 0)
     return tuple(_in_caller_order(values, schedule) for values in (h, c))
+
+
+def flat_stack(layers: Iterable[tuple[LstmWeights, LstmWeights]]) -> list[torch.Tensor | None]:
+    """(W, B, W_P or None) of both directions of every layer, in one list."""
+    return [part for pair in layers for direction in pair for part in direction]
 
 
 def _array(values: torch.Tensor) -> np.ndarray:
