@@ -89,6 +89,7 @@ def _command(parser: argparse.ArgumentParser) -> str:
 
 def _row(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
     values = "" if action.nargs == 0 else formatter._format_args(action, action.dest.upper())
+    values = values.replace(",", ", ") if action.choices else values  # so that a long list may be broken
     names = " ".join(f"`{name}`" for name in (", ".join(action.option_strings), values) if name)
     meaning = re.sub(r"(?<![\w`-])(--[a-z][\w-]+|</?\w+>)", r"`\1`", formatter._expand_help(action))
     return "| {} | {} |".format(*(cell.replace("|", r"\|").replace("*", r"\*") for cell in (names, meaning)))
