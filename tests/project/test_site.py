@@ -31,7 +31,8 @@ def test_every_page_and_the_api_are_there(site):
 def test_the_reference_of_the_command_is_that_of_its_parsers(site):
     page = (site / "command.html").read_text(encoding="utf-8")
     assert "<!-- command" not in page
-    for text in ("--allow-blank", "accept texts without tokens", "{carry, zero, warm}", "--drain-seconds", "&lt;UNK&gt;"):
+    for text in ("--allow-blank", "accept texts without tokens", "{carry, zero, warm}", "--drain-seconds",
+                 "&lt;UNK&gt;"):
         assert text in page, text
 
 
