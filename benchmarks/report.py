@@ -242,6 +242,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table, "train": train,
     "train ratio": train_ratio, "reference": reference, "io": io,
     "io stages": io_stages, "io memory": io_memory, "io machine": io_machine, "serve": serve,
+    "serve machine": lambda: machine("serve-small"),
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
 

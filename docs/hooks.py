@@ -92,4 +92,5 @@ def _row(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
     values = values.replace(",", ", ") if action.choices else values  # so that a long list may be broken
     names = " ".join(f"`{name}`" for name in (", ".join(action.option_strings), values) if name)
     meaning = re.sub(r"(?<![\w`-])(--[a-z][\w-]+|</?\w+>)", r"`\1`", formatter._expand_help(action))
-    return "| {} | {} |".format(*(cell.replace("|", r"\|").replace("*", r"\*") for cell in (names, meaning)))
+    meaning = meaning.replace("|", r"\|").replace("*", r"\*")
+    return f"| {names} | {meaning} |"
