@@ -12,7 +12,7 @@ from elmo_fast.cli import make_parser
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md",
          "benchmarks/README.md": "benchmarks.md", "elmo_fast/pretrained/README.md": "pretrained.md"}
-_LINK = re.compile(r"(!?\[[^\]\n]*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"(!?\[[^\]\n]*\n?[^\]\n]*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _COMMAND = re.compile(r"^<!-- command: (.+) -->$", re.MULTILINE)
 _REPORT = re.compile(r"<!-- /?report[^>]*-->")  # at the beginning of a line it would end the paragraph
 
