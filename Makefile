@@ -2,7 +2,7 @@
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
 # make test-all  set up, then run the long tests, which `make test` leaves out, and `make test-integrations`
 # make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
-# make bench     set up, then measure the README's table anew (ALLENNLP=PATH of a checkout of 0.9; eight minutes)
+# make bench     set up, then measure the tables of speed anew (ALLENNLP=PATH of a checkout of 0.9; eight minutes)
 # make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
 # make venv      set up only: an environment with torch, the build tools and this checkout, installed editable

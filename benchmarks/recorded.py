@@ -55,3 +55,9 @@ def one(name: str, **wanted) -> dict:
 def ours(size: str, way: str, precision: str = "highest", suffix: str = "") -> dict:
     """Our row of a size and way, on the machine whose files have the suffix."""
     return one(f"embed-{size}{suffix}", variant="ours", precision=precision, way=way)
+
+
+def markdown(head: list[str], lines: list[list[str]]) -> str:
+    """A table on lines of its own."""
+    rule = "|---" * len(head) + "|"
+    return "\n".join(["", f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines), ""])

@@ -9,30 +9,23 @@ A part of a page stands between `<!-- report: NAME -->` and `<!-- /report -->`, 
 """
 
 import argparse
-import itertools
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import common, scaling
+from benchmarks import choosing, common, scaling
 from benchmarks.charts import drawn, svg
-from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, one, ours, read, recorded, rows
+from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, markdown, one, ours, read, recorded, rows
 
 PAGES = ("README.md", "benchmarks/README.md",
-         *(f"docs/{name}.md" for name in ("numbers", "performance", "serving", "scaling")))
+         *(f"docs/{name}.md" for name in ("choosing", "numbers", "performance", "serving", "scaling")))
 PEER_SIZES = ("original", "small", "bundled")
 LOADS = tuple((load, threads) for load in ("idle", "busy") for threads in (1, 2))
 NOT_YET = "\nNot recorded yet.\n"
 CHARTS = common.ROOT / "docs" / "pictures"
 _PART = re.compile(r"(<!-- report: ([\w ]+) -->)(.*?)(<!-- /report -->)", re.DOTALL)
-
-
-def markdown(head: list[str], lines: list[list[str]]) -> str:
-    """A table on lines of its own."""
-    rule = "|---" * len(head) + "|"
-    return "\n".join(["", f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
 # ---- parts of pages --------------------------------------------------------------------------
@@ -131,32 +124,6 @@ def precisions() -> str:
     head = ["model", "precision", "tokens/s", "one sentence, ms", "relative error by layer", "smallest cosine"]
     return markdown(head, [[size, *cells(row)] for size in ("bundled", "small", "original")
                            for row in rows(f"precisions-{size}-amx")])
-
-
-LEVELS = {"avx2": "AVX2", "avx512": "AVX-512", "avx512-vnni": "AVX512_VNNI", "avx512-bf16": "AVX512_BF16, AMD",
-          "amx": "AMX"}
-
-
-def precision_ratio(level: str, precision: str, name: str) -> float:
-    """How many times as fast as `highest`: `name` is tokens_per_s of a stream, or sentence_ms."""
-    found = {row["variant"]: row[name] for row in rows(f"precisions-original-{level}")}
-    ratio = found[precision] / found["highest"]
-    return 1 / ratio if name == "sentence_ms" else ratio
-
-
-def precision_levels() -> str:
-    """Speed of precisions by level of the engine."""
-    cases = list(itertools.product(("medium", "low"), ("sentence_ms", "tokens_per_s")))
-    ways = {"sentence_ms": "sentence", "tokens_per_s": "stream"}
-    head = ["level", *(f"`{precision}`, {ways[name]}" for precision, name in cases)]
-    return markdown(head, [[title, *(f"{precision_ratio(level, *case):.2f} x" for case in cases)]
-                           for level, title in LEVELS.items()])
-
-
-def sentence_ratios(precision: str) -> str:
-    """The least and the most times as fast as `highest` on one sentence, on levels without AMX."""
-    found = [precision_ratio(level, precision, "sentence_ms") for level in LEVELS if level != "amx"]
-    return f"{min(found):.1f} to {max(found):.1f}"
 
 
 def token_table() -> str:
@@ -265,15 +232,17 @@ def _both(trainer: dict) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "speed": speed, "speed machine": speed_machine, "embed": embed, "layer": layer,
+    "speed": speed, "speed short": choosing.speed_short, "model sizes": choosing.model_sizes, "states": choosing.states,
+    "precision choice": choosing.precision_choice, "speed machine": speed_machine, "embed": embed, "layer": layer,
     "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
     "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
     "precisions": precisions, "precisions machine": lambda: machine("precisions-original-amx"),
     "bf16 machine": lambda: machine("precisions-original-avx512-bf16"),
-    "precision levels": precision_levels, "medium sentence": lambda: sentence_ratios("medium"),
-    "low sentence": lambda: sentence_ratios("low"), "token table": token_table, "train": train,
+    "precision levels": choosing.precision_levels, "medium sentence": lambda: choosing.sentence_ratios("medium"),
+    "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table, "train": train,
     "train ratio": train_ratio, "reference": reference, "io": io,
     "io stages": io_stages, "io memory": io_memory, "io machine": io_machine, "serve": serve,
+    "serve machine": lambda: machine("serve-small"),
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
 

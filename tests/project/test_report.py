@@ -45,7 +45,7 @@ def test_a_changed_result_changes_its_page(tmp_path, monkeypatch):
             content["results"][1]["times_as_fast"] = 99.0
         (tmp_path / "cpu" / file.name).write_text(json.dumps(content), encoding="utf-8")
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    assert "99.0 x" in report.with_parts((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert "99.0 x" in report.with_parts((ROOT / "docs/performance.md").read_text(encoding="utf-8"))
 
 
 def test_charts_have_every_row():

@@ -1,4 +1,6 @@
-"""The documentation site builds without a warning, and its pages fit a phone."""
+"""The documentation site builds without a warning, works without a server and a network, and its pages fit a phone."""
+
+import re
 
 import pytest
 
@@ -26,9 +28,51 @@ def test_every_page_and_the_api_are_there(site):
     assert "elmo_fast.LoadedElmo.embed" in api and "float32 [layers, tokens, 2 P]" in api
 
 
-@pytest.mark.parametrize("width", [380, 1280])
-def test_pages_fit_the_width(site, width):
+def test_the_reference_of_the_command_is_that_of_its_parsers(site):
+    page = (site / "command.html").read_text(encoding="utf-8")
+    assert "<!-- command" not in page
+    for text in ("--allow-blank", "accept texts without tokens", "{carry, zero, warm}", "--drain-seconds",
+                 "&lt;UNK&gt;"):
+        assert text in page, text
+
+
+def test_a_label_says_what_it_points_to(site):
+    pages = {path.name: path.read_text(encoding="utf-8") for path in site.glob("*.html")}
+    assert '<a href="benchmarks.html">Benchmarks</a>' in pages["performance.html"]
+    assert '<a href="numbers.html#precision">Precision and accuracy</a>' in pages["choosing.html"]
+    assert {name: found for name, text in pages.items()
+            if (found := re.findall(r"<a [^>]*>(?:README|[\w/]+\.md)</a>", text))} == {}
+
+
+def test_pages_load_nothing_from_other_hosts(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = [tag for tag in re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", text)
+                  if re.search(r"\b(?:src|href)=[\"']?(?:https?:)?//", tag)]
+        assert loaded == [], page.name
+    for style in [*site.rglob("*.css")]:
+        text = style.read_text(encoding="utf-8")
+        assert not re.search(r"(?:url\(|@import) ?[\"']?(?:https?:)?//", text), style.name
+
+
+def test_search_works_without_a_server(site):
+    waiting = pytest.importorskip("selenium.webdriver.support.wait", reason="needs selenium").WebDriverWait
+    with chromium(1280, 900) as browser:
+        browser.get((site / "notes" / "defects.html").as_uri())
+        browser.find_element("css selector", "[name=query]").send_keys("nonfinite")
+        waiting(browser, 20).until(lambda _: browser.find_elements("css selector", ".md-search-result__link"))
+        found = browser.find_elements("css selector", ".md-search-result__link")
+        links = [link.get_attribute("href") for link in found]
+        assert any(link.startswith((site / "command.html").as_uri()) for link in links), links
+        assert [entry for entry in browser.execute_script(
+            "return performance.getEntriesByType('resource').map(entry => entry.name)") if "http" in entry] == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_pages_and_code_fit_the_width(site, width):
+    cut = "return [...document.querySelectorAll('pre > code')].filter(code => code.scrollWidth > code.clientWidth + 1)"
     with chromium(width, 900) as browser:
         for page in sorted(site.rglob("*.html")):
             browser.get(page.as_uri())
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page.name
+            assert browser.execute_script(f"{cut}.map(code => code.textContent.slice(0, 90))") == [], page.name
