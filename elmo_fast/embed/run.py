@@ -25,7 +25,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.lock import lock_of
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.ops.cpu import runs_as
+from elmo_fast.ops.backend import runs_as
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import not_a_string
 from elmo_fast.text.readers import Text
