@@ -88,10 +88,10 @@ class Job:
     def write(self, layout: Layout, text: Path | None = None, watch: Stopwatch | None = None) -> Path:
         """What `elmo-fast embed` does with its model loaded, from the file of the text to a file of vectors."""
         from elmo_fast.embed.progress import Progress
-        from elmo_fast.embed.run import Target, write_corpus
+        from elmo_fast.embed.run import write_corpus
         from elmo_fast.files.lock import locked
         from elmo_fast.text.readers import open_texts
-        from elmo_fast.vectors.spec import OutputSpec
+        from elmo_fast.vectors.spec import OutputSpec, Target
 
         self.embedder.reset_states()
         target = Target(self.target(layout), layout.name, OutputSpec("all", dtype=layout.dtype))

@@ -53,9 +53,9 @@ def texts_of(sentences: list[list[str]]):
 
 def run_once(bilm, settings, sentences: list[list[str]], workers: int, shard_tokens: int, folder: Path) -> float:
     """Tokens/s of `embed_on_ray`; the directory stays."""
-    from elmo_fast.embed.run import Target
     from elmo_fast.scale import Cluster
     from elmo_fast.scale.run import embed_on_ray
+    from elmo_fast.vectors.spec import Target
 
     arrivals = Arrivals()
     embed_on_ray(texts_of(sentences), bilm, Target(folder, "parquet", settings.form), settings,

@@ -64,8 +64,7 @@ def absent_precisions(device: str = "cpu") -> dict[str, str]:
     """The precisions that the CPU engine does not compute in here, and why; what stands for them is `highest`."""
     if device != "cpu":
         return {}
-    from elmo_fast.ops.backend import native_module
-    from elmo_fast.ops.cpu import supports_precision
+    from elmo_fast.ops.backend import native_module, supports_precision
     from elmo_fast.ops.precision import PRECISIONS
 
     why = native_module()[1] or "runs as highest: 16-bit tile products need AMX, which this machine does not offer"

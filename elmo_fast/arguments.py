@@ -37,6 +37,11 @@ def listed(words: Iterable[str], conjunction: str = "or") -> str:
     return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 text`, `1,234 texts`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:
     """Return the value; an error names the argument if the value is not in `choices`."""
     if not isinstance(value, str) or value not in choices:

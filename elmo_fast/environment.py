@@ -14,11 +14,16 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Wrap the import of an optional library: an `ImportError` then names the extra that installs the library."""
+    """Wrap the import of an optional library: an `ImportError` then says how to install the library."""
     try:
         yield
     except ImportError as error:
-        raise ImportError(f"a package is missing ({error}): install elmo-fast[{name}]") from error
+        raise ImportError(f"a package is missing ({error}): {install_line(name)}") from error
+
+
+def install_line(extra: str) -> str:
+    """The command that installs the libraries of an extra. No package index has elmo-fast: it is run in a checkout."""
+    return f'pip install ".[{extra}]" (in a checkout of elmo-fast)'
 
 
 def version(package: str) -> str:

@@ -1,4 +1,4 @@
-"""Make the pictures of the docs: python docs/pictures/make.py (needs elmo-fast[plots,serve], selenium and chromium)."""
+"""Make the pictures of the docs: python docs/pictures/make.py (needs the extras plots, serve; selenium, chromium)."""
 
 import contextlib
 import io

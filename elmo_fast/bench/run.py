@@ -19,6 +19,7 @@ from elmo_fast.bench.machine import machine, version_of
 from elmo_fast.bench.timing import rounded, take_turns
 from elmo_fast.bench.work import generated_sentences
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.progress import progress_bar
 from elmo_fast.environment import extra, peak_memory
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path, check_target
@@ -74,19 +75,19 @@ def variants(elmo: LoadedElmo) -> list[Variant]:
 
 
 def bench(model: str | os.PathLike = "bundled", device: str | None = None, precision: str = "highest",
-          seconds: float = 30.0, text_file: str | os.PathLike | None = None) -> dict:
+          seconds: float = 30.0, text_file: str | os.PathLike | None = None, *, progress: bool = False) -> dict:
     """Measure a model for about `seconds`: a document with the machine, the settings and one row per variant.
 
     Every variant is first compared with the reference path; `RuntimeError` if the difference exceeds the precision's
     `model_tolerance`. The text is generated unless a file is given; 64 sentences run at a time, in the warm state.
-    Variants are timed by turns in five rounds.
+    Variants are timed by turns in five rounds. `progress` shows a bar if stderr is a terminal.
     """
     text = _read(text_file)
     elmo = _open(model, device, precision)
     chosen = variants(elmo)
     errors = _check(elmo, chosen)
     sentences = _fitting(elmo, chosen, text, seconds, ROUNDS + 1)
-    rows = _time(elmo, chosen, sentences, _flop(elmo, sentences))
+    rows = _time(elmo, chosen, sentences, _flop(elmo, sentences), progress)
     for row in rows:
         row["error"] = errors[row["variant"]]
     facts = {"model": Path(model).name, "precision": precision, "computes_in": elmo.bilm.computes_in,
@@ -96,7 +97,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
 
 def bench_precisions(model: str | os.PathLike = "bundled", device: str | None = None,
                      precisions: Sequence[str] = tuple(PRECISIONS), seconds: float = 30.0,
-                     text_file: str | os.PathLike | None = None) -> dict:
+                     text_file: str | os.PathLike | None = None, *, progress: bool = False) -> dict:
     """Measure precisions as `bench` measures variants, and compare their vectors with those of `highest`.
 
     A row per precision also has what it runs as on this machine, the figures of `Accuracy`, and the perplexity of the
@@ -109,8 +110,8 @@ def bench_precisions(model: str | os.PathLike = "bundled", device: str | None = 
     chosen = [Variant(name, precision=name) for name in dict.fromkeys(same.values())]
     errors, head = _check(elmo, chosen), accuracy.head_beside(elmo, find_model(model))
     sentences = _fitting(elmo, chosen, text, seconds, ROUNDS + 2 + (head is not None))
-    measured = {row["variant"]: row for row in _time(elmo, chosen, sentences)}
-    for name, figures in _compare(elmo, chosen, sentences).items():
+    measured = {row["variant"]: row for row in _time(elmo, chosen, sentences, None, progress)}
+    for name, figures in _compare(elmo, chosen, sentences, progress).items():
         measured[name] |= {"error": errors[name], **figures}
     if head is not None:
         for variant in chosen:
@@ -168,14 +169,17 @@ def _check(elmo: LoadedElmo, chosen: list[Variant]) -> dict[str, float]:
     return errors
 
 
-def _compare(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]]) -> dict[str, dict]:
+def _compare(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]],
+             progress: bool) -> dict[str, dict]:
     """The figures of `Accuracy` of each variant against `highest`, by name."""
     found = {variant: accuracy.Accuracy(elmo.bilm.num_layers) for variant in chosen}
-    for first in range(0, len(sentences), 4 * SLOTS):  # bounds the vectors in memory
-        some = sentences[first : first + 4 * SLOTS]
-        truth = _embed(elmo, Variant("highest", precision="highest"), some)
-        for variant, figures in found.items():
-            figures.add(_embed(elmo, variant, some), truth)
+    with progress_bar(len(sentences), "sentences compared", progress) as bar:
+        for first in range(0, len(sentences), 4 * SLOTS):  # bounds the vectors in memory
+            some = sentences[first : first + 4 * SLOTS]
+            truth = _embed(elmo, Variant("highest", precision="highest"), some)
+            for variant, figures in found.items():
+                figures.add(_embed(elmo, variant, some), truth)
+            bar.update(len(some))
     return {variant.name: figures.figures() for variant, figures in found.items()}
 
 
@@ -187,7 +191,8 @@ def _fitting(elmo: LoadedElmo, chosen: list[Variant], text: list[list[str]], sec
     return text[: max(int(len(some) * 0.7 * seconds / turns / once), len(some))]
 
 
-def _time(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]], flop: float | None = None) -> list[dict]:
+def _time(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]], flop: float | None,
+          progress: bool) -> list[dict]:
     sentence = next(tokens for tokens in generated_sentences(_MOST_SENTENCES) if len(tokens) == SENTENCE_TOKENS)
     tokens, turns = sum(map(len, sentences)), {}
     for variant in chosen:
@@ -196,9 +201,11 @@ def _time(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]], f
             _seconds(lambda: _embed(elmo, variant, [sentence])) for _ in range(5))
     if flop:
         turns["ceiling"] = _ceiling(elmo)
-    for turn in turns.values():
-        turn()
-    samples, rows = take_turns(turns, ROUNDS), []
+    with progress_bar((1 + ROUNDS) * len(turns), "measurements", progress) as bar:
+        for turn in turns.values():
+            turn()
+            bar.update()
+        samples, rows = take_turns(turns, ROUNDS, lambda _: bar.update()), []
     for variant in chosen:
         slow, seconds, fast = np.percentile(samples[variant.name, "text"], [75, 50, 25]).tolist()
         row = {"variant": variant.name, "tokens_per_s": tokens / seconds, "quartiles": [tokens / slow, tokens / fast],
@@ -309,7 +316,7 @@ def plot(document: dict, path: str | os.PathLike) -> None:
 
 
 def command(model: str, device: str | None, precision: str, precisions: list[str] | None, text_file: str | None,
-            json_file: str | None, plot_file: str | None, seconds: float) -> Iterator[str]:
+            json_file: str | None, plot_file: str | None, seconds: float, progress: bool) -> Iterator[str]:
     """Run the subcommand: the lines of `report`; also write the document and the chart if files are given.
 
     `precisions` are None without the flag, and an empty list stands for all.
@@ -319,8 +326,8 @@ def command(model: str, device: str | None, precision: str, precisions: list[str
             check_target(path, name)
     if plot_file is not None:
         _check_plot(plot_file)
-    document = (bench(model, device, precision, seconds, text_file) if precisions is None else
-                bench_precisions(model, device, precisions or tuple(PRECISIONS), seconds, text_file))
+    document = (bench(model, device, precision, seconds, text_file, progress=progress) if precisions is None else
+                bench_precisions(model, device, precisions or tuple(PRECISIONS), seconds, text_file, progress=progress))
     if json_file is not None:
         with atomic_path(json_file) as part:
             part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

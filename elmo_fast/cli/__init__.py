@@ -1,6 +1,7 @@
 """The command `elmo-fast`. A subcommand calls one function, whose module is imported when the subcommand runs."""
 
 import argparse
+import difflib
 import io
 import logging
 import os
@@ -46,14 +47,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are unavailable, and why")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in (embed, cache, info, pictures, score, train, serve, seqvec, bench):
         module.add_commands(commands)
     return parser
 
 
 def _run(arguments: Sequence[str] | None) -> None:
-    parsed = vars(make_parser().parse_args(arguments))
+    parser = make_parser()
+    parsed = vars(parser.parse_args(arguments))
+    if "run" not in parsed:
+        parser.print_help(sys.stderr)
+        parser.exit(REFUSED)
     run, verbose = parsed.pop("run"), parsed.pop("verbose")
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
     run = pkgutil.resolve_name(run) if isinstance(run, str) else run
@@ -78,6 +83,21 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports errors in one line, without the usage, which would push the reason off the screen."""
 
     program = "elmo-fast"
+
+    def parse_args(self, args=None, namespace=None):
+        """As argparse does; numbers after `--weights` may be separated by spaces."""
+        from elmo_fast.cli.flags import join_weights
+
+        return super().parse_args(join_weights(sys.argv[1:] if args is None else args), namespace)
+
+    def _check_value(self, action: argparse.Action, value) -> None:
+        """argparse's check; for an unknown command the error names the nearest one, else all of them."""
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            near = difflib.get_close_matches(value, action.choices, n=1) or [
+                name for name in action.choices if value and name.startswith(value)]
+            meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"unknown command {value!r}: {meant}")
+        super()._check_value(action, value)
 
     def error(self, message: str):
         unknown = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []

@@ -1,14 +1,17 @@
 """The subcommand `bench`."""
 
-from elmo_fast.cli.flags import FORMATS_HELP, add_command, checked_type, shared
-from elmo_fast.model.sources import DEFAULT_MODEL
+from collections.abc import Iterator
+
+from elmo_fast.cli.flags import DEVICE_HELP, FORMATS_HELP, add_command, checked_type, shared
+from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.text.readers import open_texts
 
 
 def add_commands(commands) -> None:
     """Add the subcommand `bench`."""
-    parser = add_command(commands, "bench", "elmo_fast.bench.run:command", "measure speed, latency and memory of a "
-                         "model on this machine, in about half a minute", "--model", model=DEFAULT_MODEL)
+    parser = add_command(commands, "bench", _bench, "measure speed, latency and memory of a "
+                         "model on this machine, in about half a minute", "--model", "--quiet", model=DEFAULT_MODEL)
     parser.epilog = "Before anything is timed, the results are compared with those of the reference path."
     add = parser.add_mutually_exclusive_group().add_argument
     add("--precision", **shared("--precision"))
@@ -17,10 +20,19 @@ def add_commands(commands) -> None:
     add = parser.add_argument
     add("--text", dest="text_file", metavar="FILE", help="measure with the sentences of FILE, at most 8,192: UTF-8 "
         f"text, one tokenized sentence per line; {FORMATS_HELP} (default: generated text)")
-    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: the first GPU if there is one)")
+    add("--device", metavar="NAME", help=DEVICE_HELP.format("the first GPU if there is one"))
     add("--json", dest="json_file", metavar="FILE", help="write the results and a description of the machine to FILE")
     add("--plot", dest="plot_file", metavar="FILE", help="draw the speeds to FILE (.png, .svg, .pdf; needs "
-        "elmo-fast[plots])")
+        "matplotlib)")
     add("--seconds", default=30.0,
         type=checked_type(float, "a number from 1 to 3600", lambda value: 1 <= value <= 3600),
         help="approximate time to measure (default: %(default)s)")
+
+
+def _bench(**flags) -> Iterator[str]:
+    find_model(flags["model"])  # what is missing is found before torch, whose import takes seconds, is imported
+    if flags["text_file"] is not None:
+        open_texts(flags["text_file"]).close()
+    from elmo_fast.bench.run import command
+
+    return command(**flags)

@@ -1,13 +1,13 @@
 """The subcommand `cache`."""
 
 from elmo_fast.arguments import STORAGES
-from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, pop_fields
+from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, pop_fields, say
 
 
 def add_commands(commands) -> None:
     """Add the subcommand `cache`."""
     parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary into a token table for "
-                         "embed --token-table", *MODEL_FILES, *NUMERICS, "--cuda-device", "--quiet")
+                         "embed --token-table", *MODEL_FILES, *NUMERICS, "--device", "--quiet")
     parser.epilog = ("After an interruption, run the same command again to resume. embed refuses a table of a lower "
                      "precision than its own.")
     add = parser.add_argument
@@ -20,4 +20,6 @@ def add_commands(commands) -> None:
 def _cache(**flags) -> None:
     from elmo_fast.embed.jobs import ModelChoice, TableJob, write_table
 
-    write_table(TableJob(model=pop_fields(ModelChoice, flags), **flags))
+    written = write_table(TableJob(model=pop_fields(ModelChoice, flags), **flags))
+    if flags["progress"]:
+        say(written)

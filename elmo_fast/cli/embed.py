@@ -3,7 +3,16 @@
 import logging
 
 from elmo_fast import arguments
-from elmo_fast.cli.flags import FORMATS_HELP, MODEL_FILES, NUMERICS, add_command, at_least, checked_type, pop_fields
+from elmo_fast.cli.flags import (
+    FORMATS_HELP,
+    MODEL_FILES,
+    NUMERICS,
+    add_command,
+    add_weights,
+    at_least,
+    pop_fields,
+    say,
+)
 from elmo_fast.text.records import FORMATS
 from elmo_fast.vectors.layouts.table import LAYOUTS, SUFFIXES
 from elmo_fast.vectors.spec import POOLS
@@ -12,25 +21,26 @@ from elmo_fast.vectors.spec import POOLS
 def add_commands(commands) -> None:
     """Add the subcommand `embed`."""
     parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence per line, and write the "
-                         "vectors to a file", *MODEL_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
+                         "vectors to a file", *MODEL_FILES, "--state", *NUMERICS, "--device", "--quiet")
     parser.epilog = ("Results are saved in OUTPUT.part every half minute. If the process is killed, run the same "
                      "command with --resume to continue.")
     add = parser.add_argument
     add("input_file", metavar="INPUT", help=f"UTF-8 text, tokens separated by spaces; {FORMATS_HELP}")
-    add("output_file", metavar="OUTPUT", help=f"file that ends in {arguments.listed(SUFFIXES)} (only with --pool), or "
-        "a directory of shards")
-    layers = parser.add_mutually_exclusive_group(required=True)
-    for name, meaning in (("all", "write every layer"), ("top", "write the top layer"),
+    add("output_file", metavar="OUTPUT", help=f"file that ends in {arguments.listed(SUFFIXES)} (only with --pool); "
+        "a directory of shards with --layout and a name without suffix")
+    layers = parser.add_mutually_exclusive_group()
+    for name, meaning in (("all", "write every layer (default)"), ("top", "write the top layer"),
                           ("average", "write the mean of the layers")):
         layers.add_argument(f"--{name}", dest="layers", action="store_const", const=name, help=meaning)
-    factors = checked_type(lambda text: tuple(map(float, text.split(","))), "numbers separated by commas", bool)
-    layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="write a weighted sum "
-                        "of the layers")
+    layers.add_argument("--layer", dest="layers", type=at_least(0), metavar="N", help="write layer N, from 0 (the "
+                        "token layer)")
+    add_weights(layers, "write a weighted sum of the layers: 0.2,0.3,0.5", dest="layers")
     size = arguments.DEFAULT_BATCH_SIZE
     add("--batch-size", type=at_least(1), help=f"sentences at a time, at most {arguments.MOST_SENTENCES:,} (default: "
         f"{size}; {2 * size} where that is faster)")
     add("--resume", action="store_true", help="continue an interrupted run")
-    add("--allow-blank", action="store_true", help="accept texts without tokens; their arrays are empty")
+    add("--allow-blank", action="store_true", help="accept texts without tokens; their arrays are "
+        "empty, or with --pool zeros")
     add("--token-table", metavar="FILE", help="read token vectors from a file written by cache")
     add("--unknown", choices=arguments.UNKNOWN, help="for a word outside the table: encode it, stop with an error, or "
         "use the vector of <UNK> (default: encode)")
@@ -71,20 +81,23 @@ def _add_ray(parser) -> None:
 
 
 def _embed(vocab_path, include_package, file_friendly_logging, progress, ray, ray_workers, ray_cpus, ray_gpus,
-           **flags) -> None:
+           layers, **flags) -> None:
     from elmo_fast.embed.jobs import EmbedJob, ModelChoice, TextInput, VectorOutput, embed_file
 
     if vocab_path is not None:
         logging.getLogger(__name__).warning("--vocab-path: ignored, as in AllenNLP 0.9")
     _import_packages(include_package)
+    flags["layers"] = "all" if layers is None else layers
     job = EmbedJob(pop_fields(TextInput, flags), pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
                    progress="lines" if progress and file_friendly_logging else progress, **flags)
     if ray:
         from elmo_fast.scale.run import Cluster, embed_file_on_ray
 
-        embed_file_on_ray(job, Cluster(ray, ray_workers), ray_cpus, ray_gpus)
+        written = embed_file_on_ray(job, Cluster(ray, ray_workers), ray_cpus, ray_gpus)
     else:
-        embed_file(job)
+        written = embed_file(job)
+    if progress:
+        say(written)
 
 
 def _import_packages(names: list[str]) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from elmo_fast.text.records import FORMATS
 
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL"
 _SHARED: dict[str, dict[str, Any]] = {
-    "model": {"nargs": "?", "metavar": "MODEL", "help": _MODEL},
+    "model": {"nargs": "?", "metavar": "MODEL", "help": f"{_MODEL} (default: {DEFAULT_MODEL})"},
     "--model": {"help": f"{_MODEL} (default: {DEFAULT_MODEL})"},
     "--options-file": {"metavar": "FILE", "help": "options.json, a path or URL, given with --weight-file"},
     "--weight-file": {"metavar": "FILE", "help": "HDF5 weights, a path or URL"},
@@ -22,12 +23,13 @@ _SHARED: dict[str, dict[str, Any]] = {
                     "%(default)s)"},
     "--backend": {"choices": BACKENDS, "default": "auto", "help": "implementation of the operations (default: "
                   "%(default)s)"},
-    "--cuda-device": {"type": int, "default": -1, "help": "number of the GPU, or -1 for the CPU (default)"},
     "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite (otherwise an error)"},
-    "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
+    "--quiet": {"dest": "progress", "action": "store_false", "help": "print neither progress nor what was "
+                "written"},
 }
 FORMATS_HELP = (f"or, by suffix, {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}; also "
                 "compressed files and globs; - is stdin")
+DEVICE_HELP = "cpu, cuda, cuda:1 (default: {})"
 MODEL_FILES = "--model", "--options-file", "--weight-file"
 NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 
@@ -40,9 +42,22 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
     """
     parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     for flag in shared:
-        parser.add_argument(flag, **_SHARED[flag])
+        if flag == "--device":
+            _add_device(parser)
+        else:
+            parser.add_argument(flag, **_SHARED[flag])
     parser.set_defaults(run=run, **defaults)
     return parser
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    parser.set_defaults(device="cpu")
+    group.add_argument("--device", default=argparse.SUPPRESS, metavar="NAME", help=DEVICE_HELP.format("cpu"))
+    number = checked_type(int, "-1 for the CPU or the number of a GPU", lambda value: value >= -1)
+    group.add_argument("--cuda-device", dest="device", default=argparse.SUPPRESS, metavar="N", help="number of the "
+                       "GPU, or -1 for the CPU: AllenNLP's flag",
+                       type=lambda text: "cpu" if (value := number(text)) < 0 else f"cuda:{value}")
 
 
 def shared(flag: str) -> dict[str, Any]:
@@ -68,3 +83,43 @@ def checked_type(kind: Callable[[str], Any], expected: str, accepts: Callable[[A
 def at_least(least: int) -> Callable[[str], int]:
     """Make an argparse type for integers of at least `least`."""
     return checked_type(int, f"an integer of at least {least}", lambda value: value >= least)
+
+
+def add_weights(group, meaning: str, dest: str = "weights") -> None:
+    """Add the flag `--weights`, whose numbers `join_weights` has joined by commas."""
+    factors = checked_type(lambda text: tuple(map(float, text.split(","))), "numbers, as 0.2,0.3,0.5 or 0.2 0.3 0.5",
+                           bool)
+    group.add_argument("--weights", dest=dest, type=factors, metavar="W", help=meaning)
+
+
+def join_weights(arguments: Iterable[str]) -> list[str]:
+    """Arguments of a command in which the numbers after `--weights` are one argument: `--weights=0.2,0.3,0.5`.
+
+    Numbers are separated by commas, spaces or both. argparse alone would also take positional arguments after them.
+    """
+    joined: list[str] = []
+    numbers: list[str] | None = None  # of a list that may go on
+    for argument in arguments:
+        found = [part for part in argument.split(",") if part]
+        if numbers is not None and found and all(map(_is_number, found)):
+            numbers += found
+            joined[-1] = f"--weights={','.join(numbers)}"
+            if "," in argument.rstrip(","):  # a whole list: what follows is something else, if it looks like a number
+                numbers = None
+        else:
+            numbers = [] if argument == "--weights" else None
+            joined.append(argument)
+    return joined
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, where it is not among the results."""
+    print(f"elmo-fast: {line}", file=sys.stderr)

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command
-from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.sources import find_model
+from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 
 
 def add_commands(commands) -> None:
@@ -22,7 +21,7 @@ def _info(allow_nonfinite, **names) -> list[str]:
     from elmo_fast.ops.doctor import precisions_here
 
     if all(name is None for name in names.values()):
-        raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
+        names["model"] = DEFAULT_MODEL
     files = replace(find_model(**names), allow_nonfinite=allow_nonfinite)
     described = {**describe(files), "precisions on this CPU": precisions_here()}
     return [f"{name + ':':24}{value}" for name, value in described.items()]

@@ -3,27 +3,27 @@
 from collections.abc import Iterator
 
 from elmo_fast.arguments import FREE_STATES
-from elmo_fast.cli.flags import NUMERICS, add_command, at_least, pop_fields
+from elmo_fast.cli.flags import NUMERICS, add_command, add_weights, at_least, pop_fields, say
 from elmo_fast.model.sources import DEFAULT_MODEL
 
-_SHARED = "--model", *NUMERICS, "--cuda-device"
+_SHARED = "--model", *NUMERICS, "--device"
 
 
 def add_commands(commands) -> None:
     """Add the subcommands `compare` and `nearest`."""
     parser = add_command(commands, "compare", _compare, "print the cosine similarities of the tokens of two "
                          "sentences in every layer, and draw them", *_SHARED, model=DEFAULT_MODEL)
-    parser.epilog = "Sentences are split at spaces. Rows are tab-separated. .png, .svg and .pdf need elmo-fast[plots]."
+    parser.epilog = "Sentences are split at spaces. Rows are tab-separated. .png, .svg and .pdf need matplotlib."
     add = parser.add_argument
     add("first", metavar="FIRST", help="the sentence of the rows")
     add("second", metavar="SECOND", help="the sentence of the columns")
-    add("--weights", type=float, nargs="+", metavar="W", help="also compare in a weighted sum of the layers")
+    add_weights(parser, "also compare in a weighted sum of the layers: 0.2,0.3,0.5")
     add("--state", choices=FREE_STATES, default="warm", help="initial state of a sentence (default: %(default)s)")
     add("-o", "--output", metavar="FILE", help="file of the picture: .png, .svg, .pdf or .html")
     parser = add_command(commands, "nearest", _nearest, "print the contexts in a corpus whose vectors are nearest to "
                          "that of a word in context, and draw them", *_SHARED, model=DEFAULT_MODEL)
     parser.epilog = ("Rows are tab-separated: cosine, line, token (both from 1) and context. .png, .svg and .pdf need "
-                     "elmo-fast[plots].")
+                     "matplotlib.")
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence per line, a glob, or - for stdin; or a "
         "file of vectors written by --save or embed")
@@ -37,7 +37,7 @@ def add_commands(commands) -> None:
     add("--center", action="store_true", help="subtract the mean of the searched vectors first")
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument("--layer", metavar="L", help="average (default), top, or the number of a layer, from 0")
-    layers.add_argument("--weights", type=float, nargs="+", metavar="W", help="a weighted sum of the layers")
+    add_weights(layers, "a weighted sum of the layers: 0.2,0.3,0.5")
     add("--state", choices=FREE_STATES, help="initial state of a sentence (default: warm)")
     add("--save", metavar="FILE", help="also store the vectors of all tokens (HDF5, float16); FILE can then be CORPUS")
     add("-o", "--output", metavar="FILE", help="file of the picture: .html, .png, .svg or .pdf; or of the rows: .txt")
@@ -47,7 +47,7 @@ def _compare(**flags) -> Iterator[str]:
     from elmo_fast.embed.jobs import ModelChoice
     from elmo_fast.explore.jobs import CompareJob, compare_sentences
 
-    return compare_sentences(CompareJob(pop_fields(ModelChoice, flags), **flags))
+    return _reported(*compare_sentences(CompareJob(pop_fields(ModelChoice, flags), **flags)))
 
 
 def _nearest(weights, layer, **flags) -> Iterator[str]:
@@ -55,4 +55,11 @@ def _nearest(weights, layer, **flags) -> Iterator[str]:
     from elmo_fast.explore.jobs import NearestJob, Search, nearest_contexts
 
     job = NearestJob(pop_fields(ModelChoice, flags), pop_fields(Search, flags), layer=weights or layer, **flags)
-    return nearest_contexts(job)
+    return _reported(*nearest_contexts(job))
+
+
+def _reported(rows: Iterator[str], files: list[str]) -> Iterator[str]:
+    """The rows, then a line on stderr for every file that was written."""
+    yield from rows
+    for written in files:
+        say(written)

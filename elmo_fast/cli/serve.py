@@ -12,7 +12,7 @@ from elmo_fast.serve.limits import Limits
 def add_commands(commands) -> None:
     """Add the subcommand `serve`."""
     parser = add_command(commands, "serve", _serve, "serve embeddings over HTTP, also in the format of OpenAI's API",
-                         "--model", "--precision", "--backend", "--cuda-device", model=DEFAULT_MODEL)
+                         "--model", "--precision", "--backend", "--device", model=DEFAULT_MODEL)
     parser.epilog = "Routes, limits and deployment: docs/serving.md. On SIGTERM the server finishes running requests."
     add = parser.add_argument
     add("--state", choices=FREE_STATES, default="warm", help="initial state of a text (default: %(default)s)")

@@ -4,7 +4,8 @@ import argparse
 import math
 
 from elmo_fast.arguments import SIZES
-from elmo_fast.cli.flags import add_command, at_least, checked_type, shared
+from elmo_fast.cli.flags import DEVICE_HELP, add_command, at_least, checked_type, shared
+from elmo_fast.environment import install_line
 from elmo_fast.ops.precision import TRAINED
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
@@ -38,7 +39,7 @@ def add_commands(commands) -> None:
     add("--vocab", dest="vocab_file", metavar="FILE", help="vocabulary of an exported model (default: vocab.txt "
         "beside it)")
     add("--batch-size", **_COUNT, default=256, help="rows per batch (default: %(default)s)")
-    add("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1 (default: %(default)s)")
+    add("--device", default="cpu", metavar="NAME", help=DEVICE_HELP.format("cpu"))
     _add_exchange(commands)
 
 
@@ -55,7 +56,8 @@ def _add_exchange(commands) -> None:
     add("--options-file", metavar="FILE", help="options.json of --from-module")
     parser = add_command(commands, "import-tf", _import_tf, "import a training checkpoint of bilm-tf as a run that "
                          "train can resume", "--allow-nonfinite")
-    parser.epilog = ("The checkpoint is read with TensorFlow: install elmo-fast[tensorflow], or set "
+    parser.epilog = ("The checkpoint is read with TensorFlow: "
+                     f"{install_line('tensorflow')}, or set "
                      "ELMO_FAST_TENSORFLOW_PYTHON to the Python of an environment that has it.")
     add = parser.add_argument
     add("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, of which the "
@@ -130,7 +132,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=at_least(1), metavar="K", help="number of checkpoints to keep (default: 2)")
     add("--workers", type=_WORKERS, metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 on a "
         "GPU)")
-    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    add("--device", metavar="NAME", help=DEVICE_HELP.format("a GPU if there is one"))
     add("--precision", choices=TRAINED, help="numerical precision (default: medium, which is bf16, on GPUs "
         "that have it, else highest)")
     add("--tensorboard", action="store_true", default=None, help="also write TensorBoard events into RUN")
@@ -139,9 +141,19 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def train(**arguments) -> None:
     """Train with the parsed arguments of `add_train_arguments`."""
+    _find_texts(train=arguments["train"], heldout=arguments["heldout"])
     from elmo_fast.train.setup import start_or_resume
 
     start_or_resume(**{name: value for name, value in arguments.items() if value is not None})
+
+
+def _find_texts(**texts: list[str] | None) -> None:
+    """Find missing files before torch, whose import takes seconds, is imported."""
+    from elmo_fast.text.corpus import find_files
+
+    for name, patterns in texts.items():
+        if patterns:
+            find_files(patterns, name)
 
 
 def _vocab(inputs, output, **limits) -> list[str]:
@@ -152,16 +164,17 @@ def _vocab(inputs, output, **limits) -> list[str]:
 
 
 def _perplexity(**arguments) -> list[str]:
+    _find_texts(text=arguments["text"])
     from elmo_fast.train.evaluate import perplexity_of
 
     return [str(perplexity_of(**arguments))]
 
 
 def _export(source, output, from_module, options_file, float16, allow_nonfinite, **run_options) -> None:
-    from elmo_fast.train.export import export_run, export_state_dict
-
     if (source is None) == (from_module is None):
         raise ValueError(f"source: expected either RUN or --from-module, got {'neither' if source is None else 'both'}")
+    from elmo_fast.train.export import export_run, export_state_dict
+
     if from_module is not None:
         export_state_dict(from_module, options_file, output, float16, allow_nonfinite)
     else:

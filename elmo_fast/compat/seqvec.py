@@ -10,48 +10,62 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from tqdm import tqdm
 
 from elmo_fast.arguments import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count, check_path, shown
-from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.progress import Progress
-from elmo_fast.embed.run import Runner, Target, write_corpus
+from elmo_fast.embed.jobs import summary
+from elmo_fast.embed.progress import Progress, progress_bar
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
-from elmo_fast.model.sources import find_model, has_model
+from elmo_fast.model.sources import MODEL_NAMES, ModelFiles, find_model, is_name
 from elmo_fast.text import fasta
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.arrays import WRITERS, write_arrays
 from elmo_fast.vectors.layouts.table import layout_of, options_of
-from elmo_fast.vectors.spec import OutputSpec, Selection
+from elmo_fast.vectors.spec import OutputSpec, Selection, Target
 
+if TYPE_CHECKING:
+    from elmo_fast.embed.embedder import ElmoEmbedder
+
+_DEFAULT_DIRECTORY = "model"
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
 
 logger = logging.getLogger(__name__)
 
 
-def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> ElmoEmbedder:
-    """Load the model in a directory or archive (see `find_model`), on the first GPU unless `cpu`.
+def get_elmo_model(model_dir: str | os.PathLike | None, cpu: bool, *, device: str | None = None,
+                   **arguments) -> "ElmoEmbedder":
+    """Load the model in a directory or archive, or of a name or URL (see `find_model`), on the first GPU unless `cpu`.
 
-    If the directory or one of its two files is missing, the published model is downloaded into the cache. `arguments`
-    are keyword arguments of `ElmoEmbedder`.
+    None is the directory `model` if it exists. If it does not, and for an empty directory, the published model is
+    downloaded into the cache. `FileNotFoundError` for another path that does not exist. `arguments` are keyword
+    arguments of `ElmoEmbedder`, and `device`, in place of `cpu`, as in `load`.
     """
-    folder = Path(check_path("model", model_dir))
-    if folder.is_file() or (folder.is_dir() and has_model(folder)):
-        files = find_model(folder)
-    else:
+    files = _find(model_dir)
+    from elmo_fast.embed.embedder import ElmoEmbedder
+    from elmo_fast.ops.device import available_device
+
+    index = available_device("cpu" if cpu else device).index
+    return ElmoEmbedder(files.options_file, files.weight_file, -1 if index is None else index, **arguments)
+
+
+def _find(model_dir: str | os.PathLike | None) -> ModelFiles:
+    name = _DEFAULT_DIRECTORY if model_dir is None else check_path("model", model_dir)
+    folder = Path(name)
+    if (model_dir is None and not folder.exists()) or (folder.is_dir() and not any(folder.iterdir())):
         logger.info("no options.json and weights in %s: using the published SeqVec model", folder)
-        files = find_model("seqvec")
-    device = 0 if torch.cuda.is_available() and not cpu else -1
-    return ElmoEmbedder(files.options_file, files.weight_file, device, **arguments)
+        return find_model("seqvec")
+    if not folder.exists() and not is_name(name):
+        raise FileNotFoundError(f"model: expected a directory or an archive, or one of {', '.join(MODEL_NAMES)}, found "
+                                f"nothing at {name}; --model seqvec downloads the published model")
+    return find_model(name)
 
 
 @functools.lru_cache(maxsize=1)
-def _cpu_model(model_dir: str | os.PathLike, **arguments) -> ElmoEmbedder:
+def _cpu_model(model_dir: str | os.PathLike | None, **arguments) -> "ElmoEmbedder":
     return get_elmo_model(model_dir, cpu=True, **arguments)
 
 
@@ -111,7 +125,7 @@ def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> n
     return embedding.mean(axis=0) if per_protein else embedding
 
 
-def embed_with_fallback(batch: list[tuple[str, str]], model: ElmoEmbedder,
+def embed_with_fallback(batch: list[tuple[str, str]], model: "ElmoEmbedder",
                         model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the identifier and layers [layers, L, 2 P] of every (identifier, sequence) in a batch.
 
@@ -144,7 +158,7 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
     def embeddings():
         ordered = _sorted_by_length(read_fasta_file(seq_dir, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)
-        with tqdm(total=len(ordered), unit=" sequences", disable=None if progress else True) as bar:
+        with progress_bar(len(ordered), "sequences", progress) as bar:
             for batch in _batches(ordered, batchsize):
                 for identifier, layers in embed_with_fallback(batch, model, model_dir):
                     yield identifier, process_embedding(layers, per_protein, layer)
@@ -160,13 +174,14 @@ def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
     write_arrays(emb_path, the_generator)
 
 
-def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike,
+def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike | None,
                 per_protein: bool = False, split_char: str = "|", id_field: int = 1, cpu: bool = False,
                 layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE, *, progress: bool = True, resume: bool = False,
-                **arguments) -> None:
+                **arguments) -> str:
     """Run SeqVec's command: write the embeddings of `get_embeddings` to `.h5`, `.npz` or, for `per_protein`, `.npy`.
 
-    With `resume` it continues after the batches that an interrupted run has saved (see `write_corpus`).
+    With `resume` it continues after the batches that an interrupted run has saved (see `write_corpus`). Returns a line
+    that says what was written.
     """
     _check_output(output_path, per_protein)
     check_count("batchsize", batchsize)
@@ -174,6 +189,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
     with locked(output_path) as part:
         ordered = _sorted_by_length(read_fasta_file(input_path, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)
+        from elmo_fast.embed.run import Runner, write_corpus
 
         def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
             for group in groups:
@@ -184,8 +200,10 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
         target = Target(output_path, layout, form, options_of(layout, forget_sentences=True))
         runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
                         model.elmo_bilm.state)
-        write_corpus((Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered), runner, target,
-                     resume=resume, progress=Progress(progress, len(ordered), "sequences"), lock=part)
+        texts = (Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered)
+        written = write_corpus(texts, runner, target, resume=resume, lock=part,
+                               progress=Progress(progress, len(ordered), "sequences"))
+    return summary(target, written, model.elmo_bilm)
 
 
 @dataclass(frozen=True)
@@ -197,6 +215,10 @@ class _SeqVecSpec(OutputSpec):
 
     def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Selection:
         return Selection(process_embedding(vectors, self.per_protein, self.layer), None)
+
+    def shape_in_words(self, num_layers: int, width: int) -> str:
+        tokens = [] if self.per_protein else ["residues"]
+        return f"[{', '.join([*tokens, str(width * (num_layers if self.layer == 'all' else 1))])}]"
 
     def describe(self) -> dict:
         return {**super().describe(), "layers": self.layer, "pool": "mean" if self.per_protein else None}
@@ -214,7 +236,7 @@ def _sorted_by_length(sequences: dict[str, str]) -> list[tuple[str, str]]:
     return sorted(sequences.items(), key=lambda item: len(item[1]))
 
 
-def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir) -> np.ndarray:
+def _embed_alone(identifier: str, sequence: str, model: "ElmoEmbedder", model_dir) -> np.ndarray:
     try:
         return model.embed_sentence(list(sequence))
     except RuntimeError as error:

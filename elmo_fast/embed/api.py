@@ -10,7 +10,7 @@ import torch
 from elmo_fast.arguments import FREE_STATES, STATES, check_choice, check_path
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.progress import Progress
-from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.embed.run import write_corpus
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.families.models import open_bilm
@@ -22,10 +22,10 @@ from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.table import SUFFIXES, layout_of, options_of
-from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.vectors.spec import OutputSpec, Target
 
 Given = str | Sequence[str] | FastaRecord | Text
-Layers = str | Sequence[float]
+Layers = str | int | Sequence[float]
 
 
 def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device | None = None,
@@ -40,7 +40,9 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
     chosen_device = available_device(device)
     bilm = open_bilm(find_model(check_path("model", model)), state="warm", precision=precision, backend=backend,
                      allow_nonfinite=allow_nonfinite)
-    return LoadedElmo(without_spare_weights(bilm.to(chosen_device)))
+    loaded = LoadedElmo(without_spare_weights(bilm.to(chosen_device)))
+    loaded._name = os.fspath(model)
+    return loaded
 
 
 def without_spare_weights(bilm: BiLm) -> BiLm:
@@ -57,16 +59,34 @@ class LoadedElmo:
     def __init__(self, bilm: BiLm):
         self._embedder = ElmoEmbedder.from_bilm(bilm)
         self.bilm = bilm
+        self._name: str | None = None  # of the model, for `repr`
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, with the token layer: the first axis of an array of `embed`."""
+        return self.bilm.num_layers
+
+    @property
+    def dim(self) -> int:
+        """The number of values of a vector, 2 P: the last axis of an array of `embed`."""
+        return self.bilm.get_output_dim()
+
+    def __repr__(self) -> str:
+        bilm = self.bilm
+        named = {"num_layers": self.num_layers, "dim": self.dim, "device": str(bilm.lstm.B_0_0.device),
+                 "precision": bilm.precision}
+        named = {"model": self._name, **named} if self._name else named
+        return f"LoadedElmo({', '.join(f'{name}={value!r}' for name, value in named.items())})"
 
     def embed(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
               batch_size: int | None = None) -> list[np.ndarray]:
         """Vectors of texts, in order: float32 [layers, tokens, 2 P] a text.
 
-        `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool`
-        drops the axis of tokens: `mean`, `max`, or `first_last`, the forward half of the last token beside the backward
-        half of the first token. `state` as in `BiLm`: with `warm` and `zero` a text's vectors depend only on it.
-        `batch_size` texts run at a time, by default as many as `ElmoEmbedder.embed_sentences` chooses. A text without
-        tokens cannot be pooled.
+        `layers`: `all`, `top`, `average`, the number of a layer from 0 (the token layer), or a factor for each layer;
+        all but `all` drop the first axis. `pool` drops the axis of tokens: `mean`, `max`, or `first_last`, the forward
+        half of the last token beside the backward half of the first token. `state` as in `BiLm`: with `warm` and `zero`
+        a text's vectors depend only on it. `batch_size` texts run at a time, by default as many as
+        `ElmoEmbedder.embed_sentences` chooses. A text without tokens cannot be pooled.
         """
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
         texts = list(_texts(sentences, pool))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from elmo_fast.arguments import STORAGES, check_choice, shown
+from elmo_fast.embed.progress import progress_bar
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.model.bilm import BiLm
@@ -58,8 +58,11 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
 
 
 def write_words(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, storage: str,
-                progress: bool, lock: Path | None = None) -> None:
-    """As `write_token_table`; `lock` is what `locked(path)` gave a caller that has locked `path`, else None."""
+                progress: bool, lock: Path | None = None) -> tuple[int, int]:
+    """As `write_token_table`; returns the table's shape.
+
+    `lock` is what `locked(path)` gave a caller that has locked `path`, else None.
+    """
     words = words_of(vocabulary)
     shape = len(words), _encoder(bilm).dim
     check_choice("storage", storage, STORAGES)
@@ -70,6 +73,7 @@ def write_words(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path:
         for vectors in encoded(bilm, words, writer.done, progress):
             writer.append(vectors)
             stops.check()
+    return shape
 
 
 def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
@@ -98,7 +102,7 @@ def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Ite
     """Vectors of the words from number `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
     encoder, precision = _encoder(bilm), bilm.computes_in
     device = next(encoder.parameters()).device
-    with tqdm(total=len(words), initial=first, unit=" words", disable=None if progress else True) as bar:
+    with progress_bar(len(words), "words", progress, initial=first) as bar:
         for begin in range(first, len(words), _WORDS_A_BLOCK):
             ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)
             with torch.no_grad(), numerics(precision, device):

@@ -18,7 +18,7 @@ from elmo_fast.arguments import (
     shown,
 )
 from elmo_fast.embed.progress import Progress
-from elmo_fast.embed.run import Runner, Target, write_corpus
+from elmo_fast.embed.run import Runner, write_corpus
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
@@ -34,7 +34,7 @@ from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence, groups_of
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.vectors.spec import OutputSpec, Target
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"

@@ -1,29 +1,32 @@
-"""The work of the subcommands `embed` and `cache`: a file of vectors from a text, a token table from a vocabulary."""
+"""The work of the subcommands `embed` and `cache`: a file of vectors from a text, a token table from a vocabulary.
+
+Arguments and files are checked before torch, whose import takes seconds, is imported.
+"""
 
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from elmo_fast.arguments import check_file, local_path
-from elmo_fast.embed.api import LoadedElmo, load, without_spare_weights
-from elmo_fast.embed.build_table import corpus_words, write_words
-from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
+from elmo_fast.arguments import check_file, counted, local_path
 from elmo_fast.embed.progress import Progress
-from elmo_fast.embed.run import Target, write_corpus
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.lock import locked
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.families.models import open_bilm
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
-from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.text.readers import Texts, open_texts
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.layouts.table import layout_of, options_of
-from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.vectors.layouts.table import is_directory, layout_of, options_of
+from elmo_fast.vectors.spec import OutputSpec, Target
+
+if TYPE_CHECKING:
+    import torch
+
+    from elmo_fast.embed.api import LoadedElmo
+    from elmo_fast.embed.run import Written
+    from elmo_fast.model.bilm import BiLm
 
 
 @dataclass(frozen=True)
@@ -70,20 +73,32 @@ class VectorOutput:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model by name or by its two files, by default the bundled model; its precision, backend and device."""
+    """A model by name or by its two files, by default the bundled model; its precision, backend and device.
+
+    `device` is `cpu`, `cuda` or `cuda:NUMBER`, or None for the first GPU or else the CPU.
+    """
 
     model: str | None
     precision: str
     backend: str
-    cuda_device: int
+    device: str | None
     allow_nonfinite: bool = False
     options_file: str | None = None
     weight_file: str | None = None
 
-    def load(self) -> LoadedElmo:
+    def load(self) -> "LoadedElmo":
         """The named model on its device."""
-        return load(self.model, device=torch_device(self.cuda_device), precision=self.precision, backend=self.backend,
+        find_model(self.model)
+        from elmo_fast.embed.api import load
+
+        return load(self.model, device=self.device, precision=self.precision, backend=self.backend,
                     allow_nonfinite=self.allow_nonfinite)
+
+    def place(self) -> "torch.device":
+        """The device; `ValueError` unless this machine has it."""
+        from elmo_fast.ops.device import available_device
+
+        return available_device(self.device)
 
     def files(self, output: str, inputs: Iterable[str | None]) -> ModelFiles:
         """The model's files. `ConfigurationError` for an output that is a file of the model or of the inputs."""
@@ -96,8 +111,10 @@ class ModelChoice:
                 raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")
         return files
 
-    def open(self, files: ModelFiles, **arguments: Any) -> BiLm:
+    def open(self, files: ModelFiles, **arguments: Any) -> "BiLm":
         """The model on the CPU; `arguments` are those of `BiLm`."""
+        from elmo_fast.model.families.models import open_bilm
+
         return open_bilm(files, precision=self.precision, backend=self.backend, allow_nonfinite=self.allow_nonfinite,
                          **arguments)
 
@@ -121,24 +138,43 @@ class EmbedJob:
             raise ConfigurationError(f"--unknown: expected --token-table beside it, got {self.unknown} alone")
 
     @contextlib.contextmanager
-    def opened(self, form: OutputSpec) -> Iterator[tuple[Texts, BiLm, Progress]]:
+    def opened(self, form: OutputSpec) -> Iterator[tuple[Texts, "BiLm", Progress]]:
         """The texts, the model on its device, checked against `form`, and the progress. The caller locks the output."""
         with self.texts.open() as texts:
             files = self.model.files(self.output.output_file, [*texts.paths, self.token_table])
-            device = torch_device(self.model.cuda_device)
-            table = self.token_table and TokenTable.open(self.token_table, unknown=self.unknown or "encode")
+            table_file = self.token_table and check_file("token table", self.token_table)
+            progress = Progress(self.progress, texts.count())
+            device = self.model.place()
+            from elmo_fast.embed.api import without_spare_weights
+            from elmo_fast.model.token_table.table import TokenTable
+
+            table = table_file and TokenTable.open(table_file, unknown=self.unknown or "encode")
             bilm = self.model.open(files, state=self.state, token_table=table)
             form.check(bilm.num_layers)
-            progress = Progress(self.progress, texts.count())
             yield texts, without_spare_weights(bilm.to(device)), progress
 
 
-def embed_file(job: EmbedJob) -> None:
-    """Embed the texts of files into a file of vectors, or a directory of shards, in this process."""
+def embed_file(job: EmbedJob) -> str:
+    """Embed the texts of files into a file of vectors, or a directory of shards, in this process.
+
+    Returns a line that says what was written.
+    """
     target = job.output.target()
     with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
+        from elmo_fast.embed.embedder import ElmoEmbedder
+        from elmo_fast.embed.run import write_corpus
+
         runner = ElmoEmbedder.from_bilm(bilm).runner(job.batch_size, form=target.form)
-        write_corpus(texts, runner, target, resume=job.resume, progress=progress, lock=lock)
+        written = write_corpus(texts, runner, target, resume=job.resume, progress=progress, lock=lock)
+    return summary(target, written, bilm)
+
+
+def summary(target: Target, written: "Written", bilm: "BiLm") -> str:
+    """A line on a file of vectors: what it holds, the shape of a text's array, and the layout."""
+    form = target.form
+    kind = f"{target.layout}, a directory of shards" if is_directory(target.layout, target.path) else target.layout
+    return (f"{target.path}: {counted(written.texts, 'text')}, {counted(written.tokens, 'token')}, "
+            f"{form.shape_in_words(bilm.num_layers, bilm.get_output_dim())} in {form.dtype}, layout {kind}")
 
 
 @dataclass(frozen=True)
@@ -153,20 +189,25 @@ class TableJob:
     progress: bool
 
 
-def write_table(job: TableJob) -> None:
-    """Write the token table of a vocabulary; the same job resumes after an interruption."""
+def write_table(job: TableJob) -> str:
+    """Write the token table of a vocabulary; the same job resumes after an interruption. Says what it wrote."""
     check_target(job.output_file, "output file")
     with locked(job.output_file) as lock:
-        with open_texts(job.vocabulary, allow_blank=True) if job.corpus else contextlib.nullcontext() as texts:
+        with (open_texts(job.vocabulary, allow_blank=True) if job.corpus else contextlib.nullcontext()) as texts:
             files = job.model.files(job.output_file, texts.paths if job.corpus else [job.vocabulary])
-            device = torch_device(job.model.cuda_device)
+            if not job.corpus:
+                check_file("vocabulary", job.vocabulary)
+            device = job.model.place()
+            from elmo_fast.embed.build_table import corpus_words, write_words
+
             vocabulary = corpus_words(text.tokens for text in texts) if job.corpus else job.vocabulary
         bilm = job.model.open(files).to(device)
         try:
-            write_words(bilm, vocabulary, job.output_file, job.storage, job.progress, lock)
+            rows, size = write_words(bilm, vocabulary, job.output_file, job.storage, job.progress, lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
                                     f"{job.output_file}.part") from None
+    return f"{job.output_file}: vectors of {counted(rows, 'word')}, [{rows}, {size}] in {job.storage}"
 
 
 def _words(path: str) -> frozenset[str]:

@@ -1,10 +1,21 @@
-"""A progress bar of texts and tokens on stderr."""
+"""Progress bars on stderr, of texts and tokens and of other units."""
 
 import io
 import sys
 import time
+from typing import Any
 
 from tqdm import tqdm
+
+# Texts per second, also below one: tqdm's own format then has seconds per text, with a gap in the unit.
+_FORMATS = {"known": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
+            "unknown": "{n_fmt}{unit} [{elapsed}, {rate_noinv_fmt}{postfix}]"}
+
+
+def progress_bar(total: int | None, unit: str, how: bool = True, **options: Any) -> tqdm:
+    """tqdm's bar on stderr if that is a terminal and `how` is true; `unit` in the plural, `options` are tqdm's."""
+    return tqdm(**{"total": total, "unit": f" {unit}", "disable": None if how else True,
+                   "bar_format": _FORMATS["unknown" if total is None else "known"], **options})
 
 
 class Progress:
@@ -15,12 +26,11 @@ class Progress:
 
     def __init__(self, how: bool | str, total: int | None = None, unit: str = "sentences"):
         as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False}
-        self._how = {"total": total, "unit": f" {unit}", "disable": None if how else True,
-                     **(as_lines if how == "lines" else {})}
+        self._how = {"total": total, "unit": unit, "how": bool(how), **(as_lines if how == "lines" else {})}
 
     def __enter__(self) -> "Progress":
         self._tokens, self._begin = 0, time.monotonic()
-        self._bar = tqdm(**self._how)
+        self._bar = progress_bar(**self._how)
         return self
 
     def __exit__(self, *_) -> None:

@@ -12,27 +12,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from elmo_fast.arguments import local_path
 from elmo_fast.embed.progress import Progress
 from elmo_fast.environment import version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.lock import lock_of
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.ops.cpu import runs_as
+from elmo_fast.ops.backend import runs_as
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import not_a_string
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.table import has_unique_keys
 from elmo_fast.vectors.partial import PartialResult
-from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.vectors.spec import Target
 from elmo_fast.vectors.writer import SegmentWriter
 
 logger = logging.getLogger(__name__)
@@ -41,22 +40,11 @@ COMMIT_SECONDS = 30.0  # between two sections
 _HEAD = 100  # texts by which another input is recognized
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where vectors go and in what form; `options` are those of `layouts.segment`."""
+class Written(NamedTuple):
+    """The size of an output, with what earlier runs did."""
 
-    path: str | os.PathLike
-    layout: str
-    form: OutputSpec = field(default_factory=OutputSpec)
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self):
-        object.__setattr__(self, "path", local_path(self.path))
-
-    def settings(self) -> dict[str, Any]:
-        """JSON values that are equal where the same vectors give the same file."""
-        words = self.form.targets and _digest(json.dumps(sorted(self.form.targets)).encode()).hexdigest()
-        return {"layout": self.layout, **self.form.describe(), "targets": words, **self.options}
+    texts: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -101,8 +89,8 @@ class Runner:
 
 def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resume: bool = False,
                  progress: Progress | None = None, commit_seconds: float | None = None,
-                 lock: Path | None = None) -> None:
-    """Write the vectors of texts, atomically.
+                 lock: Path | None = None) -> Written:
+    """Write the vectors of texts, atomically; returns the size of the output.
 
     Sections end about `commit_seconds` after they began (a text that takes longer is not divided). What a run that did
     not end has left goes on with `resume`; `ConfigurationError` if that has other settings or texts. Without `resume`
@@ -122,6 +110,7 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
             with progress or Progress(False) as bar:
                 run.embed(bar, COMMIT_SECONDS if commit_seconds is None else commit_seconds)
             run.finish()
+            return Written(feed.count, feed.tokens)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(*([f"interrupted; {_remains(partial)}"] if partial.commits else [])) from None
         except BaseException:
@@ -182,7 +171,7 @@ class _Feed:
     def __init__(self, texts: Iterable[Text]):
         self._texts = iter(texts)
         self._digest = _digest()
-        self.count = 0
+        self.count = self.tokens = 0
         self.head: tuple[int, str] | None = None  # of the first texts
         self.waiting: deque[Text] = deque()
 
@@ -210,6 +199,7 @@ class _Feed:
         for text in self._texts:
             self._digest.update(_content(text))
             self.count += 1
+            self.tokens += len(text.tokens)
             if self.count == _HEAD:
                 self.head = self.count, self.digest
             yield text

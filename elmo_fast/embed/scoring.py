@@ -1,32 +1,41 @@
-"""Log-probabilities and substitutes of texts, as lines: what the subcommands `score` and `substitutes` print."""
+"""Log-probabilities and substitutes of texts, as lines: what the subcommands `score` and `substitutes` print.
+
+Files are found before torch, whose import takes seconds, is imported.
+"""
 
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.families import SOFTMAX_FILE
-from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import find_model
-from elmo_fast.text.batching import groups_of
 from elmo_fast.text.readers import Text, open_texts
+
+if TYPE_CHECKING:
+    from elmo_fast.model.softmax_head import SoftmaxHead
 
 _LINE_ENDS = re.compile(r"[\r\n]+")
 
 
 def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: str | None, *,
-              allow_nonfinite: bool = False, **arguments) -> SoftmaxHead:
+              allow_nonfinite: bool = False, device: str | None = "cpu", **arguments) -> "SoftmaxHead":
     """A model with its softmax and vocabulary, from `softmax.hdf5` and `vocab.txt` beside its weights unless given.
 
-    `model` as in `find_model`, `arguments` those of `BiLm`. NaN and infinities are refused unless `allow_nonfinite`.
+    `model` as in `find_model`, `device` as in `load`, `arguments` those of `BiLm`. NaN and infinities are refused
+    unless `allow_nonfinite`. `FileNotFoundError` for a model without a softmax.
     """
     files = find_model(model)
-    softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)
+    beside = files.weight_file.parent / SOFTMAX_FILE
+    if softmax_file is None and not beside.is_file():
+        raise FileNotFoundError(f"softmax: expected a model with its softmax, found none at {beside}: a model that you "
+                                "train and write with `elmo-fast export --softmax` has it, the published ones do not")
+    softmax_file = local_path(softmax_file or beside)
     if not os.path.isfile(softmax_file):
         raise FileNotFoundError("softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
                                 f"{softmax_file}")
@@ -35,7 +44,11 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
     files = replace(files, vocab_file=vocab_file, allow_nonfinite=allow_nonfinite)
-    bilm = BiLm.from_model(files, **arguments).eval()
+    from elmo_fast.model.bilm import BiLm
+    from elmo_fast.model.softmax_head import SoftmaxHead
+    from elmo_fast.ops.device import available_device
+
+    bilm = BiLm.from_model(files, **arguments).eval().to(available_device(device))
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, allow_nonfinite)
 
 
@@ -51,12 +64,14 @@ def substitute_file(input_file: str, top: int, direction: str, words: list[str] 
         yield from stops.checked(substitute_lines(load_head(**head), texts, top, direction, words))
 
 
-def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Iterator[str]:
+def score_lines(head: "SoftmaxHead", texts: Iterable[Text], tokens: bool) -> Iterator[str]:
     """Lines of tab-separated columns: forward and backward natural log-probability of each sentence, and its text.
 
     With `tokens`, one line per token, then lines for `</S>` and `<S>`, and a blank line after each sentence. Line ends
     inside a text are written as spaces.
     """
+    from elmo_fast.text.batching import groups_of
+
     for batch in groups_of(texts, DEFAULT_BATCH_SIZE):
         for text, score in zip(batch, head.score([text.tokens for text in batch])):
             if not tokens:
@@ -69,17 +84,18 @@ def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Itera
             yield ""
 
 
-def substitute_lines(head: SoftmaxHead, texts: Iterable[Text], k: int, direction: str,
+def substitute_lines(head: "SoftmaxHead", texts: Iterable[Text], k: int, direction: str,
                      words: list[str] | None) -> Iterator[str]:
-    """Lines, each a JSON object for a token, or for a token in `words`: sentence, position, word and `substitutes`.
+    """Lines, each a JSON object for a token, or for a token in `words`: line, token, word and `substitutes`.
 
-    Substitutes are pairs of a word and the natural log of its probability, the likeliest first.
+    Line and token count from 1, as in `nearest`. Substitutes are pairs of a word and the natural log of its
+    probability, the likeliest first.
     """
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, start=1):
         positions = [position for position, token in enumerate(text.tokens) if words is None or token in words]
         if not positions:
             continue
         for position, substitutes in zip(positions, head.substitutes_at(text.tokens, positions, k, direction)):
             pairs = [[substitute.word, round(substitute.log_probability, 6)] for substitute in substitutes]
-            yield json.dumps({"sentence": number, "position": position, "word": text.tokens[position],
+            yield json.dumps({"line": number, "token": position + 1, "word": text.tokens[position],
                               "substitutes": pairs}, ensure_ascii=False)

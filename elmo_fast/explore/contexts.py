@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import tee
+from numbers import Integral
 from typing import NamedTuple
 
 import h5py
@@ -110,7 +111,7 @@ class ContextIndex:
         self.places = places
         self.vectors = vectors
         self.lines = np.arange(len(texts)) if lines is None else np.asarray(lines, np.int64)
-        self.layers = layers
+        self.layers = int(layers) if isinstance(layers, Integral) else layers
         self.state = state
         self.model = model
         self.precision = precision
@@ -180,7 +181,8 @@ class ContextIndex:
         with atomic_hdf5(path) as (file, disk):
             file.attrs["format"], file.attrs["version"], file.attrs["state"] = FORMAT, 1, self.state
             file.attrs["model"], file.attrs["precision"] = self.model or "", self.precision or ""
-            file.attrs["layers"] = self.layers if isinstance(self.layers, str) else np.asarray(self.layers, np.float64)
+            file.attrs["layers"] = (self.layers if isinstance(self.layers, (str, int)) else
+                                    np.asarray(self.layers, np.float64))
             for name, values in (("places", self.places), ("lines", self.lines), ("token_bytes", content),
                                  ("token_ends", ends),
                                  ("text_ends", np.cumsum([len(text) for text in self.texts], dtype=np.int64))):
@@ -352,4 +354,6 @@ def _stored_layers(file: h5py.File, where: str) -> Layers:
     layers = file.attrs.get("layers")
     if isinstance(layers, np.ndarray) and layers.ndim == 1 and layers.dtype.kind == "f" and np.isfinite(layers).all():
         return tuple(layers.tolist())
+    if isinstance(layers, np.integer) and layers >= 0:
+        return int(layers)
     return check_choice(f"{where}: layers", layers, LAYERS[1:], ConfigurationError)

@@ -1,17 +1,25 @@
-"""The work of the subcommands `compare` and `nearest`: rows to print, and a picture."""
+"""The work of the subcommands `compare` and `nearest`: rows to print, and a picture.
+
+Arguments and files are checked before torch, whose import takes seconds, is imported.
+"""
 
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from elmo_fast.arguments import local_path
-from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.arguments import counted, local_path
 from elmo_fast.embed.jobs import ModelChoice
-from elmo_fast.explore.contexts import ContextIndex, compare
-from elmo_fast.explore.nearest import find_contexts, open_index, report_lines
 from elmo_fast.explore.pictures import CONTEXTS, MAPS, check_picture, named_maps, save_comparison, save_report
 from elmo_fast.files.atomic import check_target
 from elmo_fast.text.readers import open_texts
+
+if TYPE_CHECKING:
+    from elmo_fast.embed.api import LoadedElmo
+    from elmo_fast.explore.contexts import Comparison, ContextIndex
+    from elmo_fast.explore.nearest import Report
+
+Result = tuple[Iterator[str], list[str]]  # the rows to print, and a line on every file that was written
 
 
 @dataclass(frozen=True)
@@ -21,24 +29,39 @@ class CompareJob:
     model: ModelChoice
     first: str
     second: str
-    weights: list[float] | None
+    weights: tuple[float, ...] | None
     state: str
     output: str | None
 
 
-def compare_sentences(job: CompareJob) -> Iterator[str]:
+def compare_sentences(job: CompareJob) -> Result:
     """Tab-separated rows of cosines, one table per layer; the picture is written first."""
     if job.output is not None:
         check_picture(job.output, MAPS)
-    comparison = compare(job.model.load(), job.first, job.second, job.state)
-    maps = named_maps(comparison, job.weights)
+    elmo = job.model.load()
+    from elmo_fast.explore.contexts import compare
+
+    comparison = compare(elmo, job.first, job.second, job.state)
+    rows, files = _table(comparison, job.weights), []
     if job.output is not None:
         save_comparison(comparison, job.output, job.weights)
-    for title, cosines in maps.items():
-        yield "\t".join([title, *comparison.second_tokens])
-        for token, row in zip(comparison.first_tokens, cosines.tolist()):
-            yield "\t".join([token, *(f"{value:.4f}" for value in row)])
-        yield ""
+        maps = len(comparison.layers()) + (job.weights is not None)
+        size = f"{len(comparison.first_tokens)} x {len(comparison.second_tokens)}"
+        files = [f"{job.output}: {maps} maps of {size} cosines"]
+    return rows, files
+
+
+def _table(comparison: "Comparison", weights: tuple[float, ...] | None) -> Iterator[str]:
+    maps = named_maps(comparison, weights)
+
+    def lines() -> Iterator[str]:
+        for title, cosines in maps.items():
+            yield "\t".join([title, *comparison.second_tokens])
+            for token, row in zip(comparison.first_tokens, cosines.tolist()):
+                yield "\t".join([token, *(f"{value:.4f}" for value in row)])
+            yield ""
+
+    return lines()
 
 
 @dataclass(frozen=True)
@@ -60,13 +83,13 @@ class NearestJob:
     model: ModelChoice
     search: Search
     corpus: str
-    layer: str | list[float] | None
+    layer: str | tuple[float, ...] | None
     state: str | None
     save: str | None
     output: str | None
 
 
-def nearest_contexts(job: NearestJob) -> Iterator[str]:
+def nearest_contexts(job: NearestJob) -> Result:
     """The tab-separated rows of a report; the index and the picture are written first."""
     corpus, word = local_path(job.corpus), job.search.word
     for name, path in (("-o", job.output), ("--save", job.save)):
@@ -77,31 +100,46 @@ def nearest_contexts(job: NearestJob) -> Iterator[str]:
         check_picture(job.output, CONTEXTS)
     if job.save is not None:
         check_target(job.save, "--save")
+    if not os.path.isdir(corpus):  # a directory may hold vectors
+        open_texts(corpus).close()
     elmo = job.model.load()
-    index = _index(elmo, corpus, None if job.search.any_word or job.save else [word], job.layer, job.state)
+    from elmo_fast.explore.nearest import find_contexts, report_lines
+
+    index, files = _index(elmo, corpus, None if job.search.any_word or job.save else [word], job.layer, job.state), []
     if job.save is not None:
         index.save(job.save)
+        files.append(f"{job.save}: {counted(len(index), 'vector')} of {index.vectors.shape[1]} values in "
+                     f"{index.vectors.dtype}")
     report = find_contexts(elmo, index, **asdict(job.search))
     if job.output is not None:
         name = "stdin" if corpus == "-" else os.path.basename(corpus)
         save_report(report, job.output, f"Nearest contexts of \u201c{word}\u201d in {name}")
-    return report_lines(report)
+        files.append(f"{job.output}: {_size(report)}")
+    return report_lines(report), files
 
 
-def _index(elmo: LoadedElmo, corpus: str, words: Collection[str] | None, layer: str | list[float] | None,
-           state: str | None) -> ContextIndex:
+def _size(report: "Report") -> str:
+    contexts = sum(len(group.neighbours) for group in report.groups)
+    return f"{counted(contexts, 'context')}; the word occurs {counted(report.count, 'time')}"
+
+
+def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: str | tuple[float, ...] | None,
+           state: str | None) -> "ContextIndex":
+    from elmo_fast.explore.contexts import ContextIndex
+    from elmo_fast.explore.nearest import open_index
+
     if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
         if layer or state:
             raise ValueError(f"--layer, --weights, --state: expected a text as CORPUS, got the vectors in {corpus}")
         return index
-    layers, dtype = _layers(layer, elmo.bilm.num_layers), "float16" if words is None else "float32"
+    layers, dtype = _layers(layer, elmo.num_layers), "float16" if words is None else "float32"
     with open_texts(corpus, allow_blank=True) as texts:
         return ContextIndex.build(elmo, texts, words=words, layers=layers, state=state or "warm", dtype=dtype)
 
 
-def _layers(layer: str | list[float] | None, count: int) -> str | list[float]:
-    if layer in (None, "average", "top") or isinstance(layer, list):
+def _layers(layer: str | tuple[float, ...] | None, count: int) -> str | int | tuple[float, ...]:
+    if layer in (None, "average", "top") or isinstance(layer, tuple):
         return layer or "average"
     if not layer.isdecimal() or int(layer) >= count:
         raise ValueError(f"--layer: expected average, top or a number from 0 to {count - 1}, got {layer}")
-    return [float(number == int(layer)) for number in range(count)]
+    return int(layer)

@@ -58,6 +58,7 @@ def atomic_directory(target: str | os.PathLike, last: str | None = None, lock: P
     `lock` is the path of a lock that the caller holds.
     """
     target = local_path(target)
+    refuse_stdout(target, "output")
     final = Path(os.path.realpath(target))
     final.parent.mkdir(parents=True, exist_ok=True)
     with lock_of(final, lock) as part:
@@ -78,12 +79,20 @@ def atomic_directory(target: str | os.PathLike, last: str | None = None, lock: P
             remove(part)
 
 
+def refuse_stdout(path: str, name: str) -> None:
+    """Raise `ConfigurationError` for `-`: an output is a file, since it is written atomically."""
+    if path == "-":
+        raise ConfigurationError(f"{name}: expected the name of a file, got -: this output cannot be written to stdout "
+                                 "(./- is a file of that name)")
+
+
 def check_target(path: str | os.PathLike, name: str) -> None:
     """Raise `OSError` when no file can be written at `path`, before any work is done; errors call it `name`.
 
-    `ValueError` for a value that is not a path.
+    `ValueError` for a value that is not a path, and for `-`.
     """
     target = check_path(name, path)
+    refuse_stdout(target, name)
     folder = target if target.endswith(("/", os.sep)) else os.path.dirname(os.path.realpath(target))
     if not target:
         raise FileNotFoundError(f"{name}: expected a file's path, got an empty one")

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from elmo_fast.arguments import check_path
-from elmo_fast.environment import cache_directory
+from elmo_fast.environment import cache_directory, install_line
 from elmo_fast.files.atomic import store_once
 from elmo_fast.files.stops import interruptible
 
@@ -33,15 +33,24 @@ def fetch(location: str | os.PathLike) -> Path:
         store_once(target, functools.partial(interruptible(_copy), name, target.name))
     except ImportError as error:
         raise ImportError(f"fetching {name} needs a package that is not there ({error}): "
-                          f"install elmo-fast[remote]. {remedy}") from error
+                          f"{install_line('remote')}. {remedy}") from error
     except Exception as error:
         while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
             error = error.__cause__  # fsspec calls every failed connection FileNotFoundError
-        status, text = getattr(error, "status", None), str(error)
-        reason = f"{type(error).__name__}: {text}" if text and text != name else type(error).__name__
+        status = getattr(error, "status", None)
         kind = FileNotFoundError if status == 404 or isinstance(error, FileNotFoundError) else OSError
-        raise kind(f"{name}: the download failed ({reason}); nothing was stored. {remedy}") from error
+        raise kind(f"{name}: the download failed ({_reason(error, name)}); nothing was stored. {remedy}") from error
     return target
+
+
+def _reason(error: BaseException, url: str) -> str:
+    """Why a download failed: what the server answered, if it answered, else the error."""
+    text, status = str(error), getattr(error, "status", None)
+    if status is not None:
+        return f"the server answered {status} {getattr(error, 'message', '')}".rstrip()
+    if isinstance(error, FileNotFoundError) and text == url and url.startswith(("http://", "https://")):
+        return "the server answered 404 Not Found"  # for which fsspec raises an error with the URL alone
+    return f"{type(error).__name__}: {text}" if text and text != url else type(error).__name__
 
 
 def cache_path(url: str) -> Path:

@@ -1,6 +1,7 @@
 """`ElmoModule`: the first module of a sentence-transformers model, followed by a `Pooling`."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ class ElmoModule(InputModule):
         activations, mask = self.bilm(features["input_ids"])
         if isinstance(self.layers, str) and self.layers == "all":
             values = torch.cat(activations, dim=2)
+        elif isinstance(self.layers, Integral):
+            values = activations[self.layers]
         elif isinstance(self.layers, str):
             values = activations[-1] if self.layers == "top" else sum(activations) / len(activations)
         else:

@@ -34,7 +34,7 @@ class ElmoPipe(Pipe):
     weights. The arguments, stored in the pipeline's configuration, are those of `load` and of `LoadedElmo.embed`.
     """
 
-    def __init__(self, nlp: Language, name: str, model: str, layers: str | list[float], state: str,
+    def __init__(self, nlp: Language, name: str, model: str, layers: str | int | list[float], state: str,
                  device: str | None, precision: str, backend: str, batch_size: int, allow_nonfinite: bool):
         self.name, self._model = name, model
         self._how = {"device": device, "precision": precision, "backend": backend, "allow_nonfinite": allow_nonfinite}

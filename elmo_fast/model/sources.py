@@ -1,5 +1,6 @@
 """A model's files: two paths, a directory, an archive, a URL, or a name; downloads are stored in a cache."""
 
+import difflib
 import functools
 import hashlib
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elmo_fast.arguments import check_choice, check_path
-from elmo_fast.environment import cache_directory
+from elmo_fast.environment import cache_directory, install_line
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.archives import DAMAGE, Member, is_archive, open_archive
 from elmo_fast.files.atomic import DeferredErrorFile, store_once
@@ -28,9 +29,16 @@ NAMED_MODELS = {
     "seqvec": "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/",
 }
 NLPL = "http://vectors.nlpl.eu/repository"
-# Languages of ELMoForManyLangs, whose models have the numbers from 136 on in release 11 of the NLPL repository.
-LANGUAGES = ("ar bg ca cs cu da de el en es et eu fa fi fr ga gl grc he hi hr hu id it ja ko la lv nl nb nn pl pt ro "
-             "ru sk sl sv tr ug uk ur vi zh").split()
+# Languages of ELMoForManyLangs by code; their models have the numbers from 136 on in release 11 of the NLPL repository.
+LANGUAGES = {
+    "ar": "Arabic", "bg": "Bulgarian", "ca": "Catalan", "cs": "Czech", "cu": "Old Church Slavonic", "da": "Danish",
+    "de": "German", "el": "Greek", "en": "English", "es": "Spanish", "et": "Estonian", "eu": "Basque",
+    "fa": "Persian", "fi": "Finnish", "fr": "French", "ga": "Irish", "gl": "Galician", "grc": "Ancient Greek",
+    "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "id": "Indonesian", "it": "Italian",
+    "ja": "Japanese", "ko": "Korean", "la": "Latin", "lv": "Latvian", "nl": "Dutch", "nb": "Norwegian Bokmål",
+    "nn": "Norwegian Nynorsk", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sk": "Slovak",
+    "sl": "Slovene", "sv": "Swedish", "tr": "Turkish", "ug": "Uyghur", "uk": "Ukrainian", "ur": "Urdu",
+    "vi": "Vietnamese", "zh": "Chinese"}
 _FIRST_LANGUAGE = 136
 DEFAULT_MODEL = "bundled"
 MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, "nlpl:NUMBER", "manylangs:LANGUAGE")
@@ -82,8 +90,9 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
     if path.exists():
         raise ConfigurationError(f"model: expected a directory, ZIP or tar with {_OPTIONS} and {_WEIGHTS}, got {path}, "
                                  f"which is {_what_is(path)}")
+    near = difflib.get_close_matches(name, (DEFAULT_MODEL, *NAMED_MODELS), n=1, cutoff=0.75)
     raise FileNotFoundError(f"model: expected one of {', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL; "
-                            f"found nothing at {path}")
+                            f"found nothing at {path}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def _what_is(path: Path) -> str:
@@ -105,18 +114,17 @@ def _begins_as_hdf5(path: Path) -> bool:
         return False
 
 
-def has_model(directory: Path) -> bool:
-    """Whether a directory has options and weights, also if it has several of them, which `find_model` refuses."""
-    names = _names(directory)
-    return family_of(names).is_complete(names)
+def is_name(model: str) -> bool:
+    """Whether `find_model` takes the string as the name of a model, or as a URL, rather than as a path."""
+    return model == DEFAULT_MODEL or model in NAMED_MODELS or is_url(repository_url(model))
 
 
 def repository_url(name: str) -> str:
     """The URL that `nlpl:NUMBER` or `manylangs:LANGUAGE` stands for; any other name unchanged."""
     kind, _, which = name.partition(":")
     if kind == "manylangs":
-        check_choice("manylangs", which, LANGUAGES, ConfigurationError)
-        return f"{NLPL}/11/{_FIRST_LANGUAGE + LANGUAGES.index(which)}.zip"
+        check_choice("manylangs", which, tuple(LANGUAGES), ConfigurationError)
+        return f"{NLPL}/11/{_FIRST_LANGUAGE + list(LANGUAGES).index(which)}.zip"
     if kind != "nlpl":
         return name
     if not (which.isascii() and which.isdigit()):
@@ -173,8 +181,9 @@ def _remote_model_files(url: str) -> list[str]:
         system, path = fsspec.url_to_fs(url)
         entries = system.ls(path, detail=True) if system.isdir(path) else []
     except ImportError as error:
-        raise ImportError(f"reading {url} needs a package that is missing ({error}): install elmo-fast[remote]"
-                          f"{', and huggingface_hub for hf://' if url.startswith('hf://') else ''}") from error
+        hub = ", and pip install huggingface_hub for hf://" if url.startswith("hf://") else ""
+        raise ImportError(f"reading {url} needs a package that is missing ({error}): {install_line('remote')}{hub}"
+                          ) from error
     except Exception as error:
         raise OSError(f"model: {url} cannot be listed ({type(error).__name__}: {error})") from error
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]
@@ -293,8 +302,8 @@ def public_models() -> list[PublicModel]:
                     f"{NAMED_MODELS['seqvec']}{{options.json,weights.hdf5}}"),
         PublicModel("nlpl:NUMBER", "many", _UNSTATED, "see its meta.json", f"{NLPL}/20/NUMBER.zip, catalogue: "
                     f"{NLPL}/20.json"),
-        *(PublicModel(f"manylangs:{language}", language, _UNSTATED, "MIT (its repository)",
-                      repository_url(f"manylangs:{language}")) for language in LANGUAGES),
+        *(PublicModel(f"manylangs:{code}", language, _UNSTATED, "MIT (its repository)",
+                      repository_url(f"manylangs:{code}")) for code, language in LANGUAGES.items()),
     ]
 
 

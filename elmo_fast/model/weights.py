@@ -19,7 +19,7 @@ from elmo_fast.files.hdf5 import atomic_hdf5, datasets_of, open_hdf5
 from elmo_fast.model.families import BILM_TF, FAMILIES
 from elmo_fast.model.options import N_CHARACTERS, Options
 from elmo_fast.model.sources import ModelFiles
-from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
 
 Weights = Mapping[str, np.ndarray]
@@ -80,7 +80,7 @@ def with_vocabulary(options: Options, vocab_file: str | os.PathLike | None) -> O
     if options.char_cnn is not None or vocab_file is None:
         return options
     vocabulary = Vocabulary(vocab_file)
-    vocabulary.require(*BOUNDARIES)
+    vocabulary.require(BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN)
     if vocabulary.size != options.n_tokens_vocab:
         raise ConfigurationError(f"vocabulary {os.fspath(vocab_file)}: expected the {options.n_tokens_vocab} words of "
                                  f"the model, got {vocabulary.size}: give the file that it was trained with")

@@ -1,14 +1,21 @@
-"""Choose the implementation of an op, and say why a faster implementation cannot run."""
+"""Choose the implementation of an op, and say why a faster implementation cannot run.
+
+Importing this module does not import torch: `elmo-fast doctor` and `info` read it.
+"""
 
 import functools
 import importlib
 import logging
 import os
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from elmo_fast.arguments import BACKENDS, check_choice
+from elmo_fast.environment import install_line
+from elmo_fast.ops.precision import PRECISIONS
+
+if TYPE_CHECKING:
+    import torch
 
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
@@ -22,7 +29,7 @@ log_once = functools.cache(logging.getLogger(__name__).info)
 check_backend = functools.partial(check_choice, "backend", choices=BACKENDS)
 
 
-def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | None = None) -> str:
+def resolve(op: str, backend: str, *tensors: "torch.Tensor", unsupported: str | None = None) -> str:
     """The backend that runs `op` on `tensors`, its operands: `reference`, `torch` or `native`.
 
     `auto` takes the fastest backend that can run the call and logs once why faster backends cannot. A backend that
@@ -42,8 +49,10 @@ def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | No
     raise RuntimeError(f"backend: expected one that can run {op}, got none: {reason}")
 
 
-def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported: str | None = None) -> str | None:
+def why_not(op: str, backend: str, tensors: "Sequence[torch.Tensor]", unsupported: str | None = None) -> str | None:
     """The reason why `backend` cannot run `op` on `tensors`, or None when it can."""
+    import torch
+
     if backend != "native":
         is_dropped = any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors)
         return "the fp32 weights were dropped (drop_fp32); read the model again" if is_dropped else None
@@ -61,16 +70,20 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported:
     return native_module()[1] if device == "cpu" else None
 
 
-def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
+def needs_gradient(tensors: "Sequence[torch.Tensor]") -> bool:
     """Whether autograd records a call on these operands."""
+    import torch
+
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 @functools.cache
-def why_no_triton(device: torch.device) -> str | None:
+def why_no_triton(device: "torch.device") -> str | None:
     """The reason why the Triton kernels cannot run on `device`, or None when they can."""
     if device.type != "cuda":
         return f"Triton has no kernels for {device.type}"
+    import torch
+
     capability = torch.cuda.get_device_capability(device)
     if os.environ.get("ELMO_FAST_NO_TRITON") == "1":
         return "ELMO_FAST_NO_TRITON=1 is set"
@@ -80,7 +93,7 @@ def why_no_triton(device: torch.device) -> str | None:
     try:
         version = triton_version()
     except ImportError as error:
-        return f"triton cannot be imported ({error}); pip install 'elmo-fast[triton]' brings it"
+        return f"triton cannot be imported ({error}); {install_line('triton')} brings it"
     needed, torch_version = _TRITON_ON_10 if capability[0] == 10 else _TRITON
     if version < needed:
         return (f"the Triton kernels need Triton {needed[0]}.{needed[1]} or newer on this GPU, which torch "
@@ -96,16 +109,51 @@ def triton_version() -> tuple[int, int]:
 
 @functools.cache
 def native_module():
-    """The compiled module and None, or None and the reason why the module is not used."""
+    """The compiled module and None, or None and the reason why the module is not used. It uses PyTorch's threads."""
+    module, reason = native_build()
+    if module is not None:
+        module.use_openmp_threads()
+    return module, reason
+
+
+@functools.cache
+def native_build():
+    """As `native_module`, for questions about this machine: nothing is computed, so torch need not be loaded."""
     if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
         return None, "ELMO_FAST_NO_NATIVE=1 is set"
     try:
-        module = importlib.import_module("elmo_fast._native")
+        return importlib.import_module("elmo_fast._native"), None
     except ImportError as error:
         try:
             skipped = importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
         except (ImportError, AttributeError):
             skipped = None
         return None, skipped or f"the native module cannot be loaded ({error})"
-    module.use_openmp_threads()
-    return module, None
+
+
+def number_of(precision: str) -> int:
+    """The engine's number of a precision."""
+    return native_build()[0].precisions[precision]
+
+
+def supports_precision(precision: str) -> bool:
+    """Whether the engine has kernels for `precision` on this machine."""
+    module = native_build()[0]
+    return module is not None and precision in module.precisions and bool(module.lstm_isa(number_of(precision)))
+
+
+def effective_precision(precision: str) -> str:
+    """`precision`, or `highest` where the processor does not support it, which is logged once."""
+    if supports_precision(precision):
+        return precision
+    log_once(f"precision {precision!r} runs as 'highest': this processor has no {PRECISIONS[precision].needs}")
+    return "highest"
+
+
+def runs_as(precision: str) -> str:
+    """What the engine computes where `precision` is asked for, in words: `medium` has two kinds of products."""
+    if not supports_precision(precision):
+        return "highest"
+    module = native_build()[0]
+    has_products = module.lstm_isa(number_of(precision)) != module.lstm_isa(number_of("highest"))
+    return precision if precision != "medium" or has_products else "medium (weights in bf16, products in fp32)"

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 
-from elmo_fast.ops.backend import needs_gradient, resolve
+from elmo_fast.ops.backend import effective_precision, needs_gradient, resolve
 from elmo_fast.ops.char_cnn.cpu import Filters, filter_values, packed_filters
-from elmo_fast.ops.cpu import effective_precision, on_this_machine
+from elmo_fast.ops.cpu import on_this_machine
 from elmo_fast.ops.linear.cpu import packed_product, product
 from elmo_fast.ops.weight_cache import cached
 from elmo_fast.ops.weight_snapshot import Tensors

@@ -1,4 +1,4 @@
-"""Functions shared by the ops on the C++ engine: precisions of this machine, packed weights, pointers.
+"""Functions shared by the ops on the C++ engine: packed weights, threads, pointers.
 
 The engine takes and returns fp32 tensors. Sums have a fixed order: a row's result has the same bits in any batch and on
 any number of threads.
@@ -11,41 +11,12 @@ import torch
 
 from elmo_fast.environment import cores
 from elmo_fast.ops import weight_cache
-from elmo_fast.ops.backend import log_once, native_module
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.weight_snapshot import Tensors
 
 if hasattr(os, "register_at_fork"):
     # PyTorch's threads do not outlive a fork, and the child would wait for them.
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-
-
-def number_of(precision: str) -> int:
-    """The engine's number of a precision."""
-    return native_module()[0].precisions[precision]
-
-
-def supports_precision(precision: str) -> bool:
-    """Whether the engine has kernels for `precision` on this machine."""
-    module = native_module()[0]
-    return module is not None and precision in module.precisions and bool(module.lstm_isa(number_of(precision)))
-
-
-def effective_precision(precision: str) -> str:
-    """`precision`, or `highest` where the processor does not support it, which is logged once."""
-    if supports_precision(precision):
-        return precision
-    log_once(f"precision {precision!r} runs as 'highest': this processor has no {PRECISIONS[precision].needs}")
-    return "highest"
-
-
-def runs_as(precision: str) -> str:
-    """What the engine computes where `precision` is asked for, in words: `medium` has two kinds of products."""
-    if not supports_precision(precision):
-        return "highest"
-    module = native_module()[0]
-    has_products = module.lstm_isa(number_of(precision)) != module.lstm_isa(number_of("highest"))
-    return precision if precision != "medium" or has_products else "medium (weights in bf16, products in fp32)"
 
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):

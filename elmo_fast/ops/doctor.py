@@ -1,33 +1,75 @@
-"""Report versions, processor and GPUs of this machine, and the backend of every op."""
+"""Report versions, processor and GPUs of this machine, and the backend of every op.
 
+torch, whose import takes seconds, is imported only where it may see a GPU.
+"""
+
+import ctypes
 import os
 import platform
-
-import torch
+import sys
+from typing import TYPE_CHECKING
 
 from elmo_fast.arguments import SIZES
 from elmo_fast.environment import affinity, cores, cpu_quota, version
-from elmo_fast.ops import choices
-from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
-from elmo_fast.ops.cpu import runs_as, supports_precision
+from elmo_fast.ops.backend import (
+    LADDER,
+    OPS,
+    native_build,
+    resolve,
+    runs_as,
+    supports_precision,
+    why_no_triton,
+    why_not,
+)
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent
 
+if TYPE_CHECKING:
+    import torch
+
+    from elmo_fast.ops import choices
+
+_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
 
 
 def report() -> list[str]:
     """Lines on versions, processor, GPUs, and for every op the backend in use and why faster backends are not."""
-    versions = {name: version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build: +cpu
-    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    devices = _gpu_devices()
+    versions = {name: version(name) for name in _PACKAGES}
+    if "torch" in sys.modules:
+        versions["torch"] = sys.modules["torch"].__version__  # with its build: +cu130
     lstm = (line for device in devices for line in lstm_lines(device))
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
             "packages     " + ", ".join(f"{name} {number}" for name, number in versions.items()),
-            *_processor(), *_gpus(), *_backends(), *lstm]
+            *_processor(), *_gpus(devices), *_backends(devices), *lstm]
 
 
-def lstm_lines(device: torch.device) -> list[str]:
+def _gpu_devices() -> list["torch.device"]:
+    """The GPUs that torch can use; torch is not imported if it is a build for CPUs, or there is no NVIDIA driver."""
+    if "torch" not in sys.modules and not _may_have_gpu(version("torch")):
+        return []
+    import torch
+
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def _may_have_gpu(torch_version: str) -> bool:
+    if torch_version == "not installed" or torch_version.endswith("+cpu"):
+        return False
+    if "rocm" in torch_version or sys.platform not in _DRIVERS:
+        return True
+    try:
+        ctypes.CDLL(_DRIVERS[sys.platform])
+    except OSError:
+        return False
+    return True
+
+
+def lstm_lines(device: "torch.device") -> list[str]:
     """Lines on the LSTM's two paths on a GPU and their recorded timings. Launches nothing."""
+    from elmo_fast.ops import choices
+    from elmo_fast.ops.projected_lstm.cuda import choice
+
     triton, forced = why_no_triton(device), os.environ.get(choice.VARIABLE)
     kernels = "Triton" if not triton else f"torch operations: {triton}"
     measured = [f"auto         {name}: {choices.fastest(found[-1])} ({_times(found[-1])}"
@@ -39,11 +81,13 @@ def lstm_lines(device: torch.device) -> list[str]:
             *([f"LSTM forced  {choice.VARIABLE}={forced} is set: the other path is not taken"] if forced else [])]
 
 
-def _times(measured: choices.Measured) -> str:
+def _times(measured: "choices.Measured") -> str:
     return ", ".join(f"{way} {1e6 * seconds:.0f} us" for way, seconds in measured.items())
 
 
-def _persistent(device: torch.device) -> str:
+def _persistent(device: "torch.device") -> str:
+    from elmo_fast.ops.projected_lstm.cuda import persistent
+
     if reason := persistent.lacks(device):
         return f"not there: {reason}"
     unfit = [f"{dim} cells: {reason}" for dim, projection, _ in SIZES.values()
@@ -52,11 +96,14 @@ def _persistent(device: torch.device) -> str:
 
 
 def _processor() -> list[str]:
-    module, reason = native_module()
+    module, reason = native_build()
     quota = cpu_quota()
-    threads = (f"threads      {min(torch.get_num_threads(), cores())}: the least of PyTorch's "
-               f"{torch.get_num_threads()}, {affinity()} processors to run on, and "
-               f"{'no quota' if quota is None else f'a quota of {quota:g}'}")
+    limits = f"{affinity()} processors to run on, and {'no quota' if quota is None else f'a quota of {quota:g}'}"
+    if "torch" in sys.modules:
+        number = sys.modules["torch"].get_num_threads()
+        threads = f"threads      {min(number, cores())}: the least of PyTorch's {number}, {limits}"
+    else:
+        threads = f"threads      at most {cores()}: the least of PyTorch's, {limits}"
     if module is None:
         return [threads, f"native       not there: {reason}"]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}{_other_engines(module)}",
@@ -85,21 +132,27 @@ def _other_engines(module) -> str:
                    for isa, names in lacking.items() if names)
 
 
-def _gpus() -> list[str]:
-    if not torch.cuda.is_available():
+def _gpus(devices: list["torch.device"]) -> list[str]:
+    if not devices:
         return ["GPU          none that torch can use"]
-    names = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [f"GPU {index}        {each.name}, sm_{each.major}{each.minor}, {each.total_memory / 2**30:.0f} GiB"
-            for index, each in enumerate(names)]
+    import torch
+
+    found = [torch.cuda.get_device_properties(device) for device in devices]
+    return [f"GPU {index}        {gpu.name}, sm_{gpu.major}{gpu.minor}, {gpu.total_memory / 2**30:.0f} GiB"
+            for index, gpu in enumerate(found)]
 
 
-def _backends() -> list[str]:
-    lines, (_, absent) = [], native_module()  # another line of the report says why the module is absent
-    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
-        operand = torch.empty(0, device=device)
+def _backends(devices: list["torch.device"]) -> list[str]:
+    module, absent = native_build()  # another line of the report says why the module is absent
+    on_cpu = "torch (native: not there)" if module is None else "native"
+    lines = [f"{'cpu':<12} {op} runs on {on_cpu}" for op in OPS]
+    if devices:
+        import torch
+
+        operand = torch.empty(0, device=devices[0])
         for op in OPS:
             chosen = resolve(op, "auto", operand)
             reasons = {name: why_not(op, name, [operand]) for name in LADDER[: LADDER.index(chosen)]}
             passed = [f"{name}: {'not there' if reason == absent else reason}" for name, reason in reasons.items()]
-            lines.append(f"{device:<12} {op} runs on {chosen}" + (f" ({'; '.join(passed)})" if passed else ""))
+            lines.append(f"{'cuda':<12} {op} runs on {chosen}" + (f" ({'; '.join(passed)})" if passed else ""))
     return lines

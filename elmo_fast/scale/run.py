@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.jobs import EmbedJob
+from elmo_fast.embed.jobs import EmbedJob, summary
 from elmo_fast.embed.progress import Progress
-from elmo_fast.embed.run import Target
+from elmo_fast.embed.run import Written
 from elmo_fast.environment import extra, version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
@@ -31,6 +31,7 @@ from elmo_fast.vectors.layouts.shards import entry_of, file_name, write_manifest
 from elmo_fast.vectors.layouts.table import is_directory
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.open import open_embeddings
+from elmo_fast.vectors.spec import Target
 
 with extra("ray"):
     import ray
@@ -50,22 +51,22 @@ class Shard(NamedTuple):
     texts: list[Text]
 
 
-def embed_file_on_ray(job: EmbedJob, cluster: Cluster, cpus: int, gpus: int) -> None:
+def embed_file_on_ray(job: EmbedJob, cluster: Cluster, cpus: int, gpus: int) -> str:
     """As `embed_file`, on workers with `cpus` threads and `gpus` GPUs, into a new directory of shards."""
     target = job.output.target(default_layout="parquet")
     if job.resume:
         raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")
-    if job.model.cuda_device >= 0:
-        raise ConfigurationError("--cuda-device: expected --ray-gpus in its place with --ray, got "
-                                 f"{job.model.cuda_device}")
+    if job.model.device != "cpu":
+        raise ConfigurationError(f"--device: expected --ray-gpus in its place with --ray, got {job.model.device}")
     settings = Settings(target.form, job.state, job.batch_size, cpus, gpus)
     with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
-        embed_on_ray(texts, bilm, target, settings, cluster, progress=progress, lock=lock)
+        written = embed_on_ray(texts, bilm, target, settings, cluster, progress=progress, lock=lock)
+    return summary(target, written, bilm)
 
 
 def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Settings, cluster: Cluster, *,
                  progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS,
-                 lock: Path | None = None) -> None:
+                 lock: Path | None = None) -> Written:
     """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
 
     Shards are numbered in the order of the texts; workers write them beside the target, on a file system that all
@@ -86,15 +87,19 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
         count = cluster.workers or _worker_capacity(settings)
         workers = [actor.remote(shared, settings, target, part, fingerprint) for _ in range(count)]
         entries: dict[int, dict[str, Any]] = {}
+        tokens = 0
         with progress or Progress(False) as bar:
             for shard, entry in _write_shards(shards_of(texts, shard_tokens), workers):
                 _check(shard, part / entry["file"], entry["bytes"])
                 entries[shard.number] = entry
-                bar.update(sum(len(text.tokens) for text in shard.texts), len(shard.texts))
+                size = sum(len(text.tokens) for text in shard.texts)
+                tokens += size
+                bar.update(size, len(shard.texts))
         shards = [entries[number] for number in range(len(entries))]
         for name in {path.name for path in part.iterdir()} - {entry["file"] for entry in shards}:
             (part / name).unlink()  # left by a worker that was killed
         write_manifest(part, target.layout, settings.form.describe(), fingerprint, shards)
+    return Written(sum(entry["texts"] for entry in shards), tokens)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, 
 from elmo_fast.text.records import FORMATS, Record, read_text
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
-_NAMED_BLANKS = 10  # line numbers in an error
+_NAMED_BLANKS = 10  # line numbers in an error, from 1
+_REMEDY = "remove {}, or allow texts without tokens (--allow-blank; in Python allow_blank=True)"
 
 
 class Text(NamedTuple):
@@ -163,8 +164,8 @@ class _Source:
         """The error for a text, by its number in the file."""
         if self.format == "text" and not text:
             return _blank_line(index, self.name)
-        return ConfigurationError(f"input file: expected tokens in every text, got none in number {index} of "
-                                  f"{self.name}; remove it, or allow blank lines")
+        return ConfigurationError(f"input file: expected tokens in every text, got none in text {index + 1} of "
+                                  f"{self.name}; {_REMEDY.format('it')}")
 
 
 def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Text]:
@@ -191,11 +192,12 @@ def _count_lines(file: IO[str], allow_blank: bool, name: str = "") -> int:
     count = 0
     for count, (_, text, _) in enumerate(stops.checked(read_text(_decoded(file, name), name, "")), start=1):
         if not text and len(blank) <= _NAMED_BLANKS:
-            blank.append(count - 1)
+            blank.append(count)
     if blank and not allow_blank:
-        shown = ", ".join(map(str, blank[:_NAMED_BLANKS])) + (", ..." if len(blank) > _NAMED_BLANKS else "")
-        raise ConfigurationError(f"input file: expected a sentence on every line, got blank lines at indexes {shown}"
-                                 f"{_of(name)}; remove them, or allow blank lines")
+        shown = f"line{'s' * (len(blank) > 1)} {', '.join(map(str, blank[:_NAMED_BLANKS]))}" + (
+            ", ..." if len(blank) > _NAMED_BLANKS else "")
+        raise ConfigurationError(f"input file: expected a sentence on every line, got none on {shown}"
+                                 f"{_of(name)}; {_REMEDY.format('them' if len(blank) > 1 else 'it')}")
     return count
 
 
@@ -230,11 +232,11 @@ def _position(file: Any) -> str:
         return ""
     with contextlib.suppress(io.UnsupportedOperation):  # a compressed pipe
         file.buffer.seek(0)
-        for number, line in enumerate(file.buffer):
+        for number, line in enumerate(file.buffer, start=1):
             try:
                 line.decode(file.encoding)
             except UnicodeDecodeError:
-                return f" at line index {number}"
+                return f" at line {number}"
     return ""
 
 
@@ -279,8 +281,8 @@ def _rewound(name: str) -> Iterator[None]:
 
 
 def _blank_line(index: int, name: str = "") -> ConfigurationError:
-    return ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index {index}"
-                              f"{_of(name)}; remove it, or allow blank lines")
+    return ConfigurationError(f"input file: expected a sentence on every line, got none on line {index + 1}"
+                              f"{_of(name)}; {_REMEDY.format('it')}")
 
 
 def _of(name: str) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import check_path, local_path
+from elmo_fast.environment import install_line
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.files.json import read_json
@@ -279,8 +280,9 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
             raise ConfigurationError(f"{PYTHON_VARIABLE}: expected a Python, got {python!r} ({error})") from error
         reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
         if done.returncode == _NO_TENSORFLOW:
-            raise ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): install "
-                              f"elmo-fast[tensorflow], or name a Python that has TensorFlow in {PYTHON_VARIABLE}")
+            raise ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): "
+                              f"{install_line('tensorflow')}, or name a Python that has TensorFlow in "
+                              f"{PYTHON_VARIABLE}")
         if done.returncode == _UNREADABLE:
             raise ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a "
                                      f"truncated or a damaged file ({reason})")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from elmo_fast.arguments import local_path
-from elmo_fast.environment import extra
+from elmo_fast.environment import extra, install_line
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path
 from elmo_fast.files.json import parse_json
@@ -75,7 +75,7 @@ def plot_losses(run: str | os.PathLike) -> str | None:
     try:
         from matplotlib import figure as figures
     except ImportError as error:
-        return f"no plot of the losses: {error}; install elmo-fast[plots]"
+        return f"no plot of the losses: {error}; {install_line('plots')}"
     figure = figures.Figure(figsize=(8, 5))
     axes = figure.subplots()
     for kind, name, marker in (("train", "training, sampled words", None), ("heldout", "held out, all words", "o")):

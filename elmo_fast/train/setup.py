@@ -13,6 +13,7 @@ import torch
 from elmo_fast.arguments import check_choice, check_path, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
+from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.files.json import read_json
 from elmo_fast.files.lock import locked, remove_partials
 from elmo_fast.model.families import SOFTMAX_FILE
@@ -48,6 +49,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
     if device in (None, "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     available, folder = available_device(device), Path(check_path("run", run_directory))
+    refuse_stdout(os.fspath(run_directory), "run")
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"run: expected a directory, got the file {folder}")
     if available.type == "cuda":
@@ -172,7 +174,11 @@ def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Sh
                          f"{training.batch_size} rows of {streams} streams, got {getattr(training, name)}")
     precision = check_choice("precision", data.get("precision"), TRAINED)
     model = LanguageModel(config, weights, precision=precision).to(replicas.device)
-    return Trainer(model, shards, vocabulary, replicas, workers)
+    trainer = Trainer(model, shards, vocabulary, replicas, workers)
+    if training.warmup_steps > trainer.total_steps and replicas.is_first:
+        logger.warning("the warm-up takes %d steps and the run %d: the learning rate never reaches its %g; "
+                       "--warmup-steps sets fewer", training.warmup_steps, trainer.total_steps, training.learning_rate)
+    return trainer
 
 
 def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,

@@ -1,14 +1,17 @@
-"""Selects which vectors of a text are stored: layers mixed, tokens pooled, only target words."""
+"""Selects which vectors of a text are stored, and where: layers mixed, tokens pooled, only target words."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from elmo_fast.arguments import LAYERS, STORAGES, check_choice, shown
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.arguments import LAYERS, STORAGES, check_choice, local_path, shown
 
 
 class Selection(NamedTuple):
@@ -22,18 +25,20 @@ class Selection(NamedTuple):
 class OutputSpec:
     """Which of a text's vectors [layers, T, 2 P] are stored, and their type.
 
-    `layers`: `all`, `top`, `average`, or one factor per layer; every value except `all` drops the first axis. `pool`, a
-    key of `POOLS`, drops the token axis. With `targets` only tokens equal to a target word are kept. `dtype` is
-    `float32` or `float16`.
+    `layers`: `all`, `top`, `average`, the number of a layer from 0, or one factor per layer; every value except `all`
+    drops the first axis. `pool`, a key of `POOLS`, drops the token axis; a text without tokens is pooled to zeros. With
+    `targets` only tokens equal to a target word are kept. `dtype` is `float32` or `float16`.
     """
 
-    layers: str | Sequence[float] = "all"
+    layers: str | int | Sequence[float] = "all"
     pool: str | None = None
     dtype: str = "float32"
     targets: frozenset[str] | None = None
 
     def __post_init__(self):
-        if not isinstance(self.layers, str):
+        if isinstance(self.layers, Integral) and not isinstance(self.layers, bool):
+            object.__setattr__(self, "layers", int(self.layers))
+        elif not isinstance(self.layers, str):
             object.__setattr__(self, "layers", _factors(self.layers))
         if self.pool is not None and not (isinstance(self.pool, str) and self.pool in POOLS):
             raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {shown(self.pool)}")
@@ -48,10 +53,13 @@ class OutputSpec:
 
     def check(self, num_layers: int) -> "OutputSpec":
         """Return self; `ValueError` unless `layers` fits a model with `num_layers` layers."""
-        if isinstance(self.layers, str):
+        if isinstance(self.layers, int):
+            if not 0 <= self.layers < num_layers:
+                raise ValueError(f"layers: expected the number of a layer, 0 to {num_layers - 1}, got {self.layers}")
+        elif isinstance(self.layers, str):
             if self.layers not in LAYERS:
-                raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or {num_layers} numbers, got "
-                                 f"{shown(self.layers)}")
+                raise ValueError(f"layers: expected one of {', '.join(LAYERS)}, the number of a layer or {num_layers} "
+                                 f"numbers, got {shown(self.layers)}")
         elif (shape := np.shape(self.layers)) != (num_layers,):
             raise ValueError(f"layers: expected {num_layers} numbers, one for each layer, got shape {shape}")
         return self
@@ -60,27 +68,59 @@ class OutputSpec:
         """Select from the vectors of a text, [layers, T, 2 P]. No result is a view of a single layer."""
         mixed = mix_layers(vectors, self.layers)
         if self.pool:
-            if not vectors.shape[1]:
-                raise ConfigurationError("pool: expected at least one token to pool, got a text without tokens")
-            return Selection(POOLS[self.pool](mixed), None)
+            return Selection(POOLS[self.pool](mixed) if vectors.shape[1] else mixed.sum(axis=-2), None)
         if self.targets is None:
-            return Selection(mixed.copy() if self.layers == "top" else mixed, None)
+            return Selection(mixed.copy() if self._takes_one_layer else mixed, None)
         positions = np.array([at for at, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
         return Selection(mixed[..., positions, :], positions)
 
     @property
     def rounds_alone(self) -> bool:
         """Whether every stored value is one of the vectors' values, rounded to float16."""
-        return self.dtype == "float16" and self.pool is None and self.layers in ("all", "top")
+        return self.dtype == "float16" and self.pool is None and (self.layers == "all" or self._takes_one_layer)
+
+    @property
+    def _takes_one_layer(self) -> bool:
+        return self.layers == "top" or isinstance(self.layers, int)
+
+    def shape_in_words(self, num_layers: int, width: int) -> str:
+        """The shape of a text's array, for a message: `[3, tokens, 256]`."""
+        layers = [str(num_layers)] if self.layers == "all" else []
+        tokens = [] if self.pool else ["tokens" if self.targets is None else "occurrences"]
+        return f"[{', '.join([*layers, *tokens, str(width)])}]"
 
     def describe(self) -> dict:
         """The spec as JSON values; `targets` only says whether there are any."""
-        return {"layers": self.layers if isinstance(self.layers, str) else list(self.layers), "pool": self.pool,
+        return {"layers": self.layers if isinstance(self.layers, (str, int)) else list(self.layers), "pool": self.pool,
                 "dtype": self.dtype, "targets": self.targets is not None}
 
 
-def mix_layers(vectors: np.ndarray, layers: str | Sequence[float]) -> np.ndarray:
-    """`all`: [layers, ...] unchanged. Else [...]: the last layer for `top`, the mean for `average`, a weighted sum."""
+@dataclass(frozen=True)
+class Target:
+    """Where vectors go and in what form; `options` are those of `layouts.segment`."""
+
+    path: str | os.PathLike
+    layout: str
+    form: OutputSpec = field(default_factory=OutputSpec)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "path", local_path(self.path))
+
+    def settings(self) -> dict[str, Any]:
+        """JSON values that are equal where the same vectors give the same file."""
+        words = self.form.targets and hashlib.blake2b(json.dumps(sorted(self.form.targets)).encode(),
+                                                      digest_size=16).hexdigest()
+        return {"layout": self.layout, **self.form.describe(), "targets": words, **self.options}
+
+
+def mix_layers(vectors: np.ndarray, layers: str | int | Sequence[float]) -> np.ndarray:
+    """`all`: [layers, ...] unchanged. Else [...]: the last layer for `top`, the mean for `average`, a weighted sum.
+
+    A number is that of a layer, from 0.
+    """
+    if isinstance(layers, int):
+        return vectors[layers]
     if isinstance(layers, str):
         if layers == "all":
             return vectors

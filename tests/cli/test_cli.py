@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import torch
 
 import elmo_fast
 from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
+from elmo_fast.embed.progress import progress_bar
 from elmo_fast.ops import backend, doctor
 from elmo_fast.ops.backend import OPS, resolve
 from tests.support.engines import isa, needs_native
@@ -39,19 +41,25 @@ def assert_refused(result, message, status=2):
     assert result[2].count("\n") == 1 and result[2].endswith("\n")
 
 
+def wrote(path, texts, tokens, shape, layout="allennlp"):
+    """The line that `embed` prints on stderr."""
+    return f"elmo-fast: {path}: {texts} texts, {tokens} tokens, {shape} in float32, layout {layout}\n"
+
+
 def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (folder / "mine" / "below").mkdir(parents=True)
     for name, number in (("mine/__init__.py", 1), ("mine/below/__init__.py", 2), ("mine/below/deep.py", 3)):
         (folder / name).write_text(f"import sys\nsys.stderr.write('imported {number}\\n')\n")
-    plain = run(capsys, "embed", "in.txt", "plain.hdf5", "--all", "--model", model)
-    assert plain == (0, "", "")
+    plain = run(capsys, "embed", "in.txt", "plain.hdf5", "--model", model)
+    assert plain == (0, "", wrote("plain.hdf5", 3, 8, "[3, tokens, 8]"))
     status, out, err = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model, "--file-friendly-logging",
                            "--include-package", "mine")
     assert (status, out) == (0, "") and "\r" not in err
     lines = err.splitlines()
     assert lines[:3] == ["imported 1", "imported 2", "imported 3"]
-    assert lines[3].startswith("0%|") and lines[-1].startswith("100%|") and "3/3" in lines[-1]
+    assert lines[3].startswith("0%|") and lines[-2].startswith("100%|") and "3/3" in lines[-2]
+    assert f"{lines[-1]}\n" == wrote("out.hdf5", 3, 8, "[3, tokens, 8]")
     found = read_hdf5("out.hdf5")
     for key, expected in read_hdf5("plain.hdf5").items():
         np.testing.assert_array_equal(found[key], expected)
@@ -77,37 +85,79 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
     with open("in.txt", encoding="utf-8") as file:
         embedder = ElmoEmbedder(*paths(model), state=state)
         embedder.embed_file(file, "expected.hdf5", layers, progress=False, **options)
-    assert run(capsys, "embed", "in.txt", "out.hdf5", f"--{layers}", *more) == (0, "", "")
+    tokens, shape = 8 + ("--allow-blank" not in more), "[3, tokens, 8]" if layers == "all" else "[tokens, 8]"
+    expected = "" if "--quiet" in more else wrote("out.hdf5", 4, tokens, shape)
+    assert run(capsys, "embed", "in.txt", "out.hdf5", f"--{layers}", *more) == (0, "", expected)
     ours, theirs = read_hdf5("out.hdf5"), read_hdf5("expected.hdf5")
     assert list(ours) == list(theirs) and len(ours) >= 4
     for key, values in theirs.items():
         np.testing.assert_array_equal(ours[key], values)
 
 
+def test_layers_weights_and_pooled_blanks(capsys, folder, model):
+    """The default is all layers; weights after each other or with commas; a text without tokens is pooled to zeros."""
+    (folder / "in.txt").write_text("\n".join([*SENTENCES, "", "d"]) + "\n", "utf-8")
+    common = ("--model", model, "--allow-blank", "--state", "warm", "--quiet")
+    assert run(capsys, "embed", "in.txt", "all.npz", *common) == (0, "", "")
+    weights = ["1", "-0.5", "0.25"]
+    for name, more in {"layer": ["--layer", "1", "in.txt"], "spaces": ["in.txt", "--weights", *weights],
+                       "first": ["--weights", *weights, "in.txt"], "commas": ["--weights", ",".join(weights), "in.txt"],
+                       "both": ["--weights", "1,", "-0.5,", "0.25", "in.txt", "--pool", "mean"],
+                       "equals": [f"--weights={','.join(weights)}", "in.txt", "--device", "cpu"]}.items():
+        assert run(capsys, "embed", *more, f"{name}.npz", *common) == (0, "", "")
+    found = {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
+    for key, layers in found["all"].items():
+        mixed = layers[0] - 0.5 * layers[1] + 0.25 * layers[2]
+        np.testing.assert_array_equal(found["layer"][key], layers[1])
+        for name in ("spaces", "first", "commas", "equals"):
+            np.testing.assert_allclose(found[name][key], mixed, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(found["both"][key], mixed.mean(0) if len(mixed) else np.zeros(8), rtol=0, atol=1e-6)
+    assert found["all"]["3"].shape == (3, 0, 8) and found["both"]["3"].tolist() == [0] * 8
+
+
+def test_a_progress_bar_shows_how_many_in_a_second(monkeypatch):
+    for total, slow in ((9, "0.50 sequences/s"), (None, "0.50 sequences/s")):
+        file = io.StringIO()
+        with progress_bar(total, "sequences", file=file, disable=False, initial=1) as bar:
+            text = bar.format_meter(**{**bar.format_dict, "n": 3, "elapsed": 4.0})
+        assert slow in text and "s/ " not in text and text.startswith(" 33%|" if total else "3 sequences [")
+
+
 @pytest.mark.parametrize("changes, message", [
     ({0: "no.txt"}, "[Errno 2] No such file or directory: 'no.txt'"),
     ({0: "."}, "input: expected a file or a glob, got the directory .; ./* are its files"),
-    ({0: "blank.txt"}, "input file: expected a sentence on every line, got blank lines at indexes 1"),
+    ({0: "blank.txt"}, ("input file: expected a sentence on every line, got none on line 2 of blank.txt; remove it, or "
+                        "allow texts without tokens (--allow-blank; in Python allow_blank=True)")),
     ({0: "-"}, "input file: expected text on stdin, which is closed"),
     ({1: "."}, "output file: expected a file's path, got the directory ."),
-    ({1: "in.txt"}, "output file: expected a file other than the inputs, got in.txt"),
+    ({1: "-"}, "output file: expected the name of a file, got -: this output cannot be written to stdout"),
+    ({1: "o.csv"}, ("output: expected a name that ends in .h5, .hdf5, .parquet, .arrow, .feather, .npz or .npy, or "
+                     "without a suffix (HDF5), or a layout beside it (--layout), got o.csv")),
+    ({1: "in.txt", 4: ("--layout", "allennlp")}, "output file: expected a file other than the inputs, got in.txt"),
     ({1: "model/weights.hdf5"}, "output file: expected a file other than the inputs"),
-    ({2: ()}, "one of the arguments --all --top --average --weights is required (see elmo-fast embed --help)"),
-    ({2: "--bottom"}, "one of the arguments --all --top --average --weights is required"),
+    ({2: "--bottom"}, "unrecognized arguments: --bottom (see elmo-fast --help)"),
+    ({2: ("--layer", "3")}, "layers: expected the number of a layer, 0 to 2, got 3"),
+    ({2: ("--weights", "0.2", "0.3")}, "layers: expected 3 numbers, one for each layer, got shape (2,)"),
+    ({2: ("--weights", "a")}, "argument --weights: expected numbers, as 0.2,0.3,0.5 or 0.2 0.3 0.5, got 'a'"),
     ({2: ("--all", "--top")}, "argument --top: not allowed with argument --all"),
     ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, seqvec"),
     ({3: ("--model", "model", "--options-file", "x")}, "model: expected either model or options_file and weight_file"),
     ({3: ("--options-file", "model/options.json")}, "weight_file: expected a path or URL, got None"),
     ({4: ("--batch-size", "0")}, "argument --batch-size: expected an integer of at least 1, got '0'"),
-    ({4: ("--cuda-device", "-2")}, "cuda_device: expected -1 for the CPU or the number of a GPU, got -2"),
+    ({4: ("--cuda-device", "-2")}, "argument --cuda-device: expected -1 for the CPU or the number of a GPU, got '-2'"),
+    ({4: ("--cuda-device", "0", "--device", "cpu")}, "argument --device: not allowed with argument --cuda-device"),
+    ({4: ("--device", "gpu")}, "device: expected an available device, got 'gpu'"),
     ({4: ("--state", "cold")}, "argument --state: invalid choice: 'cold'"),
     ({4: ("--precision", "lowest")}, "argument --precision: invalid choice: 'lowest'"),
     ({4: ("--backend", "tpu")}, "argument --backend: invalid choice: 'tpu'"),
     ({4: "--frobnicate"}, "unrecognized arguments: --frobnicate"),
-    ([], "the following arguments are required: COMMAND (see elmo-fast --help)"),
-    (["fly"], "argument COMMAND: invalid choice: 'fly'"),
+    (["fly"], "unknown command 'fly': expected one of embed, cache, info,"),
+    (["emb"], "unknown command 'emb': did you mean embed? (see elmo-fast --help)"),
+    (["inof"], "unknown command 'inof': did you mean info?"),
     (["embed"], "the following arguments are required: INPUT, OUTPUT"),
-    (["info"], "model: expected MODEL, or --options-file and --weight-file; got neither"),
+    (["info", "bundeled"], ("model: expected one of bundled, small, medium, original, original_5.5b, seqvec, "
+                            "nlpl:NUMBER, manylangs:LANGUAGE, a directory, a ZIP or tar, or a URL; found nothing at "
+                            "bundeled; did you mean bundled?")),
     (["doctor", "who"], "unrecognized arguments: who"),
     (["serve", "--port", "99999"], "argument --port: expected a port, 0 to 65535, got '99999'"),
     (["serve", "--port", "-1"], "argument --port: expected a port, 0 to 65535, got '-1'"),
@@ -116,9 +166,9 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
         ("cache vocab.txt no/t.hdf5", "output file: expected an existing directory"),
         ("cache vocab.txt vocab.txt", "output file: expected a file other than the inputs, got vocab.txt"),
         ("cache vocab.txt model/weights.hdf5", "output file: expected a file other than the inputs"),
-        ("cache vocab.txt t.hdf5 --cuda-device 99", "cuda_device: expected -1"),
+        ("cache vocab.txt t.hdf5 --cuda-device 99", "device: expected an available device, got 'cuda:99'"),
         ("embed in.txt o.hdf5 --top --unknown unk", "--unknown: expected --token-table beside it, got unk alone"),
-        ("embed in.txt o.hdf5 --top --token-table none", "token table: expected an HDF5 file, found nothing at none"))),
+        ("embed in.txt o.hdf5 --top --token-table none", "token table: expected a file, found nothing at none"))),
 ])
 def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, changes, message):
     """`changes` are all arguments, or some by their place in a call of embed."""
@@ -232,7 +282,7 @@ def test_doctor_lists_every_op(capsys):
 def test_doctor_says_once_why_there_is_no_native_module(capsys, monkeypatch):
     reason = "no C++ compiler was found during installation"
     for module in (backend, doctor):
-        monkeypatch.setattr(module, "native_module", lambda: (None, reason))
+        monkeypatch.setattr(module, "native_build", lambda: (None, reason))
     status, output, _ = run(capsys, "doctor")
     assert status == 0 and output.count(reason) == 1
     assert all(f" {op} runs on torch (native: not there)\n" in output for op in OPS)
@@ -249,7 +299,8 @@ def finish(process, text=None):
 
 def test_stdin(model, tmp_path):
     result = finish(start_embedding(model, tmp_path, "--vocab-path", "none.txt"), "\n".join(SENTENCES))
-    assert result == (0, "", "WARNING: --vocab-path: ignored, as in AllenNLP 0.9\n")
+    assert result == (0, "", "WARNING: --vocab-path: ignored, as in AllenNLP 0.9\n"
+                      + wrote(tmp_path / "out.hdf5", 3, 8, "[3, tokens, 8]"))
     found = read_hdf5(tmp_path / "out.hdf5")
     for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences([line.split() for line in SENTENCES])):
         np.testing.assert_array_equal(found[str(key)], values)
@@ -281,13 +332,44 @@ def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
 HELP = "from elmo_fast.cli import main\ntry:\n    main({!r})\nexcept SystemExit as stop:\n    assert not stop.code"
 
 
+LINES = """
+import contextlib, io
+from elmo_fast.cli import main
+def run(line):
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(io.StringIO()) as output:
+        try:
+            status = main(line.split())
+        except SystemExit as stop:
+            status = stop.code
+    assert "torch" not in sys.modules, line
+    return status, errors.getvalue(), output.getvalue()
+for line in ("embed missing.txt o.h5", "embed in.txt o.csv", "embed in.txt no/o.h5", "embed in.txt o.h5 --model nope",
+             "embed in.txt o.h5 --token-table nope", "embed blank.txt o.h5", "cache nope o.h5",
+             "cache in.txt o.h5 --corpus --model nope", "compare a b --model nope", "compare a b -o x.jpg",
+             "nearest nope --word a", "nearest in.txt --word a --model nope", "score nope", "score in.txt",
+             "substitutes nope", "seqvec -i nope -o o.h5", "seqvec -i in.fasta -o o.h5 --model nope",
+             "bench --text nope", "train r --train nope", "perplexity r nope"):
+    status, errors, output = run(line)
+    assert status == 2 and errors.count("\\n") == 1 and not output, (line, status, errors)
+for line in ["info", "models"] + DOCTOR:
+    status, errors, output = run(line)
+    assert status == 0 and errors == "" and output, (line, status, errors)
+assert "layers: " in run("info")[2]
+status, errors, output = run("")
+assert status == 2 and errors.startswith("usage: elmo-fast") and "compare" in errors and not output
+""".replace("DOCTOR", str([] if torch.cuda.is_available() else ["doctor"]))
+
+
 @pytest.mark.parametrize("code", [
     "import elmo_fast\nelmo_fast.__version__, dir(elmo_fast)\nfrom elmo_fast import Options, read_fasta",
     *map(HELP.format, (["--help"], ["embed", "--help"], ["train", "--help"], ["seqvec", "--help"], ["--version"])),
+    LINES,
 ])
-def test_torch_is_not_imported_before_it_is_needed(code):
+def test_torch_is_not_imported_before_it_is_needed(tmp_path, code):
     """It takes seconds."""
-    process = start(f"import sys\n{code}\nassert 'torch' not in sys.modules")
+    for name, text in (("in.txt", "a b\n"), ("blank.txt", "a\n\n"), ("in.fasta", ">P|1\nMKV\n")):
+        (tmp_path / name).write_text(text)
+    process = start(f"import sys\n{code}\nassert 'torch' not in sys.modules", cwd=tmp_path)
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
 
 
@@ -301,4 +383,5 @@ def test_every_public_name_is_found_where_the_package_says():
 
 def test_the_list_of_models(capsys):
     status, out, err = run(capsys, "models")
-    assert (status, err) == (0, "") and out.startswith("name ") and "manylangs:zh" in out
+    assert (status, err) == (0, "") and out.startswith("name ")
+    assert "manylangs:zh" in out and "manylangs:ar   Arabic " in out

@@ -25,7 +25,7 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
 
 
 @pytest.mark.parametrize("command, message", [
-    ("train r --train texts --vocab vocab.txt --size small", "/texts/* are its files"),
+    ("train r --train texts --vocab vocab.txt --size small", "texts/* are its files"),
     ("vocab texts/ v", "inputs: expected files or globs, got the directory texts/; texts/* are its files"),
     ("embed texts o.h5 --top --model model",
      ("input: expected a file or a glob, got the directory texts; texts/* are its files")),
@@ -42,6 +42,15 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("embed texts/a.txt o.h5 --top --model run", "elmo-fast export makes a model of a training run"),
     ("embed texts/a.txt o.h5 --top --targets texts", "--targets: expected a file, got the directory texts"),
     ("cache texts o.h5", "vocabulary: expected a file, got the directory texts"),
+    *((command, f"{name}: expected the name of a file, got -: this output cannot be written to stdout")
+      for command, name in (("cache vocab.txt -", "output file"), ("vocab texts/a.txt -", "output"),
+                            ("export run -", "output"),
+                            ("train - --train texts/a.txt --vocab vocab.txt", "run"), ("bench --json -", "--json"),
+                            ("nearest texts/a.txt --word a --save -", "--save"),
+                            ("embed texts/a.txt - --layout parquet", "output file"))),
+    ("embed texts/a.txt o.pt --model model", "expected a name that ends in .h5, .hdf5, .parquet,"),
+    ("seqvec -i p.fasta -o o.h5 --model typo", "found nothing at typo; --model seqvec downloads the published model"),
+    ("score texts/a.txt --model model", "a model that you train and write with `elmo-fast export --softmax` has it"),
     ("cache none o.h5", "vocabulary: expected a file, found nothing at none"),
     ("train vocab.txt --train texts/a.txt --vocab vocab.txt", "run: expected a directory, got the file vocab.txt"),
     ("seqvec -i p.fasta -o o.npy --model model --protein maybe",

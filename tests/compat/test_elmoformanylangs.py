@@ -259,7 +259,7 @@ def test_every_method_of_load(common, tmp_path):
 def test_the_command(common, tmp_path, capsys):
     text, output = tmp_path / "in.txt", tmp_path / "out.hdf5"
     text.write_text("the cat sat .\n東京 abcdefg\n", encoding="utf-8")
-    assert run(capsys, "embed", text, output, "--all", "--state", "zero", "--model", common) == (0, "", "")
+    assert run(capsys, "embed", text, output, "--all", "--state", "zero", "--model", common, "--quiet") == (0, "", "")
     saved = read_hdf5(output)
     layers = [plain_layers(common, line.split())[0] for line in text.read_text(encoding="utf-8").splitlines()]
     near([saved["0"], saved["1"]], layers)
@@ -281,7 +281,7 @@ def test_the_command(common, tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments, message", [
     (["cache", "{words}", "{out}", "--model", "{model}"], "token table: expected a model whose sentences run from <S>"),
-    (["score", "{words}", "--model", "{model}"], "softmax: expected the file"),
+    (["score", "{words}", "--model", "{model}"], "softmax: expected a model with its softmax, found none at"),
     (["seqvec", "-i", "{fasta}", "-o", "{out}.h5", "--model", "{model}"], "expected options.json and"),
     (["train", "{out}", "--train", "{words}", "--vocab", "{words}", "--from-model", "{model}"],
      "found a model of ELMoForManyLangs"),

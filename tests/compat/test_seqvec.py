@@ -65,9 +65,17 @@ def test_embedders(folder, tmp_path, monkeypatch):
         found = embedder.embed_batch([list(sequence.upper()) for sequence in PROTEINS.values()])
         for one, other in zip(found, layers.values(), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
-    monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path))
+    monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "fsspec", None)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")  # without a directory `model`
     with pytest.raises(ImportError, match="fetching https://rostlab.org/.*/seqvec/options.json"):
+        seqvec.get_elmo_model(tmp_path / "empty", True)
+    with pytest.raises(ImportError, match="fetching https://rostlab.org/.*/seqvec/options.json"):
+        seqvec.get_elmo_model(None, True)
+    with pytest.raises(FileNotFoundError, match="found nothing at .*none; --model seqvec downloads the published mod"):
+        seqvec.get_elmo_model(tmp_path / "none", True)
+    with pytest.raises(ConfigurationError, match="expected one file options.json, found none"):
         seqvec.get_elmo_model(tmp_path, True)
 
 

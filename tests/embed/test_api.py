@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast import BiLm, FastaRecord
+from elmo_fast import BiLm, ContextIndex, FastaRecord, LoadedElmo
 from elmo_fast.ops.backend import native_module
 from tests.support.files import names, paths, read_hdf5, tiny, write_model
 
@@ -117,6 +117,28 @@ def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(SENTENCES, layers="top", pool="mean"))
 
 
+def test_what_a_model_says_of_itself(directory, model):
+    assert (model.num_layers, model.dim) == (4, 8) == (len(model.embed(["a"])[0]), model.embed(["a"])[0].shape[-1])
+    assert repr(model) == (f"LoadedElmo(model={str(directory)!r}, num_layers=4, dim=8, "
+                           f"device={str(model.bilm.lstm.B_0_0.device)!r}, precision='highest')")
+    assert repr(LoadedElmo(model.bilm)).startswith("LoadedElmo(num_layers=4, ")
+    assert dir(elmo_fast) == sorted([*elmo_fast.__all__, "__version__"])
+
+
+def test_a_layer_by_its_number(model, tmp_path):
+    every = model.embed(SENTENCES)
+    for layer in (0, np.int64(2)):
+        for values, layers in zip(model.embed(SENTENCES, layer), every, strict=True):
+            np.testing.assert_array_equal(values, layers[int(layer)])
+    pooled = model.embed(SENTENCES, layers=3, pool="max")
+    np.testing.assert_array_equal(pooled, [layers[3].max(0) for layers in every])
+    ContextIndex.build(model, SENTENCES, layers=0).save(tmp_path / "index.h5")
+    index = ContextIndex.load(tmp_path / "index.h5")
+    assert index.layers == 0
+    first = every[0][0] / np.linalg.norm(every[0][0], axis=-1, keepdims=True)
+    np.testing.assert_allclose(index.vectors[: len(first)], first, rtol=0, atol=1e-6)
+
+
 TWICE = [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")]
 
 
@@ -124,7 +146,7 @@ TWICE = [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")]
     (lambda m, _: m.embed("one string"), ".* put it into a list"),
     (lambda m, _: m.embed(FastaRecord("a", "MK")), ".* put it into a list"),
     (lambda m, _: m.embed([3]), r"sentences\[0\]"),
-    (lambda m, _: m.embed(SENTENCES, layers="last"), "layers: expected one of all, top, average or 4 numbers"),
+    (lambda m, _: m.embed(SENTENCES, layers="last"), "layers: expected one of all, top, average, the num"),
     (lambda m, _: m.embed(SENTENCES, layers=[1, 2]), "layers: expected 4 numbers"),
     (lambda m, _: m.embed(SENTENCES, pool="sum"), "pool: expected None or one of mean, max, first_last, got 'sum'"),
     (lambda m, _: m.embed(SENTENCES, state="cold"), "state: expected"),

@@ -101,7 +101,7 @@ def test_keys_index_and_carried_states(embed):
 
 
 @pytest.mark.parametrize("content, options, message", [
-    (b"a b\n\nc\n", {}, "input file: expected a sentence on every line, got blank lines at indexes 1"),
+    (b"a b\n\nc\n", {}, "input file: expected a sentence on every line, got none on line 2"),
     *((b"a\n", {"output_format": form}, f"output_format: expected one of all, top, average, got {form!r}$")
       for form in ("bottom", 1)),
     *((b"a\n", {"batch_size": size}, f"batch_size: expected an integer of at least 1, got {size!r}$")

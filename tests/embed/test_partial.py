@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.embed.run import write_corpus
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.vectors.spec import OutputSpec, Target
 from tests.support.engines import TILE_ISAS, isa
 from tests.support.files import flip, full_disk, names
 from tests.support.grid import grid

@@ -3,23 +3,26 @@
 import io
 import json
 import logging
+import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ConfigurationError, FastaRecord
+from elmo_fast import ConfigurationError, FastaRecord, open_embeddings
 from elmo_fast.embed import run as embed_run
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.embed.run import write_corpus
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors import writer
+from elmo_fast.vectors import layouts, writer
 from elmo_fast.vectors.partial import PartialResult
+from elmo_fast.vectors.spec import Target
 from tests.support.files import names
 from tests.support.grid import grid
 from tests.support.models import bilm
-from tests.support.sections import TEXTS, content, embed, model, power_cut
+from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
 
 pytestmark = pytest.mark.usefixtures("short_sections")
 
@@ -61,11 +64,51 @@ def test_a_run_of_one_section_has_no_partial_directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_a_run_of_one_section_makes_a_directory_of_shards_too(tmp_path, count):
-    embed(tmp_path / "o", layout="packed", texts=TEXTS[:count], seconds=1000)
-    assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.h5", "manifest.json"]
+@pytest.mark.parametrize("layout, name, shard", [("packed", "o", "00000.h5"), ("packed", "o.1/", "00000.h5"),
+                                                 ("parquet", "o/", "00000.parquet"), ("arrow", "o", "00000.arrow")])
+def test_a_run_of_one_section_makes_a_directory_of_shards_too(tmp_path, count, layout, name, shard):
+    """Also one that ends after its only commit, or just before its output gets its name."""
+    if layout != "packed":
+        pytest.importorskip("pyarrow")
     embed(tmp_path / "o.h5", layout="packed", texts=TEXTS[:count], seconds=1000)
-    assert content(tmp_path / "o") == content(tmp_path / "o.h5")
+    expected = content(tmp_path / "o.h5")
+    (tmp_path / "o.h5").unlink()
+    output, folder = f"{tmp_path}/{name}", tmp_path / name
+    for stage in (None, "commit", "place"):
+        if stage == "commit":
+            with power_cut(1):
+                embed(output, layout=layout, texts=TEXTS[:count], seconds=1000)
+        if stage == "place":
+            with (mock.patch.object(layouts, "place", _after_one(layouts.place)), pytest.raises(PowerCutError)):
+                embed(output, layout=layout, texts=TEXTS[:count], seconds=1000)
+        assert names(tmp_path) == ([f"{folder.name}.part"] if stage else [])
+        embed(output, layout=layout, texts=TEXTS[:count], seconds=1000, resume=True)
+        assert names(tmp_path) == [folder.name] and names(folder) == [shard, "manifest.json"]
+        assert content(folder) == expected
+        shutil.rmtree(folder)
+
+
+def _after_one(place):
+    """`place`, which the power is cut at when it is called for the second time: the segment is then in the output."""
+    calls = []
+
+    def placing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise PowerCutError
+        return place(*arguments)
+    return placing
+
+
+@pytest.mark.parametrize("name", ["o", "o/"])
+def test_saved_vectors_are_a_directory_however_few(tmp_path, name):
+    loaded = LoadedElmo(bilm(state="warm"))
+    loaded.save_vectors(f"{tmp_path}/{name}", ["one text", "two"], 1, layout="packed")
+    assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.h5", "manifest.json"]
+    with open_embeddings(tmp_path / "o") as found:
+        assert found.layers == 1
+        for values, expected in zip(found, loaded.embed(["one text", "two"], "all"), strict=True):
+            np.testing.assert_array_equal(values, expected[1])
 
 
 def test_the_batch_size_may_change_where_states_are_not_carried(tmp_path):

@@ -65,7 +65,7 @@ def test_a_row_group_is_not_in_memory_as_a_whole(here):
     ({"text": ["a"] * 1500 + [None]}, {}, "text: expected a string or a list of strings, got None in row 1501 "),
     ({"text": [["a"], ["b", None]]}, {}, r"text: expected a string or .*, got \['b', None\] in row 2 of a.parquet"),
     ({"text": ["a"], "id": [0.5]}, {}, "id: expected a string or an integer, got 0.5 in row 1 of a.parquet"),
-    ({"text": ["a", " "]}, {}, "input file: expected tokens in every text, got none in number 1 of a.parquet"),
+    ({"text": ["a", " "]}, {}, "input file: expected tokens in every text, got none in text 2 of a.parquet"),
     ({"text": pyarrow.array([], pyarrow.string())}, {}, "input file: expected at least one text, got none in a.par"),
     ({"text": pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"),
                                                                pyarrow.py_buffer(b"\xff")])}, {},

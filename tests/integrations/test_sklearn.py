@@ -42,7 +42,7 @@ def expected(model, layers="average", pool="mean", state="warm", width=8):
 
 @pytest.mark.parametrize("layers, pool, state, width", [
     ("average", "mean", "warm", 8), ("top", "max", "zero", 8), ("all", "first_last", "warm", 24),
-    ((0.5, 0.25, 0.25), "mean", "zero", 8)])
+    ((0.5, 0.25, 0.25), "mean", "zero", 8), (0, "mean", "warm", 8)])
 def test_vectors_are_those_of_embed(model, layers, pool, state, width):
     vectorizer = ElmoVectorizer(model, layers=layers, pool=pool, state=state, batch_size=3)
     found = vectorizer.fit_transform(TEXTS)
@@ -90,7 +90,7 @@ def test_a_tokenizer_and_columns_of_texts(model):
     ({}, "one text", "X: expected a list of texts, got str"), ({}, 3, "X: expected a list of texts, got int"),
     ({}, ["a", float("nan")], r"X\[1\]: expected a list of tokens, got float"),
     ({"state": "carry"}, ["a"], "state: expected one of zero, warm, got 'carry'"),
-    ({"layers": "first"}, ["a"], "layers: expected one of all, top, average or 3 numbers, got 'first'"),
+    ({"layers": "first"}, ["a"], "layers: expected one of all, top, average, the number of a layer or"),
     ({"layers": [1, 2]}, ["a"], "layers: expected 3 numbers"),
     ({"pool": None}, ["a"], "pool: expected mean, max or first_last, got None"),
     ({"pool": "sum"}, ["a"], "pool: expected None or one of mean, max, first_last, got 'sum'"),

@@ -56,7 +56,7 @@ def test_a_download_goes_through_the_proxy(monkeypatch, name):
 def test_https_goes_through_its_proxy_and_says_what_that_refuses(monkeypatch, cache):
     with proxy(monkeypatch) as (seen, url):
         monkeypatch.setenv("https_proxy", url)
-        with pytest.raises(OSError, match="the download failed .*403, message='no tunnel'.*; nothing was stored"):
+        with pytest.raises(OSError, match="the download failed .the server answered 403 no tunnel.; nothing"):
             fetch("https://models.invalid/options.json")
     assert set(seen) == {"models.invalid:443"} and left(cache) == []
 
@@ -104,9 +104,18 @@ def test_a_failed_connection_names_its_cause(monkeypatch, capsys, cache, url, ca
 def test_a_refusal_of_the_server_has_its_status(monkeypatch, status, kind):
     with proxy(monkeypatch, status) as (_, url):
         monkeypatch.setenv("http_proxy", url)
-        with pytest.raises(kind, match=f"the download failed .*{status}") as caught:
+        with pytest.raises(kind, match=f"the download failed .the server answered {status} ") as caught:
             fetch("http://models.invalid/w")
     assert isinstance(caught.value, FileNotFoundError) == (status == 404)
+
+
+def test_an_absent_file_has_the_servers_answer_too_where_fsspec_hides_it(monkeypatch):
+    def absent(url, *_, **__):
+        raise FileNotFoundError(url)
+
+    monkeypatch.setattr("fsspec.open", absent)
+    with pytest.raises(FileNotFoundError, match="the download failed .the server answered 404 Not Found.; nothing"):
+        fetch("https://models.invalid/w")
 
 
 def test_a_named_model_keeps_the_kind_of_its_error(monkeypatch):

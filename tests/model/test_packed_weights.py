@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, ElmoEmbedder, load, read_weights, write_weights
-from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import number_of
+from elmo_fast.ops.backend import native_module, number_of
 from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.ops.weight_snapshot import _current
 from elmo_fast.testing import options

@@ -63,7 +63,7 @@ def test_a_size_other_than_the_servers_is_refused(public, cache, name, path):
 
 
 def test_a_number_that_the_repository_lacks(public, cache):
-    with pytest.raises(FileNotFoundError, match=r"/20/9.zip: the download failed .*404, .*; nothing was stored"):
+    with pytest.raises(FileNotFoundError, match=r"/20/9.zip: the download failed .*404 .*; nothing was stored"):
         elmo_fast.load("nlpl:9")
     assert left(cache) == []
 

@@ -36,11 +36,14 @@ def test_unknown_name():
 
 def test_switched_off(monkeypatch):
     monkeypatch.setenv("ELMO_FAST_NO_NATIVE", "1")
-    backend.native_module.cache_clear()
+    cached = backend.native_module, backend.native_build
+    for function in cached:
+        function.cache_clear()
     try:
         assert backend.native_module() == (None, "ELMO_FAST_NO_NATIVE=1 is set")
     finally:
-        backend.native_module.cache_clear()
+        for function in cached:
+            function.cache_clear()
 
 
 def test_plain_torch_needs_no_triton():

@@ -14,9 +14,8 @@ import pytest
 
 import elmo_fast
 from elmo_fast import BiLm
-from elmo_fast.embed.run import Target
 from elmo_fast.scale import Cluster
-from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.vectors.spec import OutputSpec, Target
 from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, workers_below
 from tests.support.files import ROOT, names, run, until
 
@@ -77,7 +76,7 @@ def test_refusals(capfd, tmp_path, corpus, model):
             "state: expected zero or warm, got carry: ": [corpus, "out", "--ray"],
             "state: expected zero or warm": [corpus, "out", "--state", "carry", "--ray", "local"],
             "--forget-sentences, --use-sentence-keys: ": [corpus, "out", *warm, "--forget-sentences", "--ray"],
-            "--cuda-device: expected --ray-gpus": [corpus, "out", *warm, "--cuda-device", 0, "--ray"],
+            "--device: expected --ray-gpus": [corpus, "out", *warm, "--cuda-device", 0, "--ray"],
             "--resume: expected a run without --ray": [corpus, "out", *warm, "--resume", "--ray"],
             "layout: expected": [corpus, "out.h5", *warm, "--ray"],
             "output: expected a directory of shards": [corpus, "out.parquet", *warm, "--allow-blank", "--ray"],
@@ -111,7 +110,7 @@ def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model, a
     readable = elmo_fast.open_texts(corpus, allow_blank=True)
     blank = elmo_fast.open_texts(corpus)
     died = "shard 0, from text 0 on: expected a worker to embed it, 4 have died of it"
-    for texts, kind, error, message in [(blank, BiLm, ValueError, "got a blank line at index 7"),
+    for texts, kind, error, message in [(blank, BiLm, ValueError, "got none on line 8"),
                                         (readable, Dies, OSError, died)]:
         with pytest.raises(error, match=message):
             embed_on_ray(texts, kind.from_model(model), target(tmp_path), settings(), Cluster(address, workers=1))

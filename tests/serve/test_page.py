@@ -348,3 +348,11 @@ def contrast(first, second):
         return float(linear @ [0.2126, 0.7152, 0.0722])
     light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("layers, text", [(1, "layer 1"), ((0, 1, 0), "layer 1"), ("top", "top layer")])
+def test_the_page_names_the_layer_of_an_index(elmo, layers, text):
+    pytest.importorskip("fastapi", reason="needs elmo-fast[serve]")
+    from elmo_fast.serve.page import _layers_text
+
+    assert _layers_text(ContextIndex.build(elmo, CORPUS, layers=layers)) == text

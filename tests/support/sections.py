@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from elmo_fast import ElmoEmbedder, open_embeddings
-from elmo_fast.embed.run import Target, write_corpus
+from elmo_fast.embed.run import write_corpus
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors.partial import PartialResult
-from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.vectors.spec import OutputSpec, Target
 from tests.support.models import SHAPES, bilm
 
 RNG = np.random.default_rng(0)

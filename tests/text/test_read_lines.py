@@ -50,10 +50,10 @@ EMPTY = "^input file: expected one tokenized sentence a line, got an empty file"
 
 @pytest.mark.parametrize("content, allow_blank, by_scan, by_reading", [
     (b"", False, EMPTY, EMPTY), (b"", True, EMPTY, EMPTY), ("\ufeff".encode(), True, EMPTY, EMPTY),
-    (b"a\n\nb\n \t\n", False, "got blank lines at indexes 1, 3; remove them, or allow blank lines",
-     "got a blank line at index 1; remove it"),
-    (b"\n" * 11, False, r"indexes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.;", "index 0; remove it"),
-    *((b"caf\xc3\xa9\n" * lines + b"caf\xe9\n" + b"more\n" * 9000, True, f"{UTF_8} at line index {lines} ", UTF_8)
+    (b"a\n\nb\n \t\n", False, "got none on lines 2, 4; remove them, or allow texts without tokens .--allow-bl",
+     "got none on line 2; remove it"),
+    (b"\n" * 11, False, r"lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, \.\.\.;", "line 1; remove it"),
+    *((b"caf\xc3\xa9\n" * lines + b"caf\xe9\n" + b"more\n" * 9000, True, f"{UTF_8} at line {lines + 1} ", UTF_8)
       for lines in (0, 1, 5000)),
     *(("café .\n".encode(encoding), False, UTF_8, UTF_8) for encoding in ("utf-16", "latin-1")),
 ])

@@ -193,10 +193,10 @@ def test_extras_are_optional_and_nothing_is_warned_of(tmp_path, corpus, monkeypa
     with caplog.at_level(logging.WARNING):
         start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=3)
     last = read_log(tmp_path / "run")[-1]
-    assert last["kind"] == "note" and "install elmo-fast[plots]" in last["text"]
+    assert last["kind"] == "note" and 'pip install ".[plots]"' in last["text"]
     assert "loss.png" not in names(tmp_path / "run") and not caplog.records
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"install elmo-fast\[tensorboard\]"):
+    with pytest.raises(ImportError, match=r'pip install "\.\[tensorboard\]"'):
         start_or_resume(tmp_path / "other", **corpus, **QUIET, max_steps=3, tensorboard=True)
 
 
@@ -205,6 +205,14 @@ def torchrun(folder, *arguments, processes=2, status=0):
     return python("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m",
                   "elmo_fast.train", folder, *arguments, status=status, timeout=240, GLOO_SOCKET_IFNAME="lo",
                   CUDA_VISIBLE_DEVICES="").stderr
+
+
+def test_a_warm_up_longer_than_the_run_is_warned_of(tmp_path, corpus, caplog):
+    for steps, expected in ((3, ["the warm-up takes 3 steps and the run 2: the learning rate never reaches its 0.001"]),
+                            (2, [])):
+        caplog.clear()
+        start_or_resume(tmp_path / f"run{steps}", **corpus, **QUIET, max_steps=2, optimizer="adamw", warmup_steps=steps)
+        assert [record.getMessage().partition(";")[0] for record in caplog.records] == expected
 
 
 @pytest.mark.long

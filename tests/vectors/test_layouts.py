@@ -16,14 +16,20 @@ from tests.support.vectors import FORMS, LIBRARY, holds, kinds, make_items, writ
 
 
 @pytest.mark.parametrize("name, given, expected", [
-    ("o.h5", None, "allennlp"), ("o.hdf5", None, "allennlp"), ("o", None, "allennlp"), ("o.vectors", None, "allennlp"),
+    ("o.h5", None, "allennlp"), ("o.hdf5", None, "allennlp"), ("o", None, "allennlp"),
     ("o.npz", None, "npz"), ("o.npy", None, "npy"), ("o.parquet", None, "parquet"), ("o.arrow", None, "arrow"),
     ("o.feather", None, "arrow"), ("o.h5", "packed", "packed"), ("o.hdf5", "packed", "packed"),
-    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o", "parquet", "parquet"),
-    ("o/", "arrow", "arrow")])
+    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o.csv", "packed", "packed"),
+    ("o", "parquet", "parquet"), ("o/", "arrow", "arrow")])
 def test_the_layout_of_a_name(name, given, expected):
     assert layout_of(name, given) == expected
     assert layout_of(Path(name), expected) == expected
+
+
+@pytest.mark.parametrize("name", ["o.csv", "o.pt", "o.2026-01", "o.h5.gz"])
+def test_an_unknown_suffix_is_refused(name):
+    with pytest.raises(ConfigurationError, match=rf"^output: expected a name that ends in .h5, .*, got {name}$"):
+        layout_of(name)
 
 
 @pytest.mark.parametrize("name, given, message", [
@@ -186,8 +192,10 @@ def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys
     (dict(dtype="float64"), "dtype: expected one of float32, float16, got 'float64'"),
     (dict(targets="word"), "targets: expected words, got 'word'"), (dict(targets=[3]), "targets: expected words"),
     (dict(targets={"a"}, pool="mean"), "pool: expected None with targets"),
-    (dict(layers="last"), "layers: expected one of all, top, average or 3 numbers, got 'last'"),
+    (dict(layers="last"), "layers: expected one of all, top, average, the number of a layer or 3 numbers, got 'last'"),
     (dict(layers=[1, 2]), r"layers: expected 3 numbers, one for each layer, got shape \(2,\)"),
+    (dict(layers=3), "layers: expected the number of a layer, 0 to 2, got 3"),
+    (dict(layers=-1), "layers: expected the number of a layer, 0 to 2, got -1"),
     (dict(layers=[[1, 2, 3]]), r"layers: expected 3 numbers, one for each layer, got shape \(1, 3\)")])
 def test_a_form_that_does_not_fit_is_refused(given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
@@ -202,8 +210,12 @@ def test_a_form_keeps_what_it_says():
     kept = OutputSpec("average", targets=["z"]).apply(vectors, tokens)
     assert kept.positions.tolist() == [] and kept.vectors.shape == (0, 2)
     assert OutputSpec([1, 0, 0], "first_last").apply(vectors, tokens).vectors.tolist() == [6, 1]
-    with pytest.raises(ConfigurationError, match="^pool: expected at least one token"):
-        OutputSpec("top", "mean").apply(vectors[:, :0], [])
+    for layers, zeros in (("top", [0, 0]), ("all", [[0, 0]] * 3)):
+        assert OutputSpec(layers, "max").apply(vectors[:, :0], []).vectors.tolist() == zeros
+    for layer in range(3):
+        kept = OutputSpec(np.int64(layer)).check(3).apply(vectors, tokens).vectors
+        assert kept.base is None and (kept == vectors[layer]).all()
+    assert OutputSpec(0, dtype="float16").rounds_alone and not OutputSpec([1, 0, 0], dtype="float16").rounds_alone
 
 
 @pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))

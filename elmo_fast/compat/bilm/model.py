@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from elmo_fast.arguments import MOST_SENTENCES, check_count, check_file
 from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.embed.build_table import encoded
+from elmo_fast.embed.progress import progress_bar
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
@@ -190,9 +190,10 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
         count = scan(file, allow_blank=True)
         sentences = (line.tokens for line in read_lines(file, allow_blank=True))
         stream = SlotStream(bilm, batch_size, runs_empty=True).run(sentences)
-        bar = tqdm(stream, total=count, unit=" sentences", disable=None if progress else True)
-        for number, vectors in enumerate(bar):
-            writer.write(str(number), vectors)
+        with progress_bar(count, "sentences", progress) as bar:
+            for number, vectors in enumerate(stream):
+                writer.write(str(number), vectors)
+                bar.update()
 
 
 def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, allow_nonfinite: bool,

@@ -1,15 +1,21 @@
 """Models of bilm-tf and AllenNLP: `options.json` and HDF5, of characters or of words."""
 
-from elmo_fast.model.bilm import BiLm
+from typing import TYPE_CHECKING
+
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.model.weights import read_model as read
 
+if TYPE_CHECKING:
+    from elmo_fast.model.bilm import BiLm
+
 __all__ = ["describe", "make", "read"]
 
 
-def make(files: ModelFiles, **arguments) -> BiLm:
+def make(files: ModelFiles, **arguments) -> "BiLm":
     """The biLM; `arguments` are those of `BiLm`."""
+    from elmo_fast.model.bilm import BiLm  # with torch, which `elmo-fast info` does not need
+
     return BiLm.from_model(files, **arguments)
 
 

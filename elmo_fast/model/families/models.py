@@ -1,10 +1,14 @@
-"""A model of any family, from its files: its biLM, or the description that `elmo-fast info` prints."""
+"""A model of any family, from its files: its biLM, or the description that `elmo-fast info` prints, without torch."""
 
-from elmo_fast.model.bilm import BiLm
+from typing import TYPE_CHECKING
+
 from elmo_fast.model.sources import ModelFiles
 
+if TYPE_CHECKING:
+    from elmo_fast.model.bilm import BiLm
 
-def open_bilm(files: ModelFiles, **arguments) -> BiLm:
+
+def open_bilm(files: ModelFiles, **arguments) -> "BiLm":
     """The biLM of a model; `arguments` are those of `BiLm.from_model`."""
     return files.family.implementation.make(files, **arguments)
 

@@ -4,16 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import (
-    aligned_bytes,
-    effective_precision,
-    number_of,
-    packed_weights,
-    pointer,
-    threads,
-    without_fp32,
-)
+from elmo_fast.ops.backend import effective_precision, native_module, number_of
+from elmo_fast.ops.cpu import aligned_bytes, packed_weights, pointer, threads, without_fp32
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.weight_snapshot import Tensors

@@ -8,8 +8,7 @@ import torch
 import elmo_fast.ops.projected_lstm.cuda.lstm
 import elmo_fast.ops.projected_lstm.gradients  # noqa: F401
 from elmo_fast.arguments import shown
-from elmo_fast.ops.backend import needs_gradient, resolve
-from elmo_fast.ops.cpu import effective_precision
+from elmo_fast.ops.backend import effective_precision, needs_gradient, resolve
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import check_shape, linear
 from elmo_fast.ops.numerics import full_precision

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import effective_precision, number_of, on_this_machine, threads
+from elmo_fast.ops.backend import effective_precision, native_module, number_of
+from elmo_fast.ops.cpu import on_this_machine, threads
 from elmo_fast.ops.projected_lstm.arguments import limit
 from elmo_fast.ops.projected_lstm.cpu import packed_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State

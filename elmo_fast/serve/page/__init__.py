@@ -179,5 +179,7 @@ def _layers_text(index: ContextIndex) -> str:
     named = {"average": "average of the layers", "top": "top layer"}
     if isinstance(index.layers, str):
         return named[index.layers]
+    if isinstance(index.layers, int):
+        return f"layer {index.layers}"
     chosen = [number for number, factor in enumerate(index.layers) if factor]
     return f"layer {chosen[0]}" if len(chosen) == 1 else "mixture of layers"

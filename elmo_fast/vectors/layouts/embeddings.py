@@ -213,5 +213,6 @@ class Embeddings(Sequence):
 
 
 def _are_layers(value: Any) -> bool:
-    return value in (*LAYERS, *SEQVEC_LAYERS) if isinstance(value, str) else isinstance(value, list) and all(
-        isinstance(factor, (int, float)) for factor in value)
+    if isinstance(value, list):
+        return all(isinstance(factor, (int, float)) for factor in value)
+    return value in (*LAYERS, *SEQVEC_LAYERS) if isinstance(value, str) else type(value) is int and value >= 0

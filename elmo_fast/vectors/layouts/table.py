@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elmo_fast.arguments import check_choice
+from elmo_fast.arguments import check_choice, listed
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.hdf5 import MAGIC
 from elmo_fast.vectors.spec import OutputSpec
@@ -48,16 +48,20 @@ SUFFIXES = tuple(dict.fromkeys(suffix for row in LAYOUTS.values() for suffix in 
 
 
 def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
-    """The name of a file's layout: `layout` if given, else by suffix, `allennlp` for an unknown suffix.
+    """The name of a file's layout: `layout` if given, else by suffix, `allennlp` for a name without suffix.
 
-    `ConfigurationError` for a suffix of another layout.
+    `ConfigurationError` for a suffix of another layout, and without `layout` for an unknown suffix.
     """
     suffix = Path(target).suffix
     if layout is None:
         if os.fspath(target).endswith(("/", os.sep)):
             raise ConfigurationError(f"layout: expected {', '.join(SHARDED)} for a directory of shards, got none for "
                                      f"{os.fspath(target)}")
-        return next((name for name, row in LAYOUTS.items() if suffix in row.suffixes), "allennlp")
+        found = next((name for name, row in LAYOUTS.items() if suffix in row.suffixes), None)
+        if suffix and not found:
+            raise ConfigurationError(f"output: expected a name that ends in {listed(SUFFIXES)}, or without a suffix "
+                                     f"(HDF5), or a layout beside it (--layout), got {os.fspath(target)}")
+        return found or "allennlp"
     row = LAYOUTS[check_choice("layout", layout, tuple(LAYOUTS), ConfigurationError)]
     is_taken = row.is_any_suffix_taken or (row.can_be_sharded and not suffix)
     if suffix not in row.suffixes and (suffix in SUFFIXES or not is_taken):

@@ -1,12 +1,14 @@
 """A text with its selected vectors, the input of writers, and the conversion of vectors to the stored type."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from elmo_fast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
 
 FLOAT16_MOST = 65504.0
 
@@ -29,13 +31,15 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     values = np.ascontiguousarray(values)
     if dtype != np.float16 or values.dtype != np.float32 or not values.size:
         return values.astype(dtype, copy=False)
+    import torch  # it is loaded where vectors are computed, but not where an output is only checked
+
     given = torch.from_numpy(values)
     if not fits_float16(given) and beyond_float16(values).any():
         raise OverflowError("beyond float16")
     return given.half().numpy()
 
 
-def fits_float16(values: torch.Tensor) -> bool:
+def fits_float16(values: "torch.Tensor") -> bool:
     """Whether all values are within the range of float16; False if there is a NaN."""
     least, most = map(float, values.aminmax())
     return least >= -FLOAT16_MOST and most <= FLOAT16_MOST
