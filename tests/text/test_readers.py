@@ -119,8 +119,8 @@ def test_simple_loses_nothing_but_whitespace(text):
 
 
 @pytest.mark.parametrize("tokenizer, message", [
-    ("spacy", "tokenizer: expected whitespace, simple, a function or package.module:function, got 'spacy'"),
-    (None, "tokenizer: expected whitespace, simple, a function or package.module:function, got None"),
+    ("spacy", "tokenizer: expected auto, whitespace, penn, simple, a function or package.module:function, got 'spacy'"),
+    (None, "tokenizer: expected auto, whitespace, penn, simple, a function or package.module:function, got None"),
     *((name, f"tokenizer: expected package.module:function, got '{name}' ") for name in (
         "no_such_module:f", "json:no_such", ":", "a b:c")),
     ("json:", "tokenizer: expected a function, got json: of type module"),
