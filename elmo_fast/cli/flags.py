@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from elmo_fast.arguments import BACKENDS, STATES, listed
+from elmo_fast.arguments import BACKENDS, STATES, TOKENIZERS, listed
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.records import FORMATS
@@ -24,6 +24,9 @@ _SHARED: dict[str, dict[str, Any]] = {
                   "%(default)s)"},
     "--cuda-device": {"type": int, "default": -1, "help": "number of the GPU, or -1 for the CPU (default)"},
     "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite (otherwise an error)"},
+    "--tokenizer": {"default": "whitespace", "metavar": "NAME", "help": f"{', '.join(TOKENIZERS)} or "
+                    "package.module:function; auto splits tokenized texts at whitespace, raw ones by penn (default: "
+                    "%(default)s)"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
 FORMATS_HELP = (f"or, by suffix, {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}; also "

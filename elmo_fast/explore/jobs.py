@@ -24,13 +24,14 @@ class CompareJob:
     weights: list[float] | None
     state: str
     output: str | None
+    tokenizer: str
 
 
 def compare_sentences(job: CompareJob) -> Iterator[str]:
     """Tab-separated rows of cosines, one table per layer; the picture is written first."""
     if job.output is not None:
         check_picture(job.output, MAPS)
-    comparison = compare(job.model.load(), job.first, job.second, job.state)
+    comparison = compare(job.model.load(), job.first, job.second, job.state, job.tokenizer)
     maps = named_maps(comparison, job.weights)
     if job.output is not None:
         save_comparison(comparison, job.output, job.weights)
@@ -64,6 +65,7 @@ class NearestJob:
     state: str | None
     save: str | None
     output: str | None
+    tokenizer: str
 
 
 def nearest_contexts(job: NearestJob) -> Iterator[str]:
@@ -78,7 +80,8 @@ def nearest_contexts(job: NearestJob) -> Iterator[str]:
     if job.save is not None:
         check_target(job.save, "--save")
     elmo = job.model.load()
-    index = _index(elmo, corpus, None if job.search.any_word or job.save else [word], job.layer, job.state)
+    index = _index(elmo, corpus, None if job.search.any_word or job.save else [word], job.layer, job.state,
+                   job.tokenizer)
     if job.save is not None:
         index.save(job.save)
     report = find_contexts(elmo, index, **asdict(job.search))
@@ -89,13 +92,13 @@ def nearest_contexts(job: NearestJob) -> Iterator[str]:
 
 
 def _index(elmo: LoadedElmo, corpus: str, words: Collection[str] | None, layer: str | list[float] | None,
-           state: str | None) -> ContextIndex:
+           state: str | None, tokenizer: str) -> ContextIndex:
     if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
         if layer or state:
             raise ValueError(f"--layer, --weights, --state: expected a text as CORPUS, got the vectors in {corpus}")
         return index
     layers, dtype = _layers(layer, elmo.bilm.num_layers), "float16" if words is None else "float32"
-    with open_texts(corpus, allow_blank=True) as texts:
+    with open_texts(corpus, allow_blank=True, tokenizer=tokenizer) as texts:
         return ContextIndex.build(elmo, texts, words=words, layers=layers, state=state or "warm", dtype=dtype)
 
 

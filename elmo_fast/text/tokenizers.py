@@ -15,27 +15,27 @@ from elmo_fast.arguments import TOKENIZERS, shown
 Tokenizer = Callable[[str], Sequence[str]]
 _AT_ONCE = 1 << 16  # characters; a longer text is matched token by token, so that other threads can run in between
 
-_END = r"(?:\b|(?=[nN]['’][tT]))"
-_CONTRACTION = rf"['’](?:[sSmMdD]|ll|LL|re|RE|ve|VE){_END}"
-_NOT = rf"[nN]['’][tT]{_END}"
+_END = r"(?:\b|(?=[nN]['\u2019][tT]))"
+_CONTRACTION = rf"['\u2019](?:[sSmMdD]|ll|LL|re|RE|ve|VE){_END}"
+_NOT = rf"[nN]['\u2019][tT]{_END}"
 # Abbreviations and initials that keep their period, as in the Penn Treebank.
 _INITIALS = r"(?:[^\W\d_]\.){2,}"
 _ABBREVIATION = (r"(?:Mr|Mrs|Ms|Messrs|Mme|Mlle|Drs?|Prof|Rev|Hon|Sts?|Sr|Jr|Gen|Col|Maj|Capt|Cmdr|Lt|Sgt|Cpl|Pvt|Adm|"
                  r"Gov|Sens?|Reps?|Inc|Ltd|Corp|Cos?|Bros|Ph\.D|Ave|Blvd|Rd|Mt|Ft|[Vv]ols?|pp|[Ff]igs?|"
                  r"[Nn]os?(?=\.\s*\d)|vs|etc|al|cf|viz|ca|approx|ext|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\.")
 _KEPT_PERIOD = re.compile(rf"{_INITIALS}|[^\W\d_I]\.|{_ABBREVIATION}")
-_OPENING, _CLOSING = r"(\[{“«„" + '"', r",;:!?)\]}”»…،؛؟।॥" + '"'
-_IN_WORD = r"[^\s!-/:-@\[-`{-~\u2000-\u206f«»]"  # also combining marks, which `\w` does not match
+_OPENING, _CLOSING = r"(\[{\u201c\xab\u201e" + '"', r",;:!?)\]}\u201d\xbb\u2026\u060c\u061b\u061f\u0964\u0965" + '"'
+_IN_WORD = r"[^\s!-/:-@\[-`{-~\u2000-\u206f\xab\xbb]"  # also combining marks, which `\w` does not match
 # A single character class at the beginning, which `re` searches for fast.
-_ATTACHED = re.compile(rf"""(?x)[{_OPENING}{_CLOSING}.—'’] (?:
-      (?<={_IN_WORD}[{_CLOSING}]) [{_CLOSING}.'’]* (?!\S)  | (?<={_IN_WORD}\.) [{_CLOSING}.'’]+ (?!\S)
-    | (?<=[{_OPENING}]) (?<!\S.) [{_OPENING}.'‘]* \w | (?<={_IN_WORD}—)
-    | (?<=\w['’]) (?: (?:[smd]|ll|re|ve)(?!\S) | (?<=\w[nN].)t(?!\S) ) )""")
+_ATTACHED = re.compile(rf"""(?x)[{_OPENING}{_CLOSING}.\u2014'\u2019] (?:
+      (?<={_IN_WORD}[{_CLOSING}]) [{_CLOSING}.'\u2019]* (?!\S)  | (?<={_IN_WORD}\.) [{_CLOSING}.'\u2019]+ (?!\S)
+    | (?<=[{_OPENING}]) (?<!\S.) [{_OPENING}.'\u2018]* \w | (?<={_IN_WORD}\u2014)
+    | (?<=\w['\u2019]) (?: (?:[smd]|ll|re|ve)(?!\S) | (?<=\w[nN].)t(?!\S) ) )""")
 _ENTITY_PATTERN = r"&(?:[a-z]+|\#[0-9]+);"  # as Moses writes quotes and brackets
 _ENTITY, _WORD, _WORD_CHARACTER = re.compile(_ENTITY_PATTERN), re.compile(r"\S+"), re.compile(r"\w")
-_STRAIGHT = str.maketrans({"“": '"', "”": '"', "‘": "'", "…": "..."})
+_STRAIGHT = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2026": "..."})
 # All but those inside a word of another script, where they are letters.
-_TYPOGRAPHIC_APOSTROPHE = re.compile(r"’(?!(?<=[^\W\d_a-zA-Z].)(?!(?:[smdt]|ll|re|ve)\b)\w)")
+_TYPOGRAPHIC_APOSTROPHE = re.compile(r"\u2019(?!(?<=[^\W\d_a-zA-Z].)(?!(?:[smdt]|ll|re|ve)\b)\w)")
 _MAY_HAVE_MARKS = re.compile("[\u0300-\u1fff\u200c\u200d\u2070-\U0010ffff]")  # _marks() takes 0.2 s to compile
 _ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -48,7 +48,7 @@ def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
     if callable(tokenizer):
         return _checked(tokenizer)
     if isinstance(tokenizer, str) and tokenizer in TOKENIZERS:
-        return {"auto": _auto, "whitespace": str.split, "penn": _penn, "simple": _simple}[tokenizer]
+        return {"auto": _auto, "whitespace": _whitespace, "penn": _penn, "simple": _simple}[tokenizer]
     if not isinstance(tokenizer, str) or ":" not in tokenizer:
         raise ValueError(f"tokenizer: expected {', '.join(TOKENIZERS)}, a function or package.module:function, got "
                          f"{shown(tokenizer)}")
@@ -89,8 +89,10 @@ def is_tokenized(text: str) -> bool:
 
 def _auto(text: str) -> list[str]:
     """Split a tokenized string at whitespace, any other one by `penn`."""
-    if not is_tokenized(text):
-        return _penn(text)
+    return _whitespace(text) if is_tokenized(text) else _penn(text)
+
+
+def _whitespace(text: str) -> list[str]:
     return text.split() if len(text) <= _AT_ONCE else _matches(_WORD, text)
 
 
@@ -112,7 +114,7 @@ def _penn_token(may_have_marks: bool) -> re.Pattern[str]:
           (?:https?://|www\.) \S* [\w/] | {_ENTITY_PATTERN} | </?\w+>
         | (?=\w{{1,6}}\.) (?: {_INITIALS}(?![\w.]) | [A-HJ-Z]\.(?=\s+\S) | {_ABBREVIATION}(?![\w.]) )
         | {_NOT} | {_CONTRACTION}
-        | {word} (?: (?: [-.&@] | (?<=\d)[,:/](?=\d) | (?!{_CONTRACTION}|(?<=[nN])['’][tT]\b)['’] ) {word} )*+
+        | {word} (?: (?: [-.&@] | (?<=\d)[,:/](?=\d) | (?!{_CONTRACTION}|(?<=[nN])['\u2019][tT]\b)['\u2019] ) {word} )*+
         | \.{{2,}} | [!?]+ | -+ | =+ | \*+ | [^\w\s]{marks and marks + "*+"}""")
 
 

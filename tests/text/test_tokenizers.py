@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 import re
 import time
 
@@ -22,7 +23,8 @@ RAW = {
     "DON'T! We'll see: they've 1,000 at nine o'clock": "DO N'T ! We 'll see : they 've 1,000 at nine o'clock",
     "Ask a.b@c.de, or http://x.org/y?z=1.": "Ask a.b@c.de , or http://x.org/y?z=1 .",
     "I don't know": "I do n't know", "He said (and meant) it": "He said ( and meant ) it",
-    "вона сказала: п’ять.": "вона сказала : п’ять .", "वह गया।": "वह गया ।", "cafe\u0301, naïve.": "cafe\u0301 , naïve .",
+    "вона сказала: п’ять.": "вона сказала : п’ять .", "वह गया।": "वह गया ।",
+    "cafe\u0301, naïve.": "cafe\u0301 , naïve .",
     "<S> said: Tom &amp; I.": "<S> said : Tom &amp; I ."}
 TOKENIZED = ["They did n't see Mr. Fink-Nottle 's play .", "I ate an apple", "", " ", ". . .", "in the U.S.",
              "He left at 7 p.m.", 'He said : " No , thanks ! " ( so did I ) .', "l' homme n' est pas là .", "我爱你。",
