@@ -243,8 +243,8 @@ def test_every_method_of_load(common, tmp_path):
     elmo, texts = elmo_fast.load(common), ["the cat", "東京 abcdefg naïve", "cat"]
     expected = [plain_layers(common, text.split())[0] for text in texts]
     near(elmo.embed(texts, state="zero"), expected)
-    close([elmo.encode_words(["the", "naïve"])], [np.stack([elmo.embed([word])[0][0, 0, :6] for word in ("the", "naïve")])],
-          SAME_MODEL)
+    words = ["the", "naïve"]
+    close([elmo.encode_words(words)], [np.stack([elmo.embed([word])[0][0, 0, :6] for word in words])], SAME_MODEL)
     means = elmo.embed(texts[:2], layers="average", pool="mean")
     cosine = np.dot(*means) / np.prod([np.linalg.norm(mean) for mean in means])
     assert elmo.similarity(*texts[:2]) == pytest.approx(cosine) and abs(cosine) < 0.999
