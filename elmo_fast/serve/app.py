@@ -155,7 +155,7 @@ def _embed_routes(service: Service) -> APIRouter:
     async def embed(work: Annotated[_Work, Depends(of_embed)], request: Request):
         """Vectors of texts. With `Accept: application/octet-stream` an `.npz` file of arrays "0", "1", ..."""
         media_type = _accepted_type(request.headers.get("accept", "*/*"))
-        form, texts, _ = work
+        form, texts = work[:2]
         vectors = await service.vectors(request, texts)
         arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
         if media_type == _BINARY:
