@@ -1,7 +1,7 @@
 "use strict";
 const EXAMPLES = [["I ate an apple", "Apple sold a phone"],
-  ["The children play in the garden .", "A new play opened last night ."],
-  ["She sat on the bank of the river .", "He took his money to the bank ."]];
+  ["The children play in the garden.", "A new play opened last night."],
+  ["She sat on the bank of the river.", "He took his money to the bank."]];
 const byId = id => document.getElementById(id);
 const state = { raw: [], token: "", data: null, about: { most_tokens: 60, index: null }, asked: {} };
 
@@ -133,7 +133,7 @@ const isWord = token => /[\p{L}\p{N}]/u.test(token);
 function drawTokens({ first_tokens, second_tokens }) {
   const line = tokens => element("span", { class: "tokens" }, ...tokens.map(
     token => element("span", isWord(token) ? {} : { class: "punctuation" }, token)));
-  byId("tokens").replaceChildren("Tokens: ", line(first_tokens), " and ", line(second_tokens));
+  byId("tokens").replaceChildren("Tokens: ", line(first_tokens), " / ", line(second_tokens));
 }
 function showPair(s, t) {
   state.pair = [s, t];
