@@ -336,7 +336,7 @@ def _embedded(elmo: LoadedElmo, chosen: Iterator[tuple[int, list[str], np.ndarra
 def _stored_rows(embeddings: Embeddings,
                  words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
     texts = (embeddings.tokens(number) for number in range(len(embeddings)))
-    for number, tokens, positions in _chosen(texts, words):
+    for number, tokens, positions in _chosen(texts, words, str.split):
         stored = embeddings.positions(number)
         rows = positions if stored is None else np.flatnonzero(np.isin(stored, positions))
         if len(rows):
