@@ -1,4 +1,4 @@
-"""Tokens of `--tokenizer` names against a treebank's and a tokenized text's: `python -m benchmarks.tokenization EWT TEXT`.
+"""Tokens by `tokenizer` name against those of a treebank and a text: `python -m benchmarks.tokenization EWT TEXT`.
 
 EWT is a CoNLL-U file with `# text`; TEXT has a tokenized sentence a line, and is detokenized by a few rules first.
 Prints the F1 of tokens in %, and the share of sentences in which all are equal.
