@@ -75,11 +75,11 @@ def test_an_idle_connection_is_kept(start):
     with start(keep_alive_seconds=1).connect() as brief, start(header_seconds=1).connect() as kept:
         for connection in (brief, kept):
             connection.sendall(request)
-            assert until(lambda: connection.recv(1 << 16)).startswith(b"HTTP/1.1 200")  # noqa: B023
+            until(lambda: connection.recv(1 << 16).endswith(b"}"))  # noqa: B023
         assert received(brief) == b""  # closed
         time.sleep(6)  # httpx keeps a connection for 5 s, and uvicorn does unless it is told otherwise
         kept.sendall(request)
-        assert until(lambda: kept.recv(1 << 16)).startswith(b"HTTP/1.1 200")
+        until(lambda: kept.recv(1 << 16).endswith(b"}"))
 
 
 def test_a_client_that_reads_nothing_is_cut_off(start):
