@@ -15,7 +15,7 @@ LAYERS = ("all", "top", "average")
 UNKNOWN = ("encode", "error", "unk")  # for words outside a token table: encode, raise an error, or use <UNK>'s vector
 STORAGES = ("float32", "float16")  # of stored vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
-TOKENIZERS = ("whitespace", "simple")
+TOKENIZERS = ("auto", "whitespace", "penn", "simple")
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}

@@ -12,6 +12,7 @@ from elmo_fast.cli.flags import (
     at_least,
     pop_fields,
     say,
+    shared,
 )
 from elmo_fast.text.records import FORMATS
 from elmo_fast.vectors.layouts.table import LAYOUTS, SUFFIXES
@@ -67,8 +68,7 @@ def _add_formats(parser) -> None:
     add("--targets", metavar="FILE", help="write only the vectors of the words in FILE, one word per line")
     add("--format", choices=FORMATS, help="format of INPUT (default: by suffix)")
     add("--field", metavar="NAME", help=f"key or column of the texts in {with_field} (default: text)")
-    add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(arguments.TOKENIZERS)} or "
-        "package.module:function (default: %(default)s)")
+    add("--tokenizer", **shared("--tokenizer"))
 
 
 def _add_ray(parser) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from elmo_fast.arguments import BACKENDS, STATES, listed
+from elmo_fast.arguments import BACKENDS, STATES, TOKENIZERS, listed
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.records import FORMATS
@@ -24,6 +24,9 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--backend": {"choices": BACKENDS, "default": "auto", "help": "implementation of the operations (default: "
                   "%(default)s)"},
     "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite (otherwise an error)"},
+    "--tokenizer": {"default": "whitespace", "metavar": "NAME", "help": f"{', '.join(TOKENIZERS)} or "
+                    "package.module:function; auto splits tokenized texts at whitespace, raw ones by penn (default: "
+                    "%(default)s)"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "print neither progress nor what was "
                 "written"},
 }

@@ -12,8 +12,9 @@ _SHARED = "--model", *NUMERICS, "--device"
 def add_commands(commands) -> None:
     """Add the subcommands `compare` and `nearest`."""
     parser = add_command(commands, "compare", _compare, "print the cosine similarities of the tokens of two "
-                         "sentences in every layer, and draw them", *_SHARED, model=DEFAULT_MODEL)
-    parser.epilog = "Sentences are split at spaces. Rows are tab-separated. .png, .svg and .pdf need matplotlib."
+                         "sentences in every layer, and draw them", *_SHARED, "--tokenizer", model=DEFAULT_MODEL,
+                         tokenizer="auto")
+    parser.epilog = "Rows are tab-separated. .png, .svg and .pdf need matplotlib."
     add = parser.add_argument
     add("first", metavar="FIRST", help="the sentence of the rows")
     add("second", metavar="SECOND", help="the sentence of the columns")
@@ -21,7 +22,7 @@ def add_commands(commands) -> None:
     add("--state", choices=FREE_STATES, default="warm", help="initial state of a sentence (default: %(default)s)")
     add("-o", "--output", metavar="FILE", help="file of the picture: .png, .svg, .pdf or .html")
     parser = add_command(commands, "nearest", _nearest, "print the contexts in a corpus whose vectors are nearest to "
-                         "that of a word in context, and draw them", *_SHARED, model=DEFAULT_MODEL)
+                         "that of a word in context, and draw them", *_SHARED, "--tokenizer", model=DEFAULT_MODEL)
     parser.epilog = ("Rows are tab-separated: cosine, line, token (both from 1) and context. .png, .svg and .pdf need "
                      "matplotlib.")
     add = parser.add_argument

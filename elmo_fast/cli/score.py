@@ -7,7 +7,8 @@ from elmo_fast.model.sources import DEFAULT_MODEL
 
 def add_commands(commands) -> None:
     """Add the subcommands `score` and `substitutes`."""
-    shared, defaults = ("--model", "--state", *NUMERICS, "--device"), {"model": DEFAULT_MODEL, "state": "warm"}
+    shared = "--model", "--state", "--tokenizer", *NUMERICS, "--device"
+    defaults = {"model": DEFAULT_MODEL, "state": "warm"}
     score = add_command(commands, "score", "elmo_fast.embed.scoring:score_file", "print log-probabilities of the "
                         "sentences of a text, in both directions", *shared, **defaults)
     substitutes = add_command(commands, "substitutes", "elmo_fast.embed.scoring:substitute_file", "print the most "

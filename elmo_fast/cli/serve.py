@@ -3,7 +3,7 @@
 import dataclasses
 
 import elmo_fast
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, TOKENIZERS
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES
 from elmo_fast.cli.flags import add_command, at_least, checked_type, pop_fields
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.serve.limits import Limits
@@ -12,7 +12,8 @@ from elmo_fast.serve.limits import Limits
 def add_commands(commands) -> None:
     """Add the subcommand `serve`."""
     parser = add_command(commands, "serve", _serve, "serve embeddings over HTTP, also in the format of OpenAI's API",
-                         "--model", "--precision", "--backend", "--device", model=DEFAULT_MODEL)
+                         "--model", "--precision", "--backend", "--device", "--tokenizer", model=DEFAULT_MODEL,
+                         tokenizer="auto")
     parser.epilog = "Routes, limits and deployment: docs/serving.md. On SIGTERM the server finishes running requests."
     add = parser.add_argument
     add("--state", choices=FREE_STATES, default="warm", help="initial state of a text (default: %(default)s)")
@@ -22,8 +23,6 @@ def add_commands(commands) -> None:
     add("--name", help="name of the model in answers (default: --model)")
     add("--api-key-file", metavar="FILE", help="file with the key that clients must send (default: no key)")
     add("--slots", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="texts at a time (default: %(default)s)")
-    add("--tokenizer", default=TOKENIZERS[0], help="for texts sent as strings: whitespace, simple (separates words "
-        "and punctuation), or package.module:function (default: %(default)s)")
     add("--index", metavar="FILE", help="indexed corpus for the page at /")
     add = parser.add_argument_group("limits").add_argument
     for field in dataclasses.fields(Limits):

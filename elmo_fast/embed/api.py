@@ -20,6 +20,7 @@ from elmo_fast.ops.precision import SMALL
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.readers import Text
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.table import SUFFIXES, layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Target
@@ -51,9 +52,13 @@ def without_spare_weights(bilm: BiLm) -> BiLm:
 
 
 class LoadedElmo:
-    """Vectors of texts: strings, split at whitespace, lists of tokens, FASTA records, or texts of `open_texts`.
+    """Vectors of texts: strings, lists of tokens, FASTA records, or texts of `open_texts`.
 
-    `bilm` is the model.
+    Strings are split into tokens by `tokenizer`. `auto`, its default, splits a string in which no word has punctuation
+    attached at whitespace, and any other one (`A play.`, `They don't`) as in the Penn Treebank (`A play .`, `They do
+    n't`). `whitespace`, `penn` and `simple` (words and punctuation apart) are the same for every string; a function
+    from a string to a list of tokens, or its place as `package.module:function`, is a tokenizer too. `bilm` is the
+    model.
     """
 
     def __init__(self, bilm: BiLm):
@@ -79,7 +84,7 @@ class LoadedElmo:
         return f"LoadedElmo({', '.join(f'{name}={value!r}' for name, value in named.items())})"
 
     def embed(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
-              batch_size: int | None = None) -> list[np.ndarray]:
+              batch_size: int | None = None, tokenizer: str | Tokenizer = "auto") -> list[np.ndarray]:
         """Vectors of texts, in order: float32 [layers, tokens, 2 P] a text.
 
         `layers`: `all`, `top`, `average`, the number of a layer from 0 (the token layer), or a factor for each layer;
@@ -89,7 +94,7 @@ class LoadedElmo:
         `ElmoEmbedder.embed_sentences` chooses. A text without tokens cannot be pooled.
         """
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
-        texts = list(_texts(sentences, pool))
+        texts = list(_texts(sentences, pool, tokenizer))
         check_choice("state", state, STATES)
         # Texts that do not depend on others run longest first: then few slots are idle at the end.
         order = sorted(range(len(texts)), key=lambda number: -len(texts[number].tokens) * (state in FREE_STATES))
@@ -97,10 +102,10 @@ class LoadedElmo:
         return [vectors[rank] for rank in np.argsort(order)]
 
     def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
-               batch_size: int | None = None) -> Iterator[np.ndarray]:
+               batch_size: int | None = None, tokenizer: str | Tokenizer = "auto") -> Iterator[np.ndarray]:
         """As `embed`, lazily: texts are read as needed, also from an endless iterable, and memory is bounded."""
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
-        run = self._run(_texts(sentences, pool), form, state, batch_size)
+        run = self._run(_texts(sentences, pool, tokenizer), form, state, batch_size)
         return (vectors for vectors in run)
 
     def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
@@ -111,22 +116,34 @@ class LoadedElmo:
         """
         return self._embedder.stream(sentences, batch_size, state)
 
-    def encode(self, tokens: Sequence[str]) -> np.ndarray:
-        """Vectors of tokens without context, as the char encoder gives them: float32 [tokens, P]."""
-        check_batch([tokens], "tokens")
-        with torch.no_grad():
-            return self.bilm.encode(tokens).float().cpu().numpy()
+    def encode(self, sentences: Given | Iterable[Given], state: str = "warm", batch_size: int | None = None,
+               tokenizer: str | Tokenizer = "auto") -> np.ndarray:
+        """One vector a sentence, the mean over its tokens of the layers' average: float32 [sentences, 2 P].
 
-    def similarity(self, a: Given, b: Given) -> float:
-        """Cosine of two texts, each the mean over its tokens of the layers' average; NaN where a mean is zero."""
-        first, second = self.embed([a, b], layers="average", pool="mean")
+        A single string gives [2 P]. The arguments are those of `embed`; `encode_words` gives vectors without context.
+        """
+        if isinstance(sentences, str):
+            return self.encode([sentences], state, batch_size, tokenizer)[0]
+        vectors = self.embed(sentences, "average", state, "mean", batch_size, tokenizer)
+        return np.stack(vectors) if vectors else np.zeros((0, self.bilm.get_output_dim()), np.float32)
+
+    def encode_words(self, words: Sequence[str]) -> np.ndarray:
+        """Vectors of words without context, as the char encoder gives them: float32 [words, P]."""
+        check_batch([words], "words")
+        with torch.no_grad():
+            return self.bilm.encode(words).float().cpu().numpy()
+
+    def similarity(self, a: Given, b: Given, tokenizer: str | Tokenizer = "auto") -> float:
+        """Cosine of the vectors that `encode` gives to two texts; NaN where one is zero."""
+        first, second = self.encode([a, b], tokenizer=tokenizer)
         with np.errstate(invalid="ignore"):
             return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
 
     def save_vectors(self, path: str | os.PathLike, sentences: Iterable[Given], layers: Layers = "all",
                      state: str = "warm", pool: str | None = None, batch_size: int | None = None, *,
                      dtype: str = "float32", layout: str | None = None, targets: Iterable[str] | None = None,
-                     resume: bool = False, progress: bool | str = False) -> None:
+                     resume: bool = False, progress: bool | str = False,
+                     tokenizer: str | Tokenizer = "auto") -> None:
         """Write the arrays of `embed` to a file as they are computed; `open_embeddings` reads the file.
 
         The suffix chooses the `layout` unless it is given: .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy
@@ -145,7 +162,7 @@ class LoadedElmo:
         layout = layout_of(path, layout)
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, options_of(layout, forget_sentences=True))
-        texts = _texts(sentences, pool)
+        texts = _texts(sentences, pool, tokenizer)
         write_corpus(texts, self._embedder.runner(batch_size, state, form), target, resume=resume,
                      progress=Progress(progress))
 
@@ -157,16 +174,17 @@ class LoadedElmo:
         return map(finish, self.vectors((text.tokens for text in texts), batch_size, state))
 
 
-def _texts(sentences: Iterable[Given], pool: str | None) -> Iterator[Text]:
+def _texts(sentences: Iterable[Given], pool: str | None, tokenizer: str | Tokenizer) -> Iterator[Text]:
     """The texts, lazily. Anything but a collection or generator of texts is refused at once."""
     if isinstance(sentences, (str, bytes, FastaRecord)):
         raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a list")
     check_iterable(sentences, "sentences")
-    return (_text(given, number, pool) for number, given in enumerate(sentences))
+    split = find_tokenizer(tokenizer)
+    return (_text(given, number, pool, split) for number, given in enumerate(sentences))
 
 
-def _text(given: Given, number: int, pool: str | None) -> Text:
-    tokens = tokens_of(given, f"sentences[{number}]")
+def _text(given: Given, number: int, pool: str | None, split: Tokenizer) -> Text:
+    tokens = tokens_of(given, f"sentences[{number}]", split)
     if pool and not len(tokens):
         raise ValueError(f"sentences[{number}]: expected at least one token to pool, got none")
     if isinstance(given, Text):
@@ -176,10 +194,10 @@ def _text(given: Given, number: int, pool: str | None) -> Text:
     return Text(str(number), given if isinstance(given, str) else " ".join(map(str, tokens)), tokens)
 
 
-def tokens_of(given: Given, name: str) -> Sequence[str]:
+def tokens_of(given: Given, name: str, split: Tokenizer) -> Sequence[str]:
     """The tokens of a text; `ValueError`, which contains `name`, for anything but a text."""
     if isinstance(given, str):
-        return given.split()
+        return split(given)
     if isinstance(given, FastaRecord):
         return list(given.sequence)
     return given.tokens if isinstance(given, Text) else check_sentence(given, name)

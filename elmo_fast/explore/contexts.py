@@ -30,6 +30,7 @@ from elmo_fast.files.hdf5 import atomic_hdf5, attribute_of, dataset_of, open_hdf
 from elmo_fast.files.strings import joined, spans
 from elmo_fast.text.batching import check_iterable
 from elmo_fast.text.fasta import FastaRecord
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.open import Embeddings
 
 FORMAT = "elmo-fast context index"
@@ -63,15 +64,30 @@ class Comparison:
 
         With weights w, the cosine of a mixture is `w cross w / sqrt((w first w) (w second w))`.
         """
-        first, second = self.first.astype(np.float64), self.second.astype(np.float64)
+        first, second = self._in_float64()
         cross = np.tensordot(first, second, axes=(2, 2)).swapaxes(1, 2)
         return cross, *(np.einsum("ktd,ltd->klt", layers, layers) for layers in (first, second))
 
+    def mean_products(self) -> np.ndarray:
+        """Dot products between layers, float64 [3, layers, layers], of the means over the tokens: of both texts, of the
+        first with itself, and of the second with itself.
+        """
+        first, second = (layers.mean(axis=1) for layers in self._in_float64())
+        return np.stack([first @ second.T, first @ first.T, second @ second.T])
 
-def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm") -> Comparison:
-    """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens. `state` is warm or zero."""
+    def _in_float64(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.first.astype(np.float64), self.second.astype(np.float64)
+
+
+def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm",
+            tokenizer: str | Tokenizer = "auto") -> Comparison:
+    """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens.
+
+    `state` is warm or zero, `tokenizer` as in `LoadedElmo.embed`.
+    """
     check_choice("state", state, FREE_STATES)
-    rows, columns = list(tokens_of(first, "first")), list(tokens_of(second, "second"))
+    split = find_tokenizer(tokenizer)
+    rows, columns = list(tokens_of(first, "first", split)), list(tokens_of(second, "second", split))
     for name, tokens in (("first", rows), ("second", columns)):
         if not tokens:
             raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
@@ -119,11 +135,12 @@ class ContextIndex:
     @classmethod
     def build(cls, elmo: LoadedElmo, texts: Iterable[Given], *, words: Collection[str] | None = None,
               layers: Layers = "average", state: str = "warm", dtype: str = "float32",
-              batch_size: int = DEFAULT_BATCH_SIZE) -> "ContextIndex":
+              batch_size: int = DEFAULT_BATCH_SIZE, tokenizer: str | Tokenizer = "auto") -> "ContextIndex":
         """An index in memory of a corpus: of every token, or only of `words`, in upper or lower case.
 
         Texts are read as needed, and texts without the words are not embedded. `layers` as in `LoadedElmo.embed`, but
-        not `all`; `state` is warm or zero. Vectors are scaled to length 1 and stored as `dtype`, float32 or float16.
+        not `all`, and `tokenizer` too; `state` is warm or zero. Vectors are scaled to length 1 and stored as `dtype`,
+        float32 or float16.
         """
         check_choice("state", state, FREE_STATES)
         check_choice("dtype", dtype, STORAGES)
@@ -132,7 +149,8 @@ class ContextIndex:
         if isinstance(texts, FastaRecord):
             raise ValueError("texts: expected a list of texts, got one FastaRecord; put it into a list")
         check_iterable(texts, "texts")
-        return cls._gather(_embedded(elmo, _chosen(texts, words), layers, state, batch_size), dtype,
+        chosen = _chosen(texts, words, find_tokenizer(tokenizer))
+        return cls._gather(_embedded(elmo, chosen, layers, state, batch_size), dtype,
                            elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint(),
                            precision=elmo.bilm.computes_in)
 
@@ -297,11 +315,12 @@ def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _chosen(texts: Iterable[Given], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
+def _chosen(texts: Iterable[Given], words: Collection[str] | None,
+            split: Tokenizer) -> Iterator[tuple[int, list[str], np.ndarray]]:
     """(number, tokens, positions int64 of the words) of the texts that have at least one of the words."""
     wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
-        tokens = list(tokens_of(text, f"texts[{number}]"))
+        tokens = list(tokens_of(text, f"texts[{number}]", split))
         positions = [position for position, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
         if positions:
             yield number, tokens, np.array(positions, np.int64)
@@ -319,7 +338,7 @@ def _embedded(elmo: LoadedElmo, chosen: Iterator[tuple[int, list[str], np.ndarra
 def _stored_rows(embeddings: Embeddings,
                  words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
     texts = (embeddings.tokens(number) for number in range(len(embeddings)))
-    for number, tokens, positions in _chosen(texts, words):
+    for number, tokens, positions in _chosen(texts, words, str.split):
         stored = embeddings.positions(number)
         rows = positions if stored is None else np.flatnonzero(np.isin(stored, positions))
         if len(rows):

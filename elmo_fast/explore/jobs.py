@@ -32,6 +32,7 @@ class CompareJob:
     weights: tuple[float, ...] | None
     state: str
     output: str | None
+    tokenizer: str
 
 
 def compare_sentences(job: CompareJob) -> Result:
@@ -41,7 +42,7 @@ def compare_sentences(job: CompareJob) -> Result:
     elmo = job.model.load()
     from elmo_fast.explore.contexts import compare
 
-    comparison = compare(elmo, job.first, job.second, job.state)
+    comparison = compare(elmo, job.first, job.second, job.state, job.tokenizer)
     rows, files = _table(comparison, job.weights), []
     if job.output is not None:
         save_comparison(comparison, job.output, job.weights)
@@ -87,6 +88,7 @@ class NearestJob:
     state: str | None
     save: str | None
     output: str | None
+    tokenizer: str
 
 
 def nearest_contexts(job: NearestJob) -> Result:
@@ -105,7 +107,8 @@ def nearest_contexts(job: NearestJob) -> Result:
     elmo = job.model.load()
     from elmo_fast.explore.nearest import find_contexts, report_lines
 
-    index, files = _index(elmo, corpus, None if job.search.any_word or job.save else [word], job.layer, job.state), []
+    words, files = None if job.search.any_word or job.save else [word], []
+    index = _index(elmo, corpus, words, job.layer, job.state, job.tokenizer)
     if job.save is not None:
         index.save(job.save)
         files.append(f"{job.save}: {counted(len(index), 'vector')} of {index.vectors.shape[1]} values in "
@@ -124,7 +127,7 @@ def _size(report: "Report") -> str:
 
 
 def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: str | tuple[float, ...] | None,
-           state: str | None) -> "ContextIndex":
+           state: str | None, tokenizer: str) -> "ContextIndex":
     from elmo_fast.explore.contexts import ContextIndex
     from elmo_fast.explore.nearest import open_index
 
@@ -133,7 +136,7 @@ def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer
             raise ValueError(f"--layer, --weights, --state: expected a text as CORPUS, got the vectors in {corpus}")
         return index
     layers, dtype = _layers(layer, elmo.num_layers), "float16" if words is None else "float32"
-    with open_texts(corpus, allow_blank=True) as texts:
+    with open_texts(corpus, allow_blank=True, tokenizer=tokenizer) as texts:
         return ContextIndex.build(elmo, texts, words=words, layers=layers, state=state or "warm", dtype=dtype)
 
 

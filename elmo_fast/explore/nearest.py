@@ -11,6 +11,7 @@ from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.explore.contexts import FORMAT, ContextIndex, principal_plane
 from elmo_fast.files import hdf5
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.layouts.table import by_first_bytes
 from elmo_fast.vectors.open import open_embeddings
 
@@ -89,11 +90,13 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
 
 
 def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence: str | Sequence[str] | None = None,
-                  top: int = 10, queries: int = 3, any_word: bool = False, center: bool = False) -> Report:
+                  top: int = 10, queries: int = 3, any_word: bool = False, center: bool = False,
+                  tokenizer: str | Tokenizer = "auto") -> Report:
     """The nearest contexts of a word in a sentence; without one, of `queries` of its occurrences across the corpus.
 
     Only occurrences of the word are searched, or with `any_word` all occurrences in the index; `center` as in
-    `ContextIndex.nearest`. `ValueError` for a word that is not in the corpus, or not in the sentence.
+    `ContextIndex.nearest`, and `tokenizer`, for a `sentence` that is a string, as in `LoadedElmo.embed`. `ValueError`
+    for a word that is not in the corpus, or not in the sentence.
     """
     numbers = index.check(elmo).occurrences(word)
     least = 1 if sentence or any_word else 2
@@ -106,6 +109,7 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
         chosen = numbers[spread].tolist()
         shown, vectors = [context_of(index, number) for number in chosen], index.vectors[np.array(chosen)]
     else:
+        sentence = find_tokenizer(tokenizer)(sentence) if isinstance(sentence, str) else sentence
         tokens, position = _position(sentence, word)
         shown = [_around(tokens, position)]
         vectors = elmo.embed([tokens], index.layers, index.state)[0][[position]]
@@ -126,9 +130,9 @@ def report_lines(report: Report) -> Iterator[str]:
             yield "\t".join((similarity, *place, " ".join(words.split())))
 
 
-def _position(sentence: str | Sequence[str], word: str) -> tuple[list[str], int]:
+def _position(sentence: Sequence[str], word: str) -> tuple[list[str], int]:
     """The tokens of a sentence, and the first position of the word."""
-    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
+    tokens = list(sentence)
     for position, token in enumerate(tokens):
         if token.casefold() == word.casefold():
             return tokens, position

@@ -1,12 +1,13 @@
 """Integrations with other libraries, one module per library: docs/integrations.md. This module imports none of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from elmo_fast.arguments import FREE_STATES, check_choice
 from elmo_fast.embed.api import Layers, LoadedElmo, Text
 from elmo_fast.text.batching import check_sentence
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
 
 def check_arguments(elmo: LoadedElmo, layers: Layers, state: str, batch_size: int, pool: str | None = None) -> None:
@@ -33,8 +34,9 @@ def pooled_vectors(elmo: LoadedElmo, texts: Sequence[Sequence[str]], layers: Lay
     return result
 
 
-def tokenized(texts: Iterable[Text], name: str, split: Callable[[str], Sequence[str]] = str.split) -> list:
+def tokenized(texts: Iterable[Text], name: str, tokenizer: str | Tokenizer) -> list:
     """Split texts into tokens. `ValueError`, with `name` and the index, for a text that is neither string nor list."""
+    split = find_tokenizer(tokenizer)
     return [split(text) if isinstance(text, str) else check_sentence(text, f"{name}[{number}]")
             for number, text in enumerate(texts)]
 

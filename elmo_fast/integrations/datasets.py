@@ -10,13 +10,14 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_path, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, Text, load
 from elmo_fast.integrations import check_arguments, pooled_vectors, token_vectors, tokenized
 from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
 
 class Embed:
     """Adds a column `output` of vectors to batches: float32 [tokens, width] per text, or [width] with `pool`.
 
-    `column` has strings, split at whitespace, or lists of tokens. `layers`, `pool`, `state` (`zero` or `warm`) and
-    `batch_size` are the arguments of `LoadedElmo.embed`, the others those of `load`. With `layers="all"` the layers are
+    `column` has strings or lists of tokens. `layers`, `pool`, `state` (`zero` or `warm`), `tokenizer` and `batch_size`
+    are the arguments of `LoadedElmo.embed`, the others those of `load`. With `layers="all"` the layers are
     concatenated. The pooled vector of a text without tokens is zero.
 
     The pickle, which datasets hashes and sends to its processes, has the model's name and fingerprint, not its weights:
@@ -26,8 +27,9 @@ class Embed:
     def __init__(self, column: str, output: str = "elmo", *, model: str | os.PathLike = DEFAULT_MODEL,
                  layers: Layers = "average", pool: str | None = None, state: str = "warm", device: str | None = None,
                  precision: str = "highest", backend: str = "auto", batch_size: int = DEFAULT_BATCH_SIZE,
-                 allow_nonfinite: bool = False):
-        self._columns, self._pool = (column, output), pool
+                 allow_nonfinite: bool = False, tokenizer: str | Tokenizer = "auto"):
+        self._columns, self._pool, self._tokenizer = (column, output), pool, tokenizer
+        find_tokenizer(tokenizer)
         self._model = check_path("model", model)
         self._how = {"device": device, "precision": precision, "backend": backend, "allow_nonfinite": allow_nonfinite}
         self._settings = {"layers": layers, "state": state, "batch_size": batch_size}
@@ -42,7 +44,7 @@ class Embed:
             raise ValueError(f"column: expected one of {', '.join(batch)}, got {shown(column)}")
         if isinstance(batch[column], str):
             raise ValueError(f"{column}: expected a list of texts, got a single text; use map(..., batched=True)")
-        texts = tokenized(batch[column], column)
+        texts = tokenized(batch[column], column, self._tokenizer)
         if self._pool is not None:
             return {output: pooled_vectors(self._loaded(), texts, **self._settings, pool=self._pool)}
         return {output: token_vectors(self._loaded(), texts, **self._settings)}

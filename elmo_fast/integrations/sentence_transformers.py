@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, shown
 from elmo_fast.embed.api import Layers, LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, width
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.train.export import export_module
 
 with extra("sentence-transformers"):
@@ -25,26 +26,27 @@ _HUB = ("token", "cache_folder", "revision", "local_files_only")
 
 
 class ElmoModule(InputModule):
-    """Token embeddings and attention mask of texts, which are split at whitespace.
+    """Token embeddings and attention mask of texts.
 
-    `layers` and `state` (`zero` or `warm`) are arguments of `LoadedElmo.embed`, `precision`, `backend` and
+    `layers`, `state` (`zero` or `warm`) and `tokenizer` are arguments of `LoadedElmo.embed`, `precision`, `backend` and
     `allow_nonfinite` those of `BiLm.from_model`. Tokens past `max_seq_length` are dropped. With `requires_grad` the
     biLM's weights are fine-tuned. `save` also writes the weights.
     """
 
     config_file_name = "elmo_config.json"
     config_keys = ("layers", "state", "max_seq_length", "requires_grad", "precision", "backend", "allow_nonfinite")
-    tokenizer = None  # texts are split at whitespace
+    tokenizer = None  # of transformers; there is none
 
     def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
                  max_seq_length: int | None = None, requires_grad: bool = False, precision: str = "highest",
-                 backend: str = "auto", allow_nonfinite: bool = False):
+                 backend: str = "auto", allow_nonfinite: bool = False, tokenizer: str | Tokenizer = "auto"):
         super().__init__()
         self.layers, self.state, self.requires_grad, self.precision, self.backend, self.allow_nonfinite = (
             layers, state, requires_grad, precision, backend, allow_nonfinite)
         self.max_seq_length = max_seq_length and check_count("max_seq_length", max_seq_length)
         self.bilm = BiLm.from_model(model, state=state, requires_grad=requires_grad, precision=precision,
                                     backend=backend, allow_nonfinite=allow_nonfinite)
+        self._tokenizer, self._split = tokenizer, find_tokenizer(tokenizer)
         elmo = LoadedElmo(self.bilm)
         check_arguments(elmo, layers, state, DEFAULT_BATCH_SIZE)
         self._width = width(elmo, layers)
@@ -57,7 +59,7 @@ class ElmoModule(InputModule):
         for number, text in enumerate(inputs):
             if not isinstance(text, str):
                 raise ValueError(f"inputs[{number}]: expected a string, got {type(text).__name__}")
-        tokens = [((prompt or "") + text).split()[: self.max_seq_length] for text in inputs]
+        tokens = [self._split((prompt or "") + text)[: self.max_seq_length] for text in inputs]
         source = self.bilm.token_source
         ids = source.batch_ids([*tokens, source.boundaries[:1]])[:-1]
         return {"input_ids": ids, "attention_mask": ((ids > 0).any(dim=2) if source.row_shape else ids > 0).long()}
@@ -83,6 +85,13 @@ class ElmoModule(InputModule):
 
     get_word_embedding_dimension = get_embedding_dimension  # the name before sentence-transformers 6
 
+    def get_config_dict(self) -> dict[str, Any]:
+        """The arguments of `__init__` as `save` writes them; `ValueError` if the tokenizer is a function."""
+        if not isinstance(self._tokenizer, str):
+            raise ValueError("tokenizer: expected a name or package.module:function, which a file can hold, got a "
+                             f"function ({shown(self._tokenizer)})")
+        return {**super().get_config_dict(), "tokenizer": self._tokenizer}
+
     def save(self, output_path: str, *_: Any, **__: Any) -> None:
         """Write the configuration, the options and the weights."""
         self.save_config(output_path)
@@ -92,4 +101,6 @@ class ElmoModule(InputModule):
     def load(cls, model_name_or_path: str, subfolder: str = "", **arguments: Any) -> "ElmoModule":
         """Load a module that `save` wrote; sentence-transformers 6 requires `trust_remote_code=True`."""
         where = {"subfolder": subfolder, **{name: arguments[name] for name in _HUB if name in arguments}}
-        return cls(cls.load_dir_path(model_name_or_path, **where), **cls.load_config(model_name_or_path, **where))
+        # Version 0.1 saved no tokenizer and split at whitespace.
+        config = {"tokenizer": "whitespace", **cls.load_config(model_name_or_path, **where)}
+        return cls(cls.load_dir_path(model_name_or_path, **where), **config)

@@ -1,6 +1,6 @@
 """`ElmoVectorizer`: a scikit-learn transformer from texts to ELMo vectors."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from elmo_fast.embed.api import Layers, Text, load
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, pooled_vectors, tokenized, width
 from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.text.tokenizers import Tokenizer
 from elmo_fast.vectors.spec import POOLS
 
 with extra("scikit-learn"):
@@ -19,14 +20,13 @@ with extra("scikit-learn"):
 class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """A vector for every text: float32 [texts, 2 P], or [texts, layers * 2 P] with `layers="all"`.
 
-    A text is a list of tokens, or a string that `tokenizer` (by default `str.split`) splits. The vector of a text
-    without tokens is zero. `layers`, `pool`, `state` (`zero` or `warm`) and `batch_size` are the arguments of
-    `LoadedElmo.embed`, the others those of `load`. `fit` learns nothing: it reads the model, which is then part of the
-    pickle.
+    A text is a string or a list of tokens; the vector of a text without tokens is zero. `layers`, `pool`, `state`
+    (`zero` or `warm`), `tokenizer` and `batch_size` are the arguments of `LoadedElmo.embed`, the others those of
+    `load`. `fit` learns nothing: it reads the model, which is then part of the pickle.
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", pool: str = "mean",
-                 state: str = "warm", tokenizer: Callable[[str], Sequence[str]] | None = None,
+                 state: str = "warm", tokenizer: str | Tokenizer = "auto",
                  device: str | None = None, precision: str = "highest", backend: str = "auto",
                  batch_size: int = DEFAULT_BATCH_SIZE, allow_nonfinite: bool = False):
         self.model = model
@@ -59,7 +59,7 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _tokens(self, X: Iterable[Text]) -> list[Sequence[str]]:
         if isinstance(X, (str, bytes)) or not isinstance(X, Iterable) or getattr(X, "ndim", 1) != 1:
             raise ValueError(f"X: expected a list of texts, got {type(X).__name__} {getattr(X, 'shape', '')}".rstrip())
-        return tokenized(X, "X", self.tokenizer or str.split)
+        return tokenized(X, "X", self.tokenizer)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -7,6 +7,7 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, load
 from elmo_fast.environment import extra
 from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.spec import OutputSpec
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
                   layers: Layers = "all", pool: str | None = None, state: str = "warm", precision: str = "highest",
                   backend: str = "auto", dtype: str = "float32", output_column: str = "elmo",
                   concurrency: int | tuple[int, int] | None = None, num_cpus: int = 1, num_gpus: float = 0,
-                  batch_size: int = DEFAULT_BATCH_SIZE) -> "Dataset":
+                  batch_size: int = DEFAULT_BATCH_SIZE, tokenizer: str | Tokenizer = "auto") -> "Dataset":
     """Add a column with the vectors of `LoadedElmo.embed` to a dataset, computed lazily by Ray Data's workers.
 
-    `column` has strings, split at whitespace, or lists of tokens. The new column has lists of fixed-size lists,
+    `column` has strings, which `tokenizer` splits, or lists of tokens. The new column has lists of fixed-size lists,
     [tokens][2 P] per text, with `layers="all"` [layers][tokens][2 P]; `pool` drops the tokens. `dtype` is `float32` or
     `float16`, for which values beyond its range are refused. `state` is `zero` or `warm`.
 
@@ -44,11 +45,12 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
         raise ValueError(f"output_column: expected a name that no column has, got {shown(output_column)}")
     settings = Settings(OutputSpec(layers, pool, dtype), state, batch_size, num_cpus, num_gpus)
     lowest, highest = concurrency if isinstance(concurrency, tuple) else (1, concurrency)
+    find_tokenizer(tokenizer)
     for bound in (lowest, *(() if highest is None else (highest,))):
         check_count("concurrency", bound)
     elmo = model if isinstance(model, LoadedElmo) else load(model, device="cpu", precision=precision, backend=backend)
     shared = SharedModel.of(elmo, settings)
     return ds.map_batches(
-        AddVectors, fn_constructor_args=(shared, settings, column, output_column), batch_format="pyarrow",
+        AddVectors, fn_constructor_args=(shared, settings, column, output_column, tokenizer), batch_format="pyarrow",
         batch_size=_TEXTS_PER_SLOT * batch_size, compute=ray.data.ActorPoolStrategy(min_size=lowest, max_size=highest),
         **settings.resources)

@@ -12,6 +12,7 @@ from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import Options
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.layouts.text_vectors import narrow
 from elmo_fast.vectors.spec import OutputSpec, Selection
 
@@ -90,15 +91,16 @@ class Worker:
 class AddVectors(Worker):
     """Adds a column of vectors to Arrow tables."""
 
-    def __init__(self, shared: SharedModel, settings: Settings, column: str, output: str):
+    def __init__(self, shared: SharedModel, settings: Settings, column: str, output: str,
+                 tokenizer: str | Tokenizer):
         super().__init__(shared, settings)
-        self._names = column, output
+        self._names, self._split = (column, output), find_tokenizer(tokenizer)
 
     def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
         name, output = self._names
         if name not in table.column_names:
             raise ValueError(f"column: expected one of {', '.join(table.column_names)}, got {name!r}")
-        texts = [_tokens(name, value) for value in table.column(name).to_pylist()]
+        texts = [_tokens(name, value, self._split) for value in table.column(name).to_pylist()]
         begin = 0
         for arrays in _group_by_size(selection.vectors for selection in self.selections(texts)):
             rows = table.slice(begin, len(arrays))
@@ -137,9 +139,9 @@ def _group_by_size(arrays: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
         yield group
 
 
-def _tokens(column: str, value: Any) -> Sequence[str]:
+def _tokens(column: str, value: Any, split: Tokenizer) -> Sequence[str]:
     if isinstance(value, str):
-        return value.split()
+        return split(value)
     if isinstance(value, (list, np.ndarray)) and all(isinstance(token, str) for token in value):
         return list(value)
     raise ValueError(f"{column}: expected strings or lists of tokens, got {shown(value)} ({type(value).__name__})")

@@ -11,6 +11,7 @@ import numpy as np
 
 _PIECE_BYTES = 1 << 18  # approximate
 _VALUES_PER_PIECE = 1 << 13  # values of an array that are formatted at a time
+_DIGITS = {"float32": "%.9g", "float16": "%.5g"}
 
 
 def json_body(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:
@@ -45,14 +46,27 @@ def _json_parts(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Ite
         for number, item in enumerate(items):
             if number:
                 yield ", "
-            yield from _array_parts(item) if isinstance(item, np.ndarray) else [json.dumps(item)]
+            yield from _item_parts(item)
         yield "]"
     yield "}"
 
 
+def _item_parts(item: Any) -> Iterator[str]:
+    if isinstance(item, np.ndarray):
+        yield from _array_parts(item)
+    elif isinstance(item, dict):
+        yield "{"
+        for number, (name, value) in enumerate(item.items()):
+            yield f"{', ' if number else ''}{json.dumps(name)}: "
+            yield from _item_parts(value)
+        yield "}"
+    else:
+        yield json.dumps(item)
+
+
 def _array_parts(array: np.ndarray) -> Iterator[str]:
     if array.ndim < 2 or array.size <= _VALUES_PER_PIECE:
-        yield json.dumps(array.tolist())
+        yield _numbers(array)
         return
     yield "["
     for number, inner in enumerate(array):
@@ -60,6 +74,15 @@ def _array_parts(array: np.ndarray) -> Iterator[str]:
             yield ", "
         yield from _array_parts(inner)
     yield "]"
+
+
+def _numbers(array: np.ndarray) -> str:
+    """A small array as JSON, each number with as many digits as restore it."""
+    if array.ndim != 1:
+        return f"[{', '.join(map(_numbers, array))}]"
+    if not np.isfinite(array).all():
+        return json.dumps(array.tolist())
+    return f"[{', '.join([_DIGITS[array.dtype.name]] * len(array))}]" % tuple(array.tolist())
 
 
 def _join_into_pieces(parts: Iterable[str]) -> Iterator[bytes]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from elmo_fast.arguments import shown
 from elmo_fast.environment import extra
 from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.spec import OutputSpec
 
 with extra("serve"):
@@ -36,7 +36,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for s
 
 @dataclass
 class Service:
-    """What the routes share. `name` is the model's; `split` splits a string into tokens; `index` is for the page."""
+    """What the routes share. `name` is the model's; `split` is the tokenizer of strings; `index` is for the page."""
 
     batching: Batching
     name: str
@@ -44,7 +44,7 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
     api_key: str | None = None
-    split: Callable[[str], Sequence[str]] = str.split
+    split: Tokenizer = field(default_factory=partial(find_tokenizer, "auto"))
     index: str | None = None
 
     @property
@@ -62,7 +62,7 @@ class Service:
                           "too_many_texts", name)
         split: list[Sequence[str]] = []
         for number, text in enumerate(texts):
-            tokens = self._split(text) if isinstance(text, str) else text
+            tokens = self.split(text) if isinstance(text, str) else text
             split.append(tokens)
             if len(tokens) > self.limits.max_tokens:
                 raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_tokens:,} tokens, got "
@@ -74,12 +74,6 @@ class Service:
                 raise Refusal(422, f"{name}[{number}]: expected at least one token to pool, got none",
                               "no_tokens", name)
         return split
-
-    def _split(self, text: str) -> Sequence[str]:
-        """Split a text; a long one word by word, since `str.split` would block other threads meanwhile."""
-        if self.split is str.split and len(text) > _MAX_ONE_PIECE:
-            return [match.group() for match in re.finditer(r"\S+", text)]
-        return self.split(text)
 
     async def vectors(self, request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
         """Compute vectors of tokenized texts. They count as queued tokens until the answer is sent."""
@@ -111,13 +105,13 @@ class Service:
 def create_app(service: Service) -> FastAPI:
     """Make the ASGI application; the service's batching must be running."""
     app = FastAPI(title="elmo-fast", version=service.version, summary="ELMo embeddings of texts",
-                  redoc_url=None)
-    page = page_routes(SharedElmo(service.batching), service.index)
+                  docs_url=None, redoc_url=None)  # FastAPI's pages load their scripts from another host
+    page = page_routes(SharedElmo(service.batching), service.index, service.split)
     for router in (_status_routes(service), _embed_routes(service), page):
         app.include_router(router)
     service.metrics.watch(service.batching)
     install(app)
-    routes = frozenset([*app.openapi()["paths"], "/", "/docs", "/openapi.json"])
+    routes = frozenset([*app.openapi()["paths"], "/", "/favicon.ico", "/openapi.json"])
     app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, api_key=service.api_key,
                        routes=routes)
     return app
@@ -161,7 +155,7 @@ def _embed_routes(service: Service) -> APIRouter:
     async def embed(work: Annotated[_Work, Depends(of_embed)], request: Request):
         """Vectors of texts. With `Accept: application/octet-stream` an `.npz` file of arrays "0", "1", ..."""
         media_type = _accepted_type(request.headers.get("accept", "*/*"))
-        form, texts, _ = work
+        form, texts = work[:2]
         vectors = await service.vectors(request, texts)
         arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
         if media_type == _BINARY:
@@ -173,12 +167,12 @@ def _embed_routes(service: Service) -> APIRouter:
                  responses={200: {"model": schemas.EmbeddingsAnswer}, 404: {"model": ErrorAnswer}})
     async def embeddings(work: Annotated[_Work, Depends(of_embeddings)], request: Request):
         """Pooled vectors of texts, in OpenAI's shape."""
-        form, texts, encoding = work
+        form, texts, encoding, normalize = work
         vectors = await service.vectors(request, texts)
         arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
-        encode = answers.base64_of if encoding == "base64" else np.ndarray.tolist
-        data = ({"object": "embedding", "index": number, "embedding": encode(array)}
-                for number, array in enumerate(arrays))
+        data = ({"object": "embedding", "index": number,
+                 "embedding": answers.base64_of(array) if encoding == "base64" else array}
+                for number, array in enumerate(map(_unit, arrays) if normalize else arrays))
         count = sum(map(len, texts))
         head = {"object": "list", "model": service.name, "usage": {"prompt_tokens": count, "total_tokens": count}}
         return _answer(answers.json_body(head, {"data": data}), arrays, _JSON)
@@ -187,11 +181,12 @@ def _embed_routes(service: Service) -> APIRouter:
 
 
 class _Work(NamedTuple):
-    """A checked request: output spec, tokenized texts, and how vectors are encoded."""
+    """A checked request: output spec, tokenized texts, how vectors are encoded, and whether to length 1."""
 
     form: OutputSpec
     texts: list[Sequence[str]]
     encoding: str = "float"
+    normalize: bool = False
 
 
 def _embed_work(service: Service, body: schemas.EmbedRequest) -> _Work:
@@ -205,7 +200,7 @@ def _embeddings_work(service: Service, body: schemas.EmbeddingsRequest) -> _Work
     texts = service.tokens([body.input] if isinstance(body.input, str) else body.input, "input", True)
     if not texts:
         raise Refusal(422, "input: expected at least one text, got none", "no_texts", "input")
-    return _Work(form, texts, body.encoding_format)
+    return _Work(form, texts, body.encoding_format, body.normalize)
 
 
 def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
@@ -240,6 +235,12 @@ def _apply_spec(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[
                               "invalid_value", "dtype")
         arrays.append(array)
     return arrays
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    """The vector at length 1, in its dtype; zeros stay."""
+    length = np.linalg.norm(vector.astype(np.float64))
+    return (vector / length).astype(vector.dtype) if length else vector
 
 
 def _release_in_turn(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:

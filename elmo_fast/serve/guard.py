@@ -26,7 +26,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 class Guard:
     """ASGI middleware. The app gets the complete body at once, and in its scope the limits and `elmo_fast.exit`, an
-    `ExitStack` that is closed after the request.
+    `ExitStack` that is closed after the request. HEAD is answered where GET is.
     """
 
     def __init__(self, app, *, limits: Limits, metrics: Metrics, api_key: str | None, routes: frozenset[str]):
@@ -74,7 +74,8 @@ class Guard:
         async def receive_body() -> Message:
             return unread.pop() if unread else await receive()
 
-        await self._app(scope, receive_body, send)
+        # The server sends no body where the method is HEAD in its own scope.
+        await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive_body, send)
 
     def _check_key(self, headers: Headers) -> None:
         if self._key is not None and not hmac.compare_digest(_given_key(headers.get("authorization", "")), self._key):

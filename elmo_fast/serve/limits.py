@@ -20,6 +20,8 @@ class Limits:
                                "memory of their vectors; more get 429")
     request_seconds: int = _limit(60, "seconds from a request's arrival to its vectors, else 504")
     header_seconds: int = _limit(10, "seconds that a client has for a request's headers")
+    keep_alive_seconds: int = _limit(75, "seconds that a connection stays open without a request; a client should "
+                                     "close it earlier")
     body_seconds: int = _limit(20, "seconds that a client has for a request's body, else 408")
     write_seconds: int = _limit(30, "seconds that a client may take no bytes of an answer")
     drain_seconds: int = _limit(30, "seconds that running requests have to end after SIGTERM")

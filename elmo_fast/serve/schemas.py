@@ -42,7 +42,7 @@ class EmbedAnswer(BaseModel):
 
 
 class EmbeddingsRequest(StrictModel):
-    """A request in the format of OpenAI's API, extended by `layers` and `pool`."""
+    """A request in the format of OpenAI's API, extended by `layers`, `pool` and `normalize`."""
 
     input: Annotated[str | Tokens, Field(description="A text, or a list of texts.")]
     model: Annotated[str, Field(description="The name listed by /v1/models.")]
@@ -51,6 +51,7 @@ class EmbeddingsRequest(StrictModel):
     user: Annotated[str | None, Field(description="Ignored.")] = None
     layers: Literal["top", "average"] | Factors = "average"
     pool: Pool = "mean"
+    normalize: Annotated[bool, Field(description="Scale vectors to length 1, as OpenAI's are.")] = False
 
 
 class Embedding(BaseModel):

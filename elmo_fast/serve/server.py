@@ -109,7 +109,8 @@ class Server(uvicorn.Server):
         limits = service.limits
         super().__init__(uvicorn.Config(
             create_app(service), http=functools.partial(Protocol, limits), ws="none", lifespan="off", log_config=None,
-            server_header=False, limit_concurrency=limits.max_connections))
+            server_header=False, limit_concurrency=limits.max_connections,
+            timeout_keep_alive=limits.keep_alive_seconds))
         self._service, self._on_ready = service, on_ready
         self._drain_until: float | None = None
         self._last_open = 0.0

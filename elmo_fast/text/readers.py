@@ -5,6 +5,7 @@ import functools
 import glob
 import io
 import itertools
+import logging
 import os
 import stat
 import sys
@@ -17,10 +18,12 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, open_text, split_suffix
 from elmo_fast.text.records import FORMATS, Record, read_text
-from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer, is_tokenized
 
 _NAMED_BLANKS = 10  # line numbers in an error, from 1
+_JUDGED_TEXTS = 200  # by which raw text is recognized
 _REMEDY = "remove {}, or allow texts without tokens (--allow-blank; in Python allow_blank=True)"
+_logger = logging.getLogger(__name__)
 
 
 class Text(NamedTuple):
@@ -43,9 +46,8 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
     `inputs` are paths, globs, whose files are sorted, and `-` for stdin. The format of a file is that of its suffix,
     below one of .gz, .bz2, .xz and .zst if there is one, unless `format` says it: `text` (a text a line), `conllu`,
     `fasta` (a letter a token), `jsonl` or `parquet`. `field` is the key or column of the last two, by default "text": a
-    string, or a list of tokens. Strings are split by `tokenizer`: `whitespace`, `simple` (words and punctuation apart),
-    a function from a string to a list of tokens, or its place as `package.module:function`. Texts without tokens are
-    refused unless `allow_blank`.
+    string, or a list of tokens. Strings are split by `tokenizer`, as in `LoadedElmo.embed`; with `whitespace` a warning
+    is logged if most of the first texts are not tokenized. Texts without tokens are refused unless `allow_blank`.
 
     Raises `ConfigurationError` and `OSError` for inputs that are absent, directories, or at odds with the arguments;
     while texts are read, `ValueError` naming the file, and the line where there is one, for what cannot be read.
@@ -68,15 +70,17 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
         _check_formats(sources, fits, f"tokenizer: expected files of {', '.join(fits)}")
     for source in sources:
         source.check()
-    return Texts(sources, field or "text", find_tokenizer(tokenizer), allow_blank)
+    split, raw = find_tokenizer(tokenizer), _RawTexts() if tokenizer == "whitespace" else None
+    return Texts(sources, field or "text", split, allow_blank, raw)
 
 
 class Texts:
     """The texts of `open_texts`, to be iterated over once, or as long as a `with` block leaves them open."""
 
-    def __init__(self, sources: "Sequence[_Source]", field: str, tokenize: Tokenizer, allow_blank: bool):
+    def __init__(self, sources: "Sequence[_Source]", field: str, tokenize: Tokenizer, allow_blank: bool,
+                 raw: "_RawTexts | None" = None):
         self._sources, self._field, self._allow_blank = sources, field, allow_blank
-        self._texts = self._read(tokenize)
+        self._texts = self._read(tokenize, raw)
 
     @property
     def paths(self) -> list[str]:
@@ -102,16 +106,41 @@ class Texts:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _read(self, tokenize: Tokenizer):
+    def _read(self, tokenize: Tokenizer, raw: "_RawTexts | None"):
         numbers = itertools.count()
         for source in self._sources:
             for index, (key, text, tokens) in enumerate(source.read(self._field)):
                 is_blank = not (text if tokens is None else tokens)
-                tokens = tokenize(text) if tokens is None else tokens
+                if tokens is None:
+                    tokens = tokenize(text)
+                    if raw and raw.judged < _JUDGED_TEXTS:
+                        raw.judge(text)
                 if (is_blank or not tokens) and not self._allow_blank:
                     raise source.without_tokens(index, text)
                 number = next(numbers)
                 yield Text(str(number) if key is None else key, text, tokens)
+        if raw and raw.judged < _JUDGED_TEXTS:
+            raw.warn()
+
+
+class _RawTexts:
+    """Warns once if most of the first texts are not tokenized."""
+
+    judged = raw = 0
+    example = ""
+
+    def judge(self, text: str) -> None:
+        self.judged += 1
+        if not is_tokenized(text):
+            self.raw, self.example = self.raw + 1, self.example or text
+        if self.judged == _JUDGED_TEXTS:
+            self.warn()
+
+    def warn(self) -> None:
+        if 2 * self.raw > self.judged:
+            _logger.warning("input file: expected tokens separated by spaces, but %d of the first %d texts have "
+                            "punctuation attached to words, as in %s; --tokenizer auto separates it", self.raw,
+                            self.judged, shown(self.example))
 
 
 @dataclass(frozen=True)

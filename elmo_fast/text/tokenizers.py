@@ -1,4 +1,6 @@
-"""Tokenizers, which split a text into tokens: `whitespace`, `simple`, a function, or `package.module:function`."""
+"""Tokenizers, which split a text into tokens: `auto`, `whitespace`, `penn`, `simple`, a function, or
+`package.module:function`; and `is_tokenized`, by which `auto` decides.
+"""
 
 import functools
 import os
@@ -13,6 +15,29 @@ from elmo_fast.arguments import TOKENIZERS, shown
 Tokenizer = Callable[[str], Sequence[str]]
 _AT_ONCE = 1 << 16  # characters; a longer text is matched token by token, so that other threads can run in between
 
+_END = r"(?:\b|(?=[nN]['\u2019][tT]))"
+_CONTRACTION = rf"['\u2019](?:[sSmMdD]|ll|LL|re|RE|ve|VE){_END}"
+_NOT = rf"[nN]['\u2019][tT]{_END}"
+# Abbreviations and initials that keep their period, as in the Penn Treebank.
+_INITIALS = r"(?:[^\W\d_]\.){2,}"
+_ABBREVIATION = (r"(?:Mr|Mrs|Ms|Messrs|Mme|Mlle|Drs?|Prof|Rev|Hon|Sts?|Sr|Jr|Gen|Col|Maj|Capt|Cmdr|Lt|Sgt|Cpl|Pvt|Adm|"
+                 r"Gov|Sens?|Reps?|Inc|Ltd|Corp|Cos?|Bros|Ph\.D|Ave|Blvd|Rd|Mt|Ft|[Vv]ols?|pp|[Ff]igs?|"
+                 r"[Nn]os?(?=\.\s*\d)|vs|etc|al|cf|viz|ca|approx|ext|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\.")
+_KEPT_PERIOD = re.compile(rf"{_INITIALS}|[^\W\d_I]\.|{_ABBREVIATION}")
+_OPENING, _CLOSING = r"(\[{\u201c\xab\u201e" + '"', r",;:!?)\]}\u201d\xbb\u2026\u060c\u061b\u061f\u0964\u0965" + '"'
+_IN_WORD = r"[^\s!-/:-@\[-`{-~\u2000-\u206f\xab\xbb]"  # also combining marks, which `\w` does not match
+# A single character class at the beginning, which `re` searches for fast.
+_ATTACHED = re.compile(rf"""(?x)[{_OPENING}{_CLOSING}.\u2014'\u2019] (?:
+      (?<={_IN_WORD}[{_CLOSING}]) [{_CLOSING}.'\u2019]* (?!\S)  | (?<={_IN_WORD}\.) [{_CLOSING}.'\u2019]+ (?!\S)
+    | (?<=[{_OPENING}]) (?<!\S.) [{_OPENING}.'\u2018]* \w | (?<={_IN_WORD}\u2014) )""")
+_ENTITY_PATTERN = r"&(?:[a-z]+|\#[0-9]+);"  # as Moses writes quotes and brackets
+_ENTITY, _WORD, _WORD_CHARACTER = re.compile(_ENTITY_PATTERN), re.compile(r"\S+"), re.compile(r"\w")
+_STRAIGHT = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2026": "..."})
+# All but those inside a word of another script, where they are letters.
+_TYPOGRAPHIC_APOSTROPHE = re.compile(r"\u2019(?!(?<=[^\W\d_a-zA-Z].)(?!(?:[smdt]|ll|re|ve)\b)\w)")
+_MAY_HAVE_MARKS = re.compile("[\u0300-\u1fff\u200c\u200d\u2070-\U0010ffff]")  # _marks() takes 0.2 s to compile
+_ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")
+
 
 def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
     """The function that a name or `package.module:function` (also in the working directory) stands for, or a function.
@@ -21,10 +46,8 @@ def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
     """
     if callable(tokenizer):
         return _checked(tokenizer)
-    if tokenizer == "whitespace":
-        return str.split
-    if tokenizer == "simple":
-        return _simple
+    if isinstance(tokenizer, str) and tokenizer in TOKENIZERS:
+        return {"auto": _auto, "whitespace": _whitespace, "penn": _penn, "simple": _simple}[tokenizer]
     if not isinstance(tokenizer, str) or ":" not in tokenizer:
         raise ValueError(f"tokenizer: expected {', '.join(TOKENIZERS)}, a function or package.module:function, got "
                          f"{shown(tokenizer)}")
@@ -48,7 +71,49 @@ def _checked(function: Tokenizer) -> Tokenizer:
     return tokenize
 
 
-_ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")
+def is_tokenized(text: str) -> bool:
+    """Whether `auto` takes a string as tokenized: no word in it has punctuation attached.
+
+    Attached are a comma, semicolon, colon, exclamation or question mark, closing quote or bracket behind a word, an
+    opening quote or bracket before it, a dash, and a period behind the last word unless that is an abbreviation. A text of more than 65,536 characters is judged by its beginning.
+    """
+    if len(text) > _AT_ONCE:
+        text = text[:_AT_ONCE].rsplit(None, 1)[0]
+    if _ATTACHED.search(_ENTITY.sub("", text) if "&" in text else text):
+        return False
+    last = text.rsplit(None, 1)[-1] if text.rstrip().endswith(".") else ""
+    return not _WORD_CHARACTER.search(last) or _KEPT_PERIOD.fullmatch(last) is not None
+
+
+def _auto(text: str) -> list[str]:
+    """Split a tokenized string at whitespace, any other one by `penn`."""
+    return _whitespace(text) if is_tokenized(text) else _penn(text)
+
+
+def _whitespace(text: str) -> list[str]:
+    return text.split() if len(text) <= _AT_ONCE else _matches(_WORD, text)
+
+
+def _penn(text: str) -> list[str]:
+    """Tokens as in the Penn Treebank and the bundled model's corpus: `They did n't see Mr. Fink-Nottle 's play .`
+
+    Abbreviations, hyphenated words, numbers and `...` stay whole, typographic quotes become straight ones.
+    """
+    if not text.isascii():
+        text = _TYPOGRAPHIC_APOSTROPHE.sub("'", text.translate(_STRAIGHT))
+    return _matches(_penn_token(_MAY_HAVE_MARKS.search(text) is not None), text)
+
+
+@functools.cache
+def _penn_token(may_have_marks: bool) -> re.Pattern[str]:
+    marks = _marks() if may_have_marks else ""
+    word = rf"(?=\w)(?:[^\WnN]++|(?!{_NOT})[nN]{marks and f'|{marks}++'})++"
+    return re.compile(rf"""(?x)
+          (?:https?://|www\.) \S* [\w/] | {_ENTITY_PATTERN} | </?\w+>
+        | (?=\w{{1,6}}\.) (?: {_INITIALS}(?![\w.]) | [A-HJ-Z]\.(?=\s+\S) | {_ABBREVIATION}(?![\w.]) )
+        | {_NOT} | {_CONTRACTION}
+        | {word} (?: (?: [-.&@] | (?<=\d)[,:/](?=\d) | (?!{_CONTRACTION}|(?<=[nN])['\u2019][tT]\b)['\u2019] ) {word} )*+
+        | \.{{2,}} | [!?]+ | -+ | =+ | \*+ | [^\w\s]{marks and marks + "*+"}""")
 
 
 def _simple(text: str) -> list[str]:
@@ -56,21 +121,29 @@ def _simple(text: str) -> list[str]:
 
     Combining marks and joiners, which `\w` does not match, stay with the character before them.
     """
-    pattern = _ASCII_TOKEN if text.isascii() else _with_marks()
+    return _matches(_ASCII_TOKEN if text.isascii() else _with_marks(), text)
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> list[str]:
     return pattern.findall(text) if len(text) <= _AT_ONCE else [match.group() for match in pattern.finditer(text)]
 
 
 @functools.cache
 def _with_marks() -> re.Pattern[str]:
-    """The pattern of a token with combining marks.
+    """The pattern of a token of `simple` with combining marks."""
+    return re.compile(rf"\w++(?:{_marks()}++\w*+)*+|[^\w\s]{_marks()}*+")
+
+
+@functools.cache
+def _marks() -> str:
+    """The pattern of a combining mark.
 
     `re` looks characters up to U+FFFF up in a table, but searches a list for characters above. So the pattern compares
     only characters above U+FFFF with that list.
     """
     low, high = ("".join(map(re.escape, map(chr, filter(_is_mark, codes)))) for codes in (
         range(0x10000), (*range(0x10000, 0x20000), *range(0xE0100, 0xE01F0))))
-    marks = rf"(?:[{low}]|(?=[\U00010000-\U0010ffff])[{high}])"
-    return re.compile(rf"\w++(?:{marks}++\w*+)*+|[^\w\s]{marks}*+")
+    return rf"(?:[{low}]|(?=[\U00010000-\U0010ffff])[{high}])"
 
 
 def _is_mark(code: int) -> bool:

@@ -61,6 +61,10 @@ def test_rows_of_a_comparison(capsys, folder, model):
     status, out, err = run(capsys, "compare", "a naïve 猫", "two words", "--model", model, "--weights", 1, 0.5, 0)
     assert (status, err) == (0, "")
     comparison = compare(elmo_fast.load(model), "a naïve 猫", "two words")
+    raw = run(capsys, "compare", "It isn't (bad).", "b", "--model", model)[1]
+    assert [row.split("\t")[0] for row in raw.split("\n\n")[0].split("\n")[1:]] == "It is n't ( bad ) .".split()
+    raw = run(capsys, "compare", "It isn't (bad).", "b", "--model", model, "--tokenizer", "whitespace")[1]
+    assert [row.split("\t")[0] for row in raw.split("\n\n")[0].split("\n")[1:]] == ["It", "isn't", "(bad)."]
     blocks = [[line.split("\t") for line in block.splitlines()] for block in out.strip().split("\n\n")]
     assert [block[0] for block in blocks] == [[title, "two", "words"] for title in
                                               ("layer 0", "layer 1", "layer 2", "mixture 1, 0.5, 0")]

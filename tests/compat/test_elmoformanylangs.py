@@ -76,7 +76,7 @@ def test_layers_are_those_of_float64(model, backend):
     assert all((np.sum(clipped, axis=0) > 20) == [bool(sizes["cell_clip"]), bool(sizes["proj_clip"])])
     elmo = elmo_fast.load(model, backend=backend)
     near(elmo.embed(SENTENCES, state="zero", batch_size=3), expected)
-    near([elmo.encode(SENTENCES[2])[None]], [expected[2][:1, :, :6]])
+    near([elmo.encode_words(SENTENCES[2])[None]], [expected[2][:1, :, :6]])
     embedder = Embedder(model, batch_size=len(SENTENCES), backend=backend)  # the first batch starts from zeros
     near(embedder.sents2elmo(SENTENCES, -2), expected)
 
@@ -99,7 +99,7 @@ def test_output_layers(common):
 def test_boundaries_are_the_models_own(common):
     """`<S>` is a word like any other, `<bos>` the boundary, as in the original."""
     elmo = elmo_fast.load(common)
-    assert not np.allclose(elmo.encode(["<S>"]), elmo.encode(["<bos>"]))
+    assert not np.allclose(elmo.encode_words(["<S>"]), elmo.encode_words(["<bos>"]))
     ids = elmo.bilm.token_source.token_ids(["<S>", "<bos>"])
     assert (ids[:, :9] != 261).sum(1).tolist() == [5, 3]
     activations, mask = elmo.bilm(elmo.bilm.token_source.token_ids(SENTENCES[0])[None])
@@ -243,8 +243,8 @@ def test_every_method_of_load(common, tmp_path):
     elmo, texts = elmo_fast.load(common), ["the cat", "東京 abcdefg naïve", "cat"]
     expected = [plain_layers(common, text.split())[0] for text in texts]
     near(elmo.embed(texts, state="zero"), expected)
-    close([elmo.encode(["the", "naïve"])], [np.stack([elmo.embed([word])[0][0, 0, :6] for word in ("the", "naïve")])],
-          SAME_MODEL)
+    words = ["the", "naïve"]
+    close([elmo.encode_words(words)], [np.stack([elmo.embed([word])[0][0, 0, :6] for word in words])], SAME_MODEL)
     means = elmo.embed(texts[:2], layers="average", pool="mean")
     cosine = np.dot(*means) / np.prod([np.linalg.norm(mean) for mean in means])
     assert elmo.similarity(*texts[:2]) == pytest.approx(cosine) and abs(cosine) < 0.999

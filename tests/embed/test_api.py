@@ -93,8 +93,38 @@ def test_layers_and_pools(model, layers, factors, pool):
         assert found.shape == wanted.shape
 
 
+def test_one_vector_a_sentence(directory, model):
+    found = model.encode(SENTENCES, batch_size=2)
+    wanted = np.stack([alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS])
+    assert found.shape == (5, 8) and found.dtype == np.float32 and model.encode([]).shape == (0, 8)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(model.encode(SENTENCES[0]), found[0])
+    np.testing.assert_array_equal(model.encode(SENTENCES, "zero"), model.embed(SENTENCES, "average", "zero", "mean"))
+
+
+def test_raw_strings_are_tokenized(model, tmp_path):
+    """Only strings, and in a file the tokens are beside the vectors."""
+    raw, tokens = "They don't (yet) play, Mr. Cat.", "They do n't ( yet ) play , Mr. Cat .".split()
+    wanted, split = model.embed([tokens, raw.split()])
+    given = [raw, raw.split(), elmo_fast.text.readers.Text("a", raw, raw.split())]
+    for found in (model.embed(given), list(model.stream(given))):
+        assert all(map(np.array_equal, found, [wanted, split, split]))
+    np.testing.assert_array_equal(model.embed([raw], tokenizer="whitespace")[0], split)
+    assert model.embed([raw], tokenizer=list)[0].shape[1] == len(raw)
+    assert model.embed([FastaRecord("a", "A(B).")])[0].shape[1] == 5
+    np.testing.assert_array_equal(model.encode(raw), model.encode([tokens])[0])
+    assert model.similarity(raw, tokens) == pytest.approx(1, abs=1e-6)
+    assert model.similarity(raw, tokens, tokenizer="whitespace") < 0.9999
+    model.save_vectors(tmp_path / "v.h5", [raw], layout="packed", layers="top")
+    with elmo_fast.open_embeddings(tmp_path / "v.h5") as stored:
+        np.testing.assert_array_equal(stored[0], wanted[-1])
+        assert list(stored.tokens(0)) == tokens
+    with pytest.raises(ValueError, match="^tokenizer: expected auto, whitespace, penn, simple, a function"):
+        model.embed([raw], tokenizer="spacy")
+
+
 def test_vectors_without_context_and_similarity(directory, model):
-    found = model.encode(TOKENS[0])
+    found = model.encode_words(TOKENS[0])
     assert found.shape == (7, 4) and found.dtype == np.float32
     np.testing.assert_allclose(found, alone(directory, TOKENS[0], "zero")[0, :, :4], rtol=0, atol=1e-6)
     first, second = (alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS[:2])
@@ -151,7 +181,8 @@ TWICE = [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")]
     (lambda m, _: m.embed(SENTENCES, pool="sum"), "pool: expected None or one of mean, max, first_last, got 'sum'"),
     (lambda m, _: m.embed(SENTENCES, state="cold"), "state: expected"),
     (lambda m, _: m.embed(["a", ""], pool="mean"), r"sentences\[1\]: expected at least one token"),
-    (lambda m, _: m.encode("token"), "tokens"),
+    (lambda m, _: m.encode_words("token"), "words"),
+    (lambda m, _: m.encode([3]), r"sentences\[0\]"),
     (lambda m, folder: m.save_vectors(folder / "v.txt", SENTENCES), "output: expected a file that ends in .h5, "),
     (lambda m, folder: m.save_vectors(folder / "v.npy", SENTENCES), "output: expected .h5 or .npz for arrays of"),
     (lambda m, folder: m.save_vectors(folder / "v.npy", SENTENCES, pool="mean"), "output: expected .h5 or .npz"),

@@ -75,7 +75,7 @@ def test_vectors_of_text(folder, expected, backend):
     check(loaded.embed(TOKENS, state="zero"), expected)
     check(loaded.embed([" ".join(tokens) for tokens in TOKENS], state="zero"), expected)
     check(loaded.stream(TOKENS, state="zero", layers="top"), [layers[2] for layers in expected])
-    check([loaded.encode(TOKENS[3])], [expected[3][0, :, :4]])
+    check([loaded.encode_words(TOKENS[3])], [expected[3][0, :, :4]])
     embedder = ElmoEmbedder(*paths(folder), state="zero", backend=backend)
     check(embedder.embed_batch(TOKENS), expected)
     check(embedder.embed_sentences(TOKENS, batch_size=2), expected)

@@ -54,6 +54,16 @@ def test_a_column_of_tokens_vectors(model, texts, column, layers, state):
     assert mapped.features["vectors"] == datasets.List(datasets.List(datasets.Value("float32")))
 
 
+def test_raw_texts_are_tokenized(model):
+    raw = ["It isn't (bad).", "It is n't ( bad ) ."]
+    embed = pickle.loads(pickle.dumps(Embed("text", model=model)))
+    np.testing.assert_array_equal(*embed({"text": raw})["elmo"])
+    embed = Embed("text", model=model, tokenizer="whitespace", pool="mean")
+    assert not np.array_equal(*embed({"text": raw})["elmo"])
+    with pytest.raises(ValueError, match="^tokenizer: expected auto"):
+        Embed("text", model=model, tokenizer="words")
+
+
 def test_a_column_of_pooled_vectors(model, texts):
     mapped = texts.map(Embed("text", model=model, pool="mean"), batched=True, batch_size=4)
     pooled = [array.mean(axis=0) if len(array) else np.zeros(8, np.float32) for array in expected(model)]

@@ -1,5 +1,6 @@
 """`ElmoModule` in sentence-transformers itself: encoding, poolings, gradients, and models that are saved and loaded."""
 
+import json
 import shutil
 
 import numpy as np
@@ -75,6 +76,24 @@ def test_saved_and_loaded(model, tmp_path):
     again.save(str(tmp_path / "saved"))
     np.testing.assert_array_equal(
         SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True).encode(TEXTS), before)
+
+
+def test_the_tokenizer_is_saved(model, tmp_path):
+    raw = ["It isn't (bad).", "It is n't ( bad ) ."]
+    for tokenizer, is_equal in (("auto", True), ("whitespace", False)):
+        encoder = transformer(ElmoModule(model, tokenizer=tokenizer))
+        encoder.save(str(tmp_path / tokenizer))
+        again = SentenceTransformer(str(tmp_path / tokenizer), device="cpu", trust_remote_code=True)
+        vectors = again.encode(raw)
+        assert np.allclose(*vectors, rtol=0, atol=SAME_MODEL) == is_equal
+        np.testing.assert_array_equal(vectors, encoder.encode(raw))
+    config = next((tmp_path / "auto").rglob("elmo_config.json"))
+    config.write_text(json.dumps({name: value for name, value in json.loads(config.read_text()).items()
+                                  if name != "tokenizer"}))  # as version 0.1 wrote it
+    again = SentenceTransformer(str(tmp_path / "auto"), device="cpu", trust_remote_code=True)
+    np.testing.assert_array_equal(again.encode(raw), vectors)
+    with pytest.raises(ValueError, match="^tokenizer: expected a name or package.module:function"):
+        ElmoModule(model, tokenizer=list).get_config_dict()
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

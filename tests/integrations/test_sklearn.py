@@ -77,6 +77,10 @@ def test_a_tokenizer_and_columns_of_texts(model):
     pandas = pytest.importorskip("pandas")
     letters = ElmoVectorizer(model, tokenizer=list).fit_transform(["seq", "MK"])
     np.testing.assert_array_equal(letters, ElmoVectorizer(model).fit_transform([list("seq"), list("MK")]))
+    raw, split = ["It isn't (bad)."], "It is n't ( bad ) .".split()
+    for tokenizer, tokens in (("auto", split), ("penn", split), ("whitespace", raw[0].split())):
+        np.testing.assert_array_equal(ElmoVectorizer(model, tokenizer=tokenizer).fit_transform(raw),
+                                      ElmoVectorizer(model).fit_transform([tokens]))
     strings = [text for text in TEXTS if isinstance(text, str)]
     table = pandas.DataFrame({"text": strings})
     vectorizer = ElmoVectorizer(model).set_output(transform="pandas")

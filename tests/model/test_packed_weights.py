@@ -114,7 +114,7 @@ def test_what_is_refused(folder):
 def test_another_backend_is_refused(folder, backend):
     elmo = load(folder, precision="low")
     elmo.bilm.backend = backend
-    for call in (elmo.embed, elmo.bilm.embed_tokens, lambda texts: elmo.encode(["a"])):
+    for call in (elmo.embed, elmo.bilm.embed_tokens, lambda texts: elmo.encode_words(["a"])):
         with pytest.raises(RuntimeError, match=f"backend: '{backend}' was asked for .* fp32 weights were dropped"):
             call([["a", "b"]])
 

@@ -218,7 +218,7 @@ def test_unedited_weights_are_packed_once(monkeypatch):
 
 def test_embedders(files):
     loaded, embedder = load(files[0].parent, device="cpu"), ElmoEmbedder(*files, state="zero")
-    for of, call in ((loaded.bilm, lambda: [*loaded.embed(SENTENCES), loaded.encode(["play"])]),
+    for of, call in ((loaded.bilm, lambda: [*loaded.embed(SENTENCES), loaded.encode_words(["play"])]),
                      (embedder.elmo_bilm, lambda: [*embedder.embed_batch(SENTENCES),
                                                    *embedder.embed_sentences(SENTENCES)])):
         before = call()
@@ -227,7 +227,7 @@ def test_embedders(files):
         found = call()
         fresh = BiLm(SIZES, of.weights(), state=of.state)
         again, anew = LoadedElmo(fresh), ElmoEmbedder.from_bilm(fresh)
-        expected = ([*again.embed(SENTENCES), again.encode(["play"])] if of is loaded.bilm else
+        expected = ([*again.embed(SENTENCES), again.encode_words(["play"])] if of is loaded.bilm else
                     [*anew.embed_batch(SENTENCES), *anew.embed_sentences(SENTENCES)])
         assert all(map(np.array_equal, found, expected)) and not any(map(np.array_equal, found, before))
 

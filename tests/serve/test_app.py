@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -110,16 +111,19 @@ def test_many_clients_at_a_time(start):
 def test_openai_client(start):
     openai = pytest.importorskip("openai", reason="openai is not installed: make test-integrations")
     server = start()
-    expected = LoadedElmo(models.bilm()).embed(["a fine play .", "one"], "average", pool="mean")
+    expected = list(LoadedElmo(models.bilm()).encode(["a fine play.", "one"]))
+    units = [(vector / np.linalg.norm(vector.astype(np.float64))).astype(np.float32) for vector in expected]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         for form in (openai.omit, "float", "base64"):  # the client asks for base64 where nothing is said
-            answer = client.embeddings.create(model="tiny", input=["a fine play .", "one"], encoding_format=form)
+            answer = client.embeddings.create(model="tiny", input=["a fine play.", "one"], encoding_format=form)
             assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("tiny", 5, 5)
             vectors = [np.frombuffer(base64.b64decode(each.embedding), "<f4") if form == "base64" else
                        np.array(each.embedding, np.float32) for each in answer.data]
             assert equal(vectors, expected) and [each.index for each in answer.data] == [0, 1]
         single = client.embeddings.create(model="tiny", input="one", dimensions=len(expected[0]))
         assert equal([np.array(single.data[0].embedding, np.float32)], expected[1:])
+        unit = client.embeddings.create(model="tiny", input="one", extra_body={"normalize": True})
+        assert equal([np.array(unit.data[0].embedding, np.float32)], units[1:])
         top = client.embeddings.create(model="tiny", input="one", extra_body={"layers": "top", "pool": "max"})
         assert equal([np.array(top.data[0].embedding, np.float32)],
                      LoadedElmo(models.bilm()).embed(["one"], "top", pool="max"))
@@ -194,7 +198,7 @@ def test_an_api_key(start):
     basic = base64.b64encode("anyone:s3cret-\u00e9".encode()).decode()
     assert httpx.post(url, headers={"Authorization": f"Basic {basic}"}, **body).status_code == 200
     assert httpx.get(f"{server.url}/health").status_code == 200
-    for path in ("/metrics", "/docs", "/openapi.json", "/v1/models", "/", "/other"):
+    for path in ("/metrics", "/favicon.ico", "/openapi.json", "/v1/models", "/", "/other"):
         assert httpx.get(server.url + path).status_code == 401
 
 
@@ -206,13 +210,33 @@ def test_openapi_and_metrics(start):
     assert {"200", "400", "401", "406", "413", "422", "429", "500", "503", "504"} <= set(answers)
     assert set(answers["200"]["content"]) == {"application/json", "application/octet-stream"}
     assert "ErrorAnswer" in str(answers["422"])
-    assert httpx.get(f"{server.url}/docs").status_code == 200
     for path in ("/one", "/two"):
         httpx.get(server.url + path)
     metrics = httpx.get(f"{server.url}/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'elmo_fast_requests_total{route="other",status="404"} 2.0' in metrics.text
     assert "process_resident_memory_bytes" in metrics.text
+
+
+def test_head_is_answered_where_get_is(start):
+    server = start()
+    with httpx.Client(base_url=server.url) as client:  # on one connection, which a body would disturb
+        for path in ("/", "/favicon.ico", "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/page"):
+            head, get = client.head(path), client.get(path)
+            assert head.status_code == get.status_code == 200 and head.content == b""
+            assert head.headers["content-type"] == get.headers["content-type"] and head.headers["content-length"] != "0"
+        assert client.head("/v1/embed").status_code == 405 and client.head("/docs").status_code == 404
+    assert server.metric('requests_total{route="/health",status="200"}') == 2
+
+
+def test_numbers_have_the_digits_that_restore_them(start):
+    body = {"texts": ["a fine play ."], "layers": "average"}
+    for dtype, digits in (("float32", 9), ("float16", 5)):
+        answer = embed(start(), **body, dtype=dtype)
+        mantissas = re.findall(r"[-0-9.]+(?=e|,|])", answer.text.split('"vectors"')[1])
+        assert len(mantissas) == 4 * 22 and max(len(re.sub(r"^-?0?\.?0*|\.", "", one)) for one in mantissas) == digits
+        expected = LoadedElmo(models.bilm()).embed(["a fine play ."], "average")[0].astype(dtype)
+        assert equal([np.array(answer.json()["vectors"][0], dtype)], [expected])
 
 
 def test_the_page_shares_the_engine(start):

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 
 import pytest
 
@@ -66,6 +67,19 @@ def test_slow_clients_are_cut_off(start):
         assert b"408" in answer[:20] and b"expected it within 1 s" in answer
         assert received(silent) == received(headers) == received(again) == b""  # closed
     assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_an_idle_connection_is_kept(start):
+    """Longer than clients keep it: if the server closed it first, a request could be on its way."""
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with start(keep_alive_seconds=1).connect() as brief, start(header_seconds=1).connect() as kept:
+        for connection in (brief, kept):
+            connection.sendall(request)
+            until(lambda: connection.recv(1 << 16).endswith(b"}"))  # noqa: B023
+        assert received(brief) == b""  # closed
+        time.sleep(6)  # httpx keeps a connection for 5 s, and uvicorn does unless it is told otherwise
+        kept.sendall(request)
+        until(lambda: kept.recv(1 << 16).endswith(b"}"))
 
 
 def test_a_client_that_reads_nothing_is_cut_off(start):

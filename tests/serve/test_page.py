@@ -77,6 +77,16 @@ def test_products_give_the_cosines_of_every_mixture(client, elmo):
     for w in (mixture([0, 0, 0]), mixture(WEIGHTS), np.array([0, 1, 0])):
         norms = np.sqrt(np.einsum("k,klt,l->t", w, first, w)[:, None] * np.einsum("k,klt,l->t", w, second, w))
         np.testing.assert_allclose(np.einsum("k,klst,l->st", w, cross, w) / norms, expected.mixed(w), atol=1e-6)
+    mixed, first, second = np.array(answer["means"]).mean((1, 2))
+    assert mixed / np.sqrt(first * second) == pytest.approx(elmo.similarity(FIRST, SECOND), abs=1e-6)
+
+
+def test_raw_sentences_are_tokenized(client, elmo):
+    answer = client.post("/v1/compare", json={"first": "They don't play.", "second": "a play ."}).json()
+    assert [answer[f"{name}_tokens"] for name in ("first", "second")] == [
+        ["They", "do", "n't", "play", "."], ["a", "play", "."]]
+    icon = client.get("/favicon.ico")
+    assert icon.headers["content-type"] == "image/svg+xml" and icon.text.startswith("<svg ")
 
 
 @pytest.mark.parametrize("any_word", [False, True])

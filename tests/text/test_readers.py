@@ -119,8 +119,8 @@ def test_simple_loses_nothing_but_whitespace(text):
 
 
 @pytest.mark.parametrize("tokenizer, message", [
-    ("spacy", "tokenizer: expected whitespace, simple, a function or package.module:function, got 'spacy'"),
-    (None, "tokenizer: expected whitespace, simple, a function or package.module:function, got None"),
+    ("spacy", "tokenizer: expected auto, whitespace, penn, simple, a function or package.module:function, got 'spacy'"),
+    (None, "tokenizer: expected auto, whitespace, penn, simple, a function or package.module:function, got None"),
     *((name, f"tokenizer: expected package.module:function, got '{name}' ") for name in (
         "no_such_module:f", "json:no_such", ":", "a b:c")),
     ("json:", "tokenizer: expected a function, got json: of type module"),
@@ -311,3 +311,16 @@ def test_scores_and_substitutes_of_any_input(write, capsys, tmp_path, name, cont
     for command in (["score"], ["score", "--tokens"], ["substitutes", "--top", "2"]):
         plain = run(capsys, command[0], "plain.txt", *command[1:], "--model", model)
         assert run(capsys, command[0], name, *command[1:], "--model", model) == plain and plain[0] == 0
+
+
+def test_raw_text_gets_one_warning(write, caplog):
+    """Where most of the first texts are raw, and their tokenizer is the one for tokenized text."""
+    raw, tokenized = "They don't play.\n", "They do n't play .\n"
+    for lines, count in ((raw * 3 + tokenized * 2, 1), (raw * 2 + tokenized * 2, 0), (tokenized * 200 + raw * 900, 0),
+                         (raw * 900, 1)):
+        for tokenizer, expected in (("whitespace", count), ("auto", 0)):
+            caplog.clear()
+            assert len(tokens(write("a.txt", lines), tokenizer=tokenizer)) == lines.count("\n")
+            assert len(caplog.records) == expected
+            assert all("--tokenizer auto" in record.getMessage() and "They don't play." in record.getMessage()
+                       for record in caplog.records)

@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import os
+import re
+import urllib.parse
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,16 +17,18 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.explore.contexts import ContextIndex, compare
 from elmo_fast.explore.nearest import context_of, open_index
 from elmo_fast.explore.pages import COSINE_STYLE
+from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
 with extra("serve"):
     from fastapi import APIRouter, Depends, HTTPException
-    from fastapi.responses import HTMLResponse
+    from fastapi.responses import HTMLResponse, Response
     from pydantic import BaseModel, Field
 
     from elmo_fast.serve.bodies import BodyReader, described
     from elmo_fast.serve.schemas import StrictModel
 
 MOST_TOKENS = 60  # in a sentence on the page
+_ICON = re.compile(r'<link rel="icon" href="data:image/svg\+xml,([^"]+)">')
 _PAGE = Path(__file__).with_name("page.html")
 # Nothing is loaded from other servers, and only the page's script runs.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
@@ -33,7 +37,7 @@ _Token = Annotated[str, Field(max_length=2000)]
 
 
 class CompareRequest(StrictModel):
-    """Two sentences, split at whitespace."""
+    """Two sentences, which the server's tokenizer splits."""
 
     first: Annotated[str, Field(max_length=20000)]
     second: Annotated[str, Field(max_length=20000)]
@@ -41,7 +45,8 @@ class CompareRequest(StrictModel):
 
 class CompareAnswer(BaseModel):
     """Tokens, and dot products between the layers' vectors: `cross` [layers, layers, T1, T2] of pairs of tokens,
-    `first` [layers, layers, T1] and `second` [layers, layers, T2] of a token with itself.
+    `first` [layers, layers, T1] and `second` [layers, layers, T2] of a token with itself. `means` [3, layers, layers]
+    are those of the means over tokens: of both sentences, of the first and of the second with itself.
 
     The cosines of a mixture of the layers with weights w are `w cross w / sqrt((w first w) (w second w))`.
     """
@@ -51,6 +56,7 @@ class CompareAnswer(BaseModel):
     cross: list[list[list[list[float]]]]
     first: list[list[list[float]]]
     second: list[list[list[float]]]
+    means: list[list[list[float]]]
 
 
 class NearestRequest(StrictModel):
@@ -80,19 +86,26 @@ class NearestAnswer(BaseModel):
     neighbours: list[FoundContext]
 
 
-def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = None) -> APIRouter:
-    """Routes of the page: `/`, `/v1/page`, `/v1/compare` and `/v1/nearest`; `index` may be the path of a file.
+def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = None,
+           tokenizer: str | Tokenizer = "auto") -> APIRouter:
+    """Routes of the page: `/`, `/favicon.ico`, `/v1/page`, `/v1/compare` and `/v1/nearest`.
 
-    `elmo.embed` is called by several threads of the server at a time.
+    `index` may be the path of a file; `tokenizer` as in `LoadedElmo.embed`, which is called by several threads of
+    the server at a time.
     """
-    index = None if index is None else _checked_index(elmo, index)
+    index, split = None if index is None else _checked_index(elmo, index), find_tokenizer(tokenizer)
     routes, reader, (page, policy) = APIRouter(), BodyReader(), _page()
+    icon = urllib.parse.unquote(_ICON.search(page)[1])
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
 
     @routes.get("/", include_in_schema=False)
     def show_page() -> HTMLResponse:
         return HTMLResponse(page, headers=policy)
+
+    @routes.get("/favicon.ico", include_in_schema=False)
+    def show_icon() -> Response:
+        return Response(icon, media_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"})
 
     @routes.get("/v1/page")
     def describe() -> dict[str, Any]:
@@ -102,7 +115,7 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     @routes.post("/v1/compare", **described(CompareRequest))
     def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> CompareAnswer:
         """Compute the dot products of two sentences, from which the cosines of every mixture of layers follow."""
-        return _compare(elmo, body.first.split(), body.second.split())
+        return _compare(elmo, list(split(body.first)), list(split(body.second)))
 
     @routes.post("/v1/nearest", **described(NearestRequest))
     def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> NearestAnswer:
@@ -148,11 +161,13 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> CompareAn
     for name, tokens in (("first", first), ("second", second)):
         if not 1 <= len(tokens) <= MOST_TOKENS:
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
-    products = compare(elmo, first, second, elmo.bilm.state).products()
+    compared = compare(elmo, first, second, elmo.bilm.state)
+    products = *compared.products(), compared.mean_products()
     if not all(np.isfinite(values).all() for values in products):
         raise HTTPException(500, "the model's vectors are not finite")
-    cross, own_first, own_second = (_rounded(values) for values in products)
-    return CompareAnswer(first_tokens=first, second_tokens=second, cross=cross, first=own_first, second=own_second)
+    cross, own_first, own_second, means = (_rounded(values) for values in products)
+    return CompareAnswer(first_tokens=first, second_tokens=second, cross=cross, first=own_first, second=own_second,
+                         means=means)
 
 
 def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> NearestAnswer:

@@ -1,7 +1,7 @@
 "use strict";
 const EXAMPLES = [["I ate an apple", "Apple sold a phone"],
-  ["The children play in the garden .", "A new play opened last night ."],
-  ["She sat on the bank of the river .", "He took his money to the bank ."]];
+  ["The children play in the garden.", "A new play opened last night."],
+  ["She sat on the bank of the river.", "He took his money to the bank."]];
 const byId = id => document.getElementById(id);
 const state = { raw: [], token: "", data: null, about: { most_tokens: 60, index: null }, asked: {} };
 
@@ -67,12 +67,17 @@ function cosines(weights) {
   const a = norms(first, first_tokens), b = norms(second, second_tokens);
   return a.map((x, s) => b.map((y, t) => quadratic(weights, cross, map => map[s][t]) / (x * y)));
 }
+const sentenceCosine = weights => {
+  const [cross, a, b] = state.data.means.map(products => quadratic(weights, products, value => value));
+  return cross / Math.sqrt(a * b);
+};
 const single = layer => state.raw.map((_, k) => +(k === layer));
 
 // Heat maps: tables with a single cell in the tab order; arrow keys move the focus to other cells.
 function drawMap(place, name, withButtons) {
   const { first_tokens: rows, second_tokens: columns } = state.data;
-  const head = (side, token, at) => withButtons ? tokenButton(side, token, at) : element("span", {}, token);
+  const head = (side, token, at) => withButtons ? tokenButton(side, token, at) :
+    element("span", isWord(token) ? {} : { class: "punctuation" }, token);
   const table = element("table", { role: "grid", "aria-label": name });
   const titles = columns.map((token, t) =>
     element("th", { scope: "col", role: "columnheader", title: token }, head("b", token, t)));
@@ -124,6 +129,12 @@ new ResizeObserver(() => {
   if (state.data) document.querySelectorAll("#mixture, #layers .scroll").forEach(fit);
 }).observe(byId("mixture"));
 
+const isWord = token => /[\p{L}\p{N}]/u.test(token);
+function drawTokens({ first_tokens, second_tokens }) {
+  const line = tokens => element("span", { class: "tokens" }, ...tokens.map(
+    token => element("span", isWord(token) ? {} : { class: "punctuation" }, token)));
+  byId("tokens").replaceChildren("Tokens: ", line(first_tokens), " / ", line(second_tokens));
+}
 function showPair(s, t) {
   state.pair = [s, t];
   const { first_tokens, second_tokens } = state.data;
@@ -156,6 +167,10 @@ function mix() {
   });
   state.mixed = cosines(weights);
   fillMap(byId("mixture"), state.mixed);
+  const cosine = sentenceCosine(weights);
+  byId("sentences").replaceChildren(element("strong", {}, "Sentences"), element("div", { class: "bars" },
+    element("span", {}, "cosine"), bar(cosine), element("span", { id: "cosine" }, shown(cosine, 3))),
+    element("p", { class: "soft" }, "of the means over the tokens"));
   showPair(...state.pair);
   keep();
 }
@@ -163,7 +178,7 @@ function mix() {
 function compare() {
   byId("error").textContent = "";
   return askNewest("v1/compare", { first: byId("first").value, second: byId("second").value }, byId("result"), draw,
-    fail);
+    error => { byId("result").hidden = true; fail(error); });
 }
 function draw(data) {
   state.data = data;
@@ -174,6 +189,7 @@ function draw(data) {
   const [s, t] = state.pair ?? [0, 0];
   const inside = s < data.first_tokens.length && t < data.second_tokens.length;
   state.pair = inside ? [s, t] : [0, 0];
+  drawTokens(data);
   drawWeights();
   drawMap(byId("mixture"), "cosines of the mixture", state.about.index !== null);
   byId("layers").replaceChildren();
@@ -194,7 +210,8 @@ function draw(data) {
 
 // Nearest contexts of a token: "a3" is token 3 of the first sentence
 function tokenButton(side, token, at) {
-  return button(token, () => nearest(side + at), { "data-token": side + at, "aria-pressed": "false" });
+  return button(token, () => nearest(side + at), { "data-token": side + at, "aria-pressed": "false",
+    ...isWord(token) ? {} : { class: "punctuation" } });
 }
 function choose(token) {
   state.token = token;
