@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import elmo_fast
+from elmo_fast.errors import UnavailableError
 from elmo_fast.files import stops
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
     """Run a command and return its exit status: 0 for success, 2 for bad usage or input, 1 for other failures.
 
-    A failure prints one line on stderr.
+    A failure prints one line on stderr, and below it a line for each address of a model that cannot be downloaded.
     """
     _write_utf8()
     try:
@@ -70,7 +71,8 @@ def _write_utf8() -> None:
 
 
 def _report(program: str, error: BaseException | str, status: int) -> int:
-    print(f"{program}: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    first, *others = str(error).splitlines() if isinstance(error, UnavailableError) else [str(error)]
+    print(f"{program}: error: {' '.join(first.split()) or type(error).__name__}", *others, sep="\n", file=sys.stderr)
     return status
 
 

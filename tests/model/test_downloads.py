@@ -112,6 +112,6 @@ def test_a_refusal_of_the_server_has_its_status(monkeypatch, status, kind):
 def test_a_named_model_keeps_the_kind_of_its_error(monkeypatch):
     with proxy(monkeypatch) as (_, url):
         monkeypatch.setenv("https_proxy", url)
-        with pytest.raises(OSError, match="^model 'seqvec': https://rostlab.* 403") as caught:
+        with pytest.raises(OSError, match=r"^model 'seqvec': (.*\n)+  https://rostlab.*: 403 ") as caught:
             find_model("seqvec")
     assert not isinstance(caught.value, (FileNotFoundError, ConfigurationError))
