@@ -111,7 +111,7 @@ def _conllu(path: Path | None) -> Texts | None:
             if len(columns) < 4:
                 raise _wrong(path, number, "ten columns of CoNLL-U", line)
             if columns[0].isdigit():  # neither 3-4 (a joined spelling) nor 3.1 (an elided word)
-                texts[-1].append(columns[1].replace(" ", ""))
+                texts[-1].append(columns[1].replace(" ", "") or "_")
                 tags[-1].append(columns[3])
     return Texts(texts[:-1], tags[:-1], path.name)
 

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from elmo_fast.embed.api import LoadedElmo, load
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.evaluate import data
 from elmo_fast.evaluate.data import Split, Texts, folder_of
 from elmo_fast.evaluate.report import Report
@@ -80,19 +82,19 @@ def evaluate(model: str | os.PathLike, task: str, data: str | os.PathLike, limit
     Raises `OSError` or `ConfigurationError` for missing or malformed data before the model is loaded.
     """
     row = TASKS[task]
-    read = row.read(folder_of(data))
-    limit = limit or row.limit
-    read = [spaced(part, limit) if index == 0 and limit and isinstance(part, Texts) else part
-            for index, part in enumerate(read if isinstance(read, tuple) else (read,))]
-    return row.run(load(model, **arguments), *read, row.published)
+    train, *others = row.read(folder_of(data))
+    notes = []
+    if isinstance(train, Texts) and (most := limit or row.limit) and most < len(train.texts):
+        notes = [f"learned from {most:,} of the {len(train.texts):,} texts of the training part (--limit)"]
+        train = spaced(train, most)
+    elif limit and not isinstance(train, Texts):
+        raise ConfigurationError(f"limit: expected none for {task}, which learns from no texts, got {limit}")
+    return replace(row.run(load(model, **arguments), train, *others, row.published), notes=notes)
 
 
 def spaced(part: Texts, limit: int) -> Texts:
-    """At most `limit` texts of a part, evenly spaced."""
-    count = len(part.texts)
-    if count <= limit:
-        return part
-    kept = [number * count // limit for number in range(limit)]
+    """`limit` texts of a part that has more, evenly spaced."""
+    kept = [number * len(part.texts) // limit for number in range(limit)]
     return Texts([part.texts[number] for number in kept], [part.labels[number] for number in kept], part.source)
 
 
