@@ -15,9 +15,8 @@ with extra("scikit-learn"):  # with SciPy
 Features = Sequence[Any]  # blocks [N, D]: float32 arrays, scaled by the probe, or sparse matrices, left as they are
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # C of scikit-learn's LogisticRegression, smallest first
 _HELD_OUT, _SEED = 10, 0  # a tenth of the texts, by a fixed shuffle, chooses among them
-# L-BFGS ends when the gradient is this part of that of zero weights, as features may be small (TF-IDF); the second
-# part is for choosing C.
-_ROUNDS, _TOLERANCE, _ROUGH = 200, 1e-3, 1e-2
+# L-BFGS ends when the gradient is this part of that of zero weights, as features may be small (TF-IDF).
+_ROUNDS, _TOLERANCE = 200, 1e-3
 
 
 def scaled(train: Features, test: Features) -> tuple[list, list]:
@@ -93,7 +92,7 @@ def choose(train: Features, targets: np.ndarray, classes: int, groups: np.ndarra
     learned, tested = scaled([block[kept] for block in train], dev[0])
     best, chosen, weights = -1.0, STRENGTHS[0], None
     for strength in STRENGTHS:
-        weights = fit(learned, targets[kept], classes, strength, weights, _ROUGH)
+        weights = fit(learned, targets[kept], classes, strength, weights)
         accuracy = float((scores(tested, weights).argmax(1) == dev[1]).mean()) if len(dev[1]) else 0.0
         if accuracy < best:
             break
