@@ -50,19 +50,21 @@ def fetch_any(what: str, copies: Sequence[Sequence[RemoteFile]]) -> list[Path]:
     """
     in_cache = [copy for copy in copies if all(cache_path(file.url).exists() for file in copy)]
     answers: dict[str, str | OSError] = {}
-    for number, copy in enumerate(in_cache[:1] or copies, start=1):
+    for copy in in_cache[:1] or copies:
         for file in copy:
             try:
                 answers[file.url] = f"in the cache, {_stored(file)}"
             except OSError as error:
                 answers[file.url] = error
-                if number < len(copies):
-                    _logger.warning("%s: %s; trying the next address", what, _answer(file.url, error))
+                _logger.info("%s: %s", what, _answer(file.url, error))
                 break
             except ImportError as error:
                 others = "".join(f", and {other.url} at {cache_path(other.url)}" for other in copy if other != file)
                 raise ImportError(f"{what}: {error}{others}") from error
         else:
+            failures = [_answer(url, answer) for url, answer in answers.items() if isinstance(answer, OSError)]
+            if failures:
+                _logger.warning("%s: downloaded from %s; before, %s", what, copy[0].url, "; ".join(failures))
             return [cache_path(file.url) for file in copy]
     raise _unavailable(what, copies, answers)
 

@@ -140,7 +140,9 @@ def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch
     answers = ["404 ", "Cannot connect", "imeout", f"expected {size + 1} bytes of this file, got {size}",
                f"expected the SHA-256 {digest}, got", "received 100 of 101 bytes"]
     assert [answer in line for answer, line in zip(answers, lines[1:])] == [True] * 6
-    assert len([record for record in caplog.records if "trying the next address" in record.message]) == 6
+    warning, = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"model 'small': downloaded from {web}/m.zip?good; before, {bad[0].url}: 404 ")
+    assert warning.count("; ") == 6
     assert left(cache, "*.zip*") != [] and seen[-1] == "/m.zip?good"
     with pytest.raises(MissingModelError, match="404"):
         fetch_any("model 'x'", [(RemoteFile(f"{web}/none.zip"),), (RemoteFile(f"{web}/none2.zip"),)])
