@@ -187,4 +187,4 @@ def test_the_figures_of_the_docs(shared, capsys, task):
     for line, wanted in zip(out.splitlines(), shown.splitlines(), strict=True):
         assert number.sub("", line).split() == number.sub("", wanted).split()
         found, stated = (list(map(float, number.findall(text))) for text in (line, wanted))
-        assert found == pytest.approx(stated, abs=1)  # threads and processors round differently, and so may choose another C
+        assert found == pytest.approx(stated, abs=1)  # threads round differently, another C may be chosen
