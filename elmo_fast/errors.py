@@ -1,4 +1,4 @@
-"""The error for invalid models, options and files."""
+"""The errors for invalid models, options and files, and for models that cannot be downloaded."""
 
 
 class _ConfigurationErrorBase(ValueError):
@@ -10,3 +10,11 @@ class _ConfigurationErrorBase(ValueError):
 
 class ConfigurationError(_ConfigurationErrorBase):
     """Raised for an invalid model, option or file. The name is AllenNLP's."""
+
+
+class UnavailableError(OSError):
+    """No public address of a model gave its files. The message has a line for each address."""
+
+
+class MissingModelError(UnavailableError, FileNotFoundError):
+    """As `UnavailableError`, where every address was asked and has no such file."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import elmo_fast
+from elmo_fast.errors import UnavailableError
 from elmo_fast.files import stops
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
     """Run a command and return its exit status: 0 for success, 2 for bad usage or input, 1 for other failures.
 
-    A failure prints one line on stderr.
+    A failure prints one line on stderr, and below it a line for each address of a model that cannot be downloaded.
     """
     _write_utf8()
     try:
@@ -42,13 +43,13 @@ def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of all subcommands. A subcommand sets `run`, a function of its arguments or the name of one."""
-    from elmo_fast.cli import bench, cache, embed, info, pictures, score, seqvec, serve, train
+    from elmo_fast.cli import bench, cache, embed, evaluate, info, pictures, score, seqvec, serve, train
 
     parser = Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are unavailable, and why")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in (embed, cache, info, pictures, score, train, serve, seqvec, bench):
+    for module in (embed, cache, info, pictures, score, train, serve, seqvec, bench, evaluate):
         module.add_commands(commands)
     return parser
 
@@ -75,7 +76,8 @@ def _write_utf8() -> None:
 
 
 def _report(program: str, error: BaseException | str, status: int) -> int:
-    print(f"{program}: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    first, *others = str(error).splitlines() if isinstance(error, UnavailableError) else [str(error)]
+    print(f"{program}: error: {' '.join(first.split()) or type(error).__name__}", *others, sep="\n", file=sys.stderr)
     return status
 
 

@@ -10,8 +10,8 @@ def add_commands(commands) -> None:
     """Add the subcommands `info`, `models` and `doctor`."""
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters, and what the precisions run as",
                 "model", *MODEL_FILES[1:], NUMERICS[2])
-    add_command(commands, "models", "elmo_fast.model.sources:public_model_lines",
-                "list the public models by name")
+    add_command(commands, "models", "elmo_fast.model.public:public_model_lines", "list the public models by "
+                "name: size, number of addresses, and when this machine last downloaded it")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
 

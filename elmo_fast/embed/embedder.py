@@ -25,7 +25,7 @@ from elmo_fast.files.lock import locked
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.layers.batch_layout import remove_boundaries
-from elmo_fast.model.sources import NAMED_MODELS
+from elmo_fast.model.public import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.token_vectors import SpareVectors
 from elmo_fast.ops.device import to_host
@@ -36,8 +36,7 @@ from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.spec import OutputSpec, Target
 
-DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
-DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"
+DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE = (file.url for file in NAMED_MODELS["original"][0])
 _WIDE = 512  # values per vector from which a layer's weights exceed a core's private cache
 
 

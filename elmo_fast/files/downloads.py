@@ -2,21 +2,36 @@
 
 import functools
 import hashlib
+import logging
 import os
 import re
 import shutil
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from elmo_fast.arguments import check_path
 from elmo_fast.environment import cache_directory, install_line
+from elmo_fast.errors import MissingModelError, UnavailableError
 from elmo_fast.files.atomic import store_once
 from elmo_fast.files.stops import interruptible
 
 _BLOCK = 1 << 20
+_SILENCE = 60.0  # seconds after which a server that sends nothing is given up
 _FORBIDDEN = r'[<>:"|?*\\%]|[. ]$' if os.name == "nt" else ""  # in file names on Windows
+
+_logger = logging.getLogger(__name__)
+
+
+class RemoteFile(NamedTuple):
+    """The URL of a file, and its size in bytes and SHA-256 in hexadecimal digits, None where they are not known."""
+
+    url: str
+    size: int | None = None
+    sha256: str | None = None
 
 
 def fetch(location: str | os.PathLike) -> Path:
@@ -25,21 +40,69 @@ def fetch(location: str | os.PathLike) -> Path:
     `FileNotFoundError` where the server has no such file; any other failure is an `OSError` that states the cause.
     """
     name = check_path("location", location)
-    if not is_url(name):
-        return Path(name)
-    target = cache_path(name)
+    return _stored(RemoteFile(name)) if is_url(name) else Path(name)
+
+
+def fetch_any(what: str, copies: Sequence[Sequence[RemoteFile]]) -> list[Path]:
+    """Local paths of the files of a copy: of the first that is in the cache, else the first that can be downloaded.
+
+    `UnavailableError`, which calls the copies `what`, has a line for every address with what it answered.
+    """
+    in_cache = [copy for copy in copies if all(cache_path(file.url).exists() for file in copy)]
+    answers: dict[str, str | OSError] = {}
+    for copy in in_cache[:1] or copies:
+        for file in copy:
+            try:
+                answers[file.url] = f"in the cache, {_stored(file)}"
+            except OSError as error:
+                answers[file.url] = error
+                _logger.info("%s: %s", what, _answer(file.url, error))
+                break
+            except ImportError as error:
+                others = "".join(f", and {other.url} at {cache_path(other.url)}" for other in copy if other != file)
+                raise ImportError(f"{what}: {error}{others}") from error
+        else:
+            failures = [_answer(url, answer) for url, answer in answers.items() if isinstance(answer, OSError)]
+            if failures:
+                _logger.warning("%s: downloaded from %s; before, %s", what, copy[0].url, "; ".join(failures))
+            return [cache_path(file.url) for file in copy]
+    raise _unavailable(what, copies, answers)
+
+
+def _unavailable(what: str, copies: Sequence[Sequence[RemoteFile]],
+                 answers: dict[str, str | OSError]) -> UnavailableError:
+    urls = [file.url for copy in copies for file in copy]
+    lines = [f"{what}: none of its {len(copies)} public copies can be had",
+             *(_answer(url, answers.get(url, "not asked, because the options are missing")) for url in urls),
+             ('Got from elsewhere, it is loaded by its path: load("model.zip"), or load("directory") of options.json '
+              "and weights.hdf5; in the command as MODEL or --model"),
+             f"Stored as {' and '.join(str(cache_path(file.url)) for file in copies[0])}, it is found by its name"]
+    failures = [answer for answer in answers.values() if isinstance(answer, OSError)]
+    missing = all(isinstance(failure, FileNotFoundError) for failure in failures)
+    return (MissingModelError if missing else UnavailableError)("\n  ".join(lines))
+
+
+def _answer(url: str, answer: str | OSError) -> str:
+    return f"{url}: {' '.join(str(getattr(answer, 'reason', answer)).split())}"
+
+
+def _stored(file: RemoteFile) -> Path:
+    """The path in the cache of a file, downloaded and checked if it is not there."""
+    target = cache_path(file.url)
     remedy = f"Fetched by other means, it belongs at {target}"
     try:
-        store_once(target, functools.partial(interruptible(_copy), name, target.name))
+        store_once(target, functools.partial(interruptible(_copy), file, target.name))
     except ImportError as error:
-        raise ImportError(f"fetching {name} needs a package that is not there ({error}): "
+        raise ImportError(f"fetching {file.url} needs a package that is not there ({error}): "
                           f"{install_line('remote')}. {remedy}") from error
     except Exception as error:
         while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
             error = error.__cause__  # fsspec calls every failed connection FileNotFoundError
-        status = getattr(error, "status", None)
+        status, reason = getattr(error, "status", None), _reason(error, file.url)
         kind = FileNotFoundError if status == 404 or isinstance(error, FileNotFoundError) else OSError
-        raise kind(f"{name}: the download failed ({_reason(error, name)}); nothing was stored. {remedy}") from error
+        failure = kind(f"{file.url}: the download failed ({reason}); nothing was stored. {remedy}")
+        failure.reason = f"{status} {getattr(error, 'message', '')}".strip() if status else reason
+        raise failure from error
     return target
 
 
@@ -78,14 +141,31 @@ def is_url(name: str) -> bool:
     return "://" in name or "::" in name
 
 
-def _copy(url: str, name: str, path: Path) -> None:
+def _copy(file: RemoteFile, name: str, path: Path) -> None:
     import fsspec
 
-    # With trust_env aiohttp heeds HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
-    web = {kind: {"client_kwargs": {"trust_env": True}} for kind in ("http", "https") if f"{kind}://" in url}
-    with fsspec.open(url, "rb", **web) as source, open(path, "wb") as copy:
+    web = {scheme: {"client_kwargs": _web_client()} for scheme in ("http", "https") if f"{scheme}://" in file.url}
+    with fsspec.open(file.url, "rb", **web) as source, open(path, "wb") as copy:
         expected = getattr(source, "size", None)
         with tqdm.wrapattr(source, "read", expected, desc=name, leave=False, disable=None) as watched:
             shutil.copyfileobj(watched, copy, _BLOCK)
-        if expected not in (None, copy.tell()):
-            raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")
+        received = copy.tell()
+    for promised, by in ((expected, ""), (file.size, " of this file")):
+        if promised not in (None, received):
+            raise OSError(f"{file.url}: expected {promised} bytes{by}, got {received}")
+    if file.sha256 is not None:
+        with open(path, "rb") as copy:
+            found = hashlib.file_digest(copy, "sha256").hexdigest()
+        if found != file.sha256.lower():
+            raise OSError(f"{file.url}: expected the SHA-256 {file.sha256.lower()}, got {found}")
+
+
+def _web_client() -> dict[str, Any]:
+    """Arguments of aiohttp's client. With trust_env it heeds HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
+
+    A download may take hours, as long as bytes arrive. data.bioembeddings.com answers 406 to clients without a name.
+    """
+    import aiohttp
+
+    return {"trust_env": True, "headers": {"User-Agent": "elmo-fast"},
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE)}

@@ -8,44 +8,21 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from elmo_fast.arguments import check_choice, check_path
+from elmo_fast.arguments import check_path
 from elmo_fast.environment import cache_directory, install_line
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.archives import DAMAGE, Member, is_archive, open_archive
 from elmo_fast.files.atomic import DeferredErrorFile, store_once
-from elmo_fast.files.downloads import cache_path, fetch, is_url
+from elmo_fast.files.downloads import cache_path, fetch, fetch_any, is_url
 from elmo_fast.files.hdf5 import MAGIC, check_unpacked
 from elmo_fast.files.stops import interruptible
 from elmo_fast.model.families import BILM_TF, Family, family_of
+from elmo_fast.model.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, public_copies
 
-_ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
-NAMED_MODELS = {
-    "small": f"{_ALLENNLP}/2x1024_128_2048cnn_1xhighway/elmo_2x1024_128_2048cnn_1xhighway_",
-    "medium": f"{_ALLENNLP}/2x2048_256_2048cnn_1xhighway/elmo_2x2048_256_2048cnn_1xhighway_",
-    "original": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway_",
-    "original_5.5b": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway_5.5B/elmo_2x4096_512_2048cnn_2xhighway_5.5B_",
-    "seqvec": "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/",
-}
-NLPL = "http://vectors.nlpl.eu/repository"
-# Languages of ELMoForManyLangs by code; their models have the numbers from 136 on in release 11 of the NLPL repository.
-LANGUAGES = {
-    "ar": "Arabic", "bg": "Bulgarian", "ca": "Catalan", "cs": "Czech", "cu": "Old Church Slavonic", "da": "Danish",
-    "de": "German", "el": "Greek", "en": "English", "es": "Spanish", "et": "Estonian", "eu": "Basque",
-    "fa": "Persian", "fi": "Finnish", "fr": "French", "ga": "Irish", "gl": "Galician", "grc": "Ancient Greek",
-    "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "id": "Indonesian", "it": "Italian",
-    "ja": "Japanese", "ko": "Korean", "la": "Latin", "lv": "Latvian", "nl": "Dutch", "nb": "Norwegian Bokmål",
-    "nn": "Norwegian Nynorsk", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sk": "Slovak",
-    "sl": "Slovene", "sv": "Swedish", "tr": "Turkish", "ug": "Uyghur", "uk": "Ukrainian", "ur": "Urdu",
-    "vi": "Vietnamese", "zh": "Chinese"}
-_FIRST_LANGUAGE = 136
-DEFAULT_MODEL = "bundled"
-MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, "nlpl:NUMBER", "manylangs:LANGUAGE")
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 _OPTIONS, _WEIGHTS = "options.json", "*.hdf5 or *.h5"
 _BLOCK = 1 << 20
-_UNSTATED = "not stated"  # a licence or a size
 
 
 @dataclass(frozen=True)
@@ -66,22 +43,23 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
                weight_file: str | os.PathLike | None = None) -> ModelFiles:
     """Local files of a model; remote files are downloaded into the cache.
 
-    Either `model`: `bundled`, a name of `NAMED_MODELS`, `nlpl:NUMBER` of the NLPL repository (release 20),
-    `manylangs:LANGUAGE` (`LANGUAGES`), a directory, a ZIP or tar, the URL of one, or the URL of a directory where the
-    file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`, paths or
-    URLs. A directory or archive has `*options.json` and one file `*.hdf5` or `*.h5`, or bio_embeddings' `options_file`
-    and `weights_file`; a model of ELMoForManyLangs has `config.json` and `encoder.pkl` instead. Raises
-    `FileNotFoundError` or `ConfigurationError`, which say what is missing, or how to use a file that is not a model.
+    Either `model`: a name (`model.public`), whose public copies are tried in order, a directory, a ZIP or tar, the URL
+    of one, or the URL of a directory where the file system can list one (`hf://owner/repository`, `s3://...`); or both
+    `options_file` and `weight_file`, paths or URLs. A directory or archive has `*options.json` and one file `*.hdf5` or
+    `*.h5`, or bio_embeddings' `options_file` and `weights_file`; a model of ELMoForManyLangs has `config.json` and
+    `encoder.pkl` instead. Raises `FileNotFoundError` or `ConfigurationError`, which say what is missing, or how to use
+    a file that is not a model, and `UnavailableError` with a line for each address of a name.
     """
     if model is None:
         return _two_files(options_file=options_file, weight_file=weight_file)
     if options_file is not None or weight_file is not None:
         raise ConfigurationError("model: expected either model or options_file and weight_file, got both")
-    name = repository_url(check_path("model", model))
+    name = check_path("model", model)
     if name == DEFAULT_MODEL:
         return _in_directory(BUNDLED_DIRECTORY)
-    if name in NAMED_MODELS:
-        return _named(name)
+    if copies := public_copies(name):
+        options, *weights = fetch_any(f"model {name!r}", copies)
+        return ModelFiles(options, *weights) if weights else _in_directory(_unpacked(options))
     path = _fetched(name) if is_url(name) else Path(name)
     if path.is_dir():
         return _in_directory(path)
@@ -116,20 +94,7 @@ def _begins_as_hdf5(path: Path) -> bool:
 
 def is_name(model: str) -> bool:
     """Whether `find_model` takes the string as the name of a model, or as a URL, rather than as a path."""
-    return model == DEFAULT_MODEL or model in NAMED_MODELS or is_url(repository_url(model))
-
-
-def repository_url(name: str) -> str:
-    """The URL that `nlpl:NUMBER` or `manylangs:LANGUAGE` stands for; any other name unchanged."""
-    kind, _, which = name.partition(":")
-    if kind == "manylangs":
-        check_choice("manylangs", which, tuple(LANGUAGES), ConfigurationError)
-        return f"{NLPL}/11/{_FIRST_LANGUAGE + list(LANGUAGES).index(which)}.zip"
-    if kind != "nlpl":
-        return name
-    if not (which.isascii() and which.isdigit()):
-        raise ConfigurationError(f"nlpl: expected the number of a model in {NLPL}/20.json, got {which!r}")
-    return f"{NLPL}/20/{which}.zip"
+    return model == DEFAULT_MODEL or is_url(model) or bool(public_copies(model))
 
 
 def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
@@ -147,16 +112,6 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
         raise ConfigurationError(f"options_file {options}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
     return ModelFiles(options, weights, vocabulary_in(weights.parent), family_of([weights.name]))
-
-
-def _named(name: str) -> ModelFiles:
-    urls = [f"{NAMED_MODELS[name]}{kind}" for kind in ("options.json", "weights.hdf5")]
-    try:
-        return ModelFiles(*map(fetch, urls))
-    except (OSError, ImportError) as error:
-        also = "".join(f", and {url} at {cache_path(url)}" for url in urls if url not in str(error))
-        kind = next(kind for kind in (FileNotFoundError, OSError, ImportError) if isinstance(error, kind))
-        raise kind(f"model {name!r}: {error}{also}") from error
 
 
 def _fetched(url: str) -> Path:
@@ -276,39 +231,3 @@ def _listed(paths: list[str]) -> str:
     is_torch = any(path.endswith("/data.pkl") for path in paths)
     return (", ".join(sorted(paths)[:8]) or "nothing") + (
         "; this is a PyTorch checkpoint: elmo-fast export makes a model of a training run" if is_torch else "")
-
-
-class PublicModel(NamedTuple):
-    """A model by the name that `load` takes. `size` is the number of parameters or the size of the download.
-
-    Sizes and licences are stated by the models' pages or archives, which state no hashes.
-    """
-
-    name: str
-    language: str
-    size: str
-    licence: str
-    source: str
-
-
-def public_models() -> list[PublicModel]:
-    """All models that have names; a single entry for the NLPL repository, whose catalogue lists the numbers."""
-    sizes = {"small": "13.6 M", "medium": "28.0 M", "original": "93.6 M", "original_5.5b": "93.6 M"}
-    return [
-        PublicModel(DEFAULT_MODEL, "English", "in the package", "Apache-2.0", "elmo_fast/pretrained"),
-        *(PublicModel(name, "English", size, _UNSTATED, f"{NAMED_MODELS[name]}{{options.json,weights.hdf5}}")
-          for name, size in sizes.items()),
-        PublicModel("seqvec", "proteins", "93.6 M, 360 MB", "MIT (its repository)",
-                    f"{NAMED_MODELS['seqvec']}{{options.json,weights.hdf5}}"),
-        PublicModel("nlpl:NUMBER", "many", _UNSTATED, "see its meta.json", f"{NLPL}/20/NUMBER.zip, catalogue: "
-                    f"{NLPL}/20.json"),
-        *(PublicModel(f"manylangs:{code}", language, _UNSTATED, "MIT (its repository)",
-                      repository_url(f"manylangs:{code}")) for code, language in LANGUAGES.items()),
-    ]
-
-
-def public_model_lines() -> list[str]:
-    """A line for each public model, in columns."""
-    rows = [PublicModel("name", "language", "size", "licence", "where"), *public_models()]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(f"{value:{width}}" for value, width in zip(row, widths)).rstrip() for row in rows]

@@ -75,7 +75,8 @@ def is_tokenized(text: str) -> bool:
     """Whether `auto` takes a string as tokenized: no word in it has punctuation attached.
 
     Attached are a comma, semicolon, colon, exclamation or question mark, closing quote or bracket behind a word, an
-    opening quote or bracket before it, a dash, and a period behind the last word unless that is an abbreviation. A text of more than 65,536 characters is judged by its beginning.
+    opening quote or bracket before it, a dash, and a period behind the last word unless that is an abbreviation. A text
+    of more than 65,536 characters is judged by its beginning.
     """
     if len(text) > _AT_ONCE:
         text = text[:_AT_ONCE].rsplit(None, 1)[0]

@@ -1,26 +1,31 @@
 """The models that `load` takes by name: fetched from a web server on this machine, or, offline, what to download."""
 
+import hashlib
+import socket
+import zipfile
+
 import fsspec
 import numpy as np
 import pytest
 
 import elmo_fast
 from elmo_fast import ConfigurationError
-from elmo_fast.model import sources
-from elmo_fast.model.sources import cache_path, find_model
+from elmo_fast.errors import MissingModelError, UnavailableError
+from elmo_fast.files import downloads
+from elmo_fast.files.downloads import RemoteFile, cache_path, fetch_any
+from elmo_fast.model import public
+from elmo_fast.model.sources import find_model
 from tests.support.files import paths, run
 from tests.support.manylangs import write_manylangs
 from tests.support.sources import assert_is, contents, left, pack
 
-HOST = "https://allennlp.s3.amazonaws.com/models/elmo"
-SEQVEC = "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec"
 TEXTS = ["the cat sat", "a b"]
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
-def public(tmp_path, model, serve, monkeypatch):
+def web(tmp_path, model, serve, monkeypatch):
     """A server with a model of each kind in the places of the public ones; returns the requests, and bad sizes."""
     root, seen, longer = tmp_path / "web", [], set()
     for release in ("11", "20"):
@@ -31,15 +36,15 @@ def public(tmp_path, model, serve, monkeypatch):
     for path in paths(model):
         (root / path.name).write_bytes(path.read_bytes())
     url = serve(root, seen, longer)
-    monkeypatch.setattr(sources, "NLPL", url)
-    monkeypatch.setitem(sources.NAMED_MODELS, "seqvec", f"{url}/")
+    monkeypatch.setattr(public, "NLPL", url.removeprefix("http://"))
+    monkeypatch.setitem(public.NAMED_MODELS, "seqvec", (public._two_files(f"{url}/"),))
     return {"seqvec": model, "nlpl:7": model, "manylangs:en": manylangs}, seen, longer
 
 
 @pytest.mark.parametrize("name, requests", [
     ("seqvec", ["/options.json", "/weights.hdf5"]), ("nlpl:7", ["/20/7.zip"]), ("manylangs:en", ["/11/144.zip"])])
-def test_a_public_model_is_fetched_once(public, monkeypatch, capsys, tmp_path, name, requests):
-    models, seen, _ = public
+def test_a_public_model_is_fetched_once(web, monkeypatch, capsys, tmp_path, name, requests):
+    models, seen, _ = web
     expected = elmo_fast.load(models[name]).embed(TEXTS)
     for _ in range(2):
         for found, vectors in zip(elmo_fast.load(name).embed(TEXTS), expected):
@@ -52,53 +57,123 @@ def test_a_public_model_is_fetched_once(public, monkeypatch, capsys, tmp_path, n
 
 @pytest.mark.parametrize("name, path", [
     ("seqvec", "/weights.hdf5"), ("nlpl:7", "/20/7.zip"), ("manylangs:en", "/11/144.zip")])
-def test_a_size_other_than_the_servers_is_refused(public, cache, name, path):
-    public[2].add(path)
-    with pytest.raises(OSError, match="the download failed .*; nothing was stored. Fetched by other means, it belongs "
-                                      f"at {cache}/http/127.*{path}"):
+def test_a_size_other_than_the_servers_is_refused(web, cache, name, path):
+    web[2].add(path)
+    with pytest.raises(UnavailableError, match=rf"\n  http://127.*{path}: \w+: .*\d+"):
         elmo_fast.load(name)
     assert [name for name in left(cache) if name != "options.json"] == []
-    public[2].clear()
+    web[2].clear()
     assert elmo_fast.load(name).embed(TEXTS)
 
 
-def test_a_number_that_the_repository_lacks(public, cache):
-    with pytest.raises(FileNotFoundError, match=r"/20/9.zip: the download failed .*404 .*; nothing was stored"):
+def test_a_number_that_the_repository_lacks(web, cache):
+    with pytest.raises(UnavailableError, match=r"^model 'nlpl:9': none of its 2 public copies.*\n.*/20/9.zip: 404 "):
         elmo_fast.load("nlpl:9")
     assert left(cache) == []
 
 
-@pytest.mark.parametrize("name, urls", [
-    *((name, [f"{HOST}/{public}/elmo_{public}_{kind}" for kind in ("options.json", "weights.hdf5")])
-      for name, public in {"small": "2x1024_128_2048cnn_1xhighway", "medium": "2x2048_256_2048cnn_1xhighway",
-                           "original": "2x4096_512_2048cnn_2xhighway",
-                           "original_5.5b": "2x4096_512_2048cnn_2xhighway_5.5B"}.items()),
-    ("seqvec", [f"{SEQVEC}/options.json", f"{SEQVEC}/weights.hdf5"]),
+@pytest.mark.parametrize("name, first", [
+    *((name, [f"https://allennlp.s3.amazonaws.com/models/elmo/{size}/elmo_{size}_{kind}"
+              for kind in ("options.json", "weights.hdf5")])
+      for name, size in {"small": "2x1024_128_2048cnn_1xhighway", "medium": "2x2048_256_2048cnn_1xhighway",
+                         "original": "2x4096_512_2048cnn_2xhighway",
+                         "original_5.5b": "2x4096_512_2048cnn_2xhighway_5.5B"}.items()),
+    ("seqvec", [f"https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/{kind}"
+                for kind in ("options.json", "weights.hdf5")]),
     *((name, [f"http://vectors.nlpl.eu/repository/{archive}.zip"]) for name, archive in {
         "nlpl:210": "20/210", "manylangs:en": "11/144", "manylangs:ar": "11/136", "manylangs:nl": "11/164",
         "manylangs:nb": "11/165", "manylangs:zh": "11/179"}.items())])
-def test_the_whole_message_offline(monkeypatch, capsys, model, name, urls):
-    """What to download by hand, and where to put it; the command says the same in its line."""
+def test_the_whole_message_offline(monkeypatch, capsys, model, name, first):
+    """What to download by hand, and where to put it; the command says the same."""
     monkeypatch.setattr(fsspec, "open", no_network)
-    of_two = len(urls) == 2
-    for url, source in zip(urls, paths(model)):
-        also = "".join(f", and {other} at {cache_path(other)}" for other in urls if other != url)
-        expected = (f"model {name!r}: " * of_two + f"{url}: the download failed (OSError: Network is unreachable); "
-                    f"nothing was stored. Fetched by other means, it belongs at {cache_path(url)}{also}")
-        with pytest.raises(OSError, match="Network is unreachable") as caught:
-            elmo_fast.load(name)
-        assert str(caught.value) == expected
-        assert run(capsys, "info", name) == (1, "", f"elmo-fast: error: {expected}\n")
+    copies = public.public_copies(name)
+    assert [file.url for file in copies[0]] == first and len(copies) >= 2
+    answers = [f"{file.url}: {'OSError: Network is unreachable' if number == 0 else NOT_ASKED}"
+               for copy in copies for number, file in enumerate(copy)]
+    expected = "\n  ".join([f"model {name!r}: none of its {len(copies)} public copies can be had", *answers, LOAD,
+                            f"Stored as {' and '.join(map(str, map(cache_path, first)))}, it is found by its name"])
+    with pytest.raises(UnavailableError) as caught:
+        elmo_fast.load(name)
+    assert str(caught.value) == expected and not isinstance(caught.value, FileNotFoundError)
+    status, out, error = run(capsys, "info", name)
+    assert (status, out) == (1, "") and error.endswith(f"elmo-fast: error: {expected}\n")
+    files = zip(first, paths(model)) if len(first) == 2 else [(first[0], None)]
+    for url, source in files:
         cache_path(url).parent.mkdir(parents=True, exist_ok=True)
-        cache_path(url).write_bytes(source.read_bytes())
-    if of_two:
-        assert_is(find_model(name), model)
-    listed = {model.name: model.source for model in sources.public_models()}
-    assert name == "nlpl:210" or urls[-1].startswith(listed[name].partition("{")[0])
+        cache_path(url).write_bytes(source.read_bytes()) if source else pack(cache_path(url), contents(model))
+    assert_is(find_model(name), model)
+
+
+NOT_ASKED = "not asked, because the options are missing"
+LOAD = ('Got from elsewhere, it is loaded by its path: load("model.zip"), or load("directory") of options.json and '
+        "weights.hdf5; in the command as MODEL or --model")
 
 
 def no_network(*_, **__):
     raise OSError("Network is unreachable")
+
+
+def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch, caplog):
+    """404, no server, silence, a wrong size, a wrong checksum and an incomplete body give way to the next address."""
+    (tmp_path / "web").mkdir()
+    archive = pack(tmp_path / "web" / "m.zip", contents(model)).read_bytes()
+    (tmp_path / "web" / "other.zip").write_bytes(archive[:-1] + b"?")
+    (tmp_path / "web" / "short.zip").write_bytes(archive[:100])
+    seen = []
+    web = serve(tmp_path / "web", seen, {"/short.zip"})
+    monkeypatch.setattr(downloads, "_SILENCE", 0.3)
+    size, digest = len(archive), hashlib.sha256(archive).hexdigest()
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        bad = [RemoteFile(f"{web}/none.zip"), RemoteFile(f"http://127.0.0.1:{closed.getsockname()[1]}/m.zip"),
+               RemoteFile(f"http://127.0.0.1:{silent.getsockname()[1]}/m.zip"), RemoteFile(f"{web}/m.zip", size + 1),
+               RemoteFile(f"{web}/other.zip", size, digest), RemoteFile(f"{web}/short.zip")]
+        with pytest.raises(UnavailableError) as caught:
+            fetch_any("model 'x'", [(file,) for file in bad])
+        assert left(cache) == [] and not isinstance(caught.value, FileNotFoundError)
+        caplog.clear()
+        monkeypatch.setitem(public.NAMED_MODELS, "small",
+                            tuple((file,) for file in (*bad, RemoteFile(f"{web}/m.zip?good", size, digest))))
+        assert_is(find_model("small"), model)
+    lines = str(caught.value).split("\n  ")
+    assert [line.startswith(f"{file.url}: ") for file, line in zip(bad, lines[1:])] == [True] * 6 and len(lines) == 9
+    answers = ["404 ", "Cannot connect", "imeout", f"expected {size + 1} bytes of this file, got {size}",
+               f"expected the SHA-256 {digest}, got", "received 100 of 101 bytes"]
+    assert [answer in line for answer, line in zip(answers, lines[1:])] == [True] * 6
+    warning, = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"model 'small': downloaded from {web}/m.zip?good; before, {bad[0].url}: 404 ")
+    assert warning.count("; ") == 6
+    assert left(cache, "*.zip*") != [] and seen[-1] == "/m.zip?good"
+    with pytest.raises(MissingModelError, match="404"):
+        fetch_any("model 'x'", [(RemoteFile(f"{web}/none.zip"),), (RemoteFile(f"{web}/none2.zip"),)])
+
+
+def test_a_redirect_is_followed_and_a_stored_copy_is_preferred(tmp_path, model, serve, monkeypatch):
+    (tmp_path / "web" / "d").mkdir(parents=True)
+    (tmp_path / "web" / "d" / "index.html").write_bytes(pack(tmp_path / "m.zip", contents(model)).read_bytes())
+    seen = []
+    web = serve(tmp_path / "web", seen)
+    monkeypatch.setitem(public.NAMED_MODELS, "small", tuple((RemoteFile(f"{web}/{path}"),) for path in ("no", "d")))
+    assert_is(find_model("small"), model)  # the server answers /d with a redirect to /d/
+    assert "/d/" in seen
+    seen.clear()
+    assert_is(find_model("small"), model)
+    assert seen == []  # not even the first address is asked again
+    listed = {row.name: row for row in public.public_models()}
+    assert listed["small"].last_seen.startswith("20") and listed["small"].addresses == "2"
+    assert listed["medium"].last_seen == listed["manylangs:en"].last_seen == "not tried"
+
+
+def test_every_archive_of_a_model_is_read(tmp_path, model):
+    import tarfile
+
+    with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as archive:
+        archive.add(model, "uniref50_v2")
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        for name, content in contents(model, "uniref50_v2/").items():
+            archive.writestr(name, content)
+    for name in ("m.tar.gz", "m.zip"):
+        assert_is(find_model(tmp_path / name), model)
 
 
 @pytest.mark.parametrize("name, message", [
@@ -110,7 +185,10 @@ def test_a_public_model_that_is_none(name, message):
 
 
 def test_the_list_of_public_models():
-    header, *lines = sources.public_model_lines()
-    assert header.split() == ["name", "language", "size", "licence", "where"]
-    assert len(lines) == len({line.split()[0] for line in lines}) == len(sources.public_models()) == 1 + 4 + 1 + 1 + 44
-    assert all("bundled" in line or "http" in line for line in lines)
+    header, *lines = public.public_model_lines()
+    assert header.split() == ["name", "language", "size", "addresses", "last", "seen", "licence", "where"]
+    assert len(lines) == len({line.split()[0] for line in lines}) == len(public.public_models()) == 1 + 4 + 1 + 1 + 44
+    assert all("in the package" in line or ("http" in line and "not tried" in line) for line in lines)
+    assert any("  Norwegian Bokmål  " in line and "/11/165.zip" in line for line in lines)
+    urls = [file.url for name in public.NAMED_MODELS for copy in public.public_copies(name) for file in copy]
+    assert len(urls) == len(set(urls)) == 2 * (4 * 2 + 1) + 9

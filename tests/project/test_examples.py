@@ -40,13 +40,3 @@ def test_sentiment(shared):
     found = re.findall(r"^(\w.*\S)\s+([\d.]+)%\s+([\d.]+)%$", out, re.MULTILINE)
     assert {name.split(", ")[0] for name, *_ in found} == {"tuned", "as it came", "random weights"} and len(found) == 6
     assert all(30 < float(value) <= 100 for _, *values in found for value in values)
-
-
-@pytest.mark.long
-def test_pos_probe(shared, tmp_path):
-    pytest.importorskip("sklearn")
-    for part in ("dev", "test"):
-        sentences = (shared / "text" / f"en_ewt-ud-{part}.conllu").read_text(encoding="utf-8").split("\n\n")
-        (tmp_path / part).write_text("\n\n".join(sentences[:60]) + "\n\n", encoding="utf-8")
-    out = run("examples/pos_probe.py", "bundled", tmp_path / "dev", tmp_path / "test")
-    assert "random" in out and "layer 0" in out

@@ -1,0 +1,131 @@
+"""The models that have names: their public addresses, and `public_model_lines`, which lists them.
+
+Every address stands in a public source, which a comment names. None has been tried by this project's developers, and
+none of the sources publishes a checksum of these files.
+"""
+
+import time
+from typing import NamedTuple
+
+from elmo_fast.arguments import check_choice
+from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.downloads import RemoteFile, cache_path
+
+Copy = tuple[RemoteFile, ...]  # the options and the weights, or an archive
+_ORIGINAL = 336, 374_434_792  # bytes, as public notebooks log its download by AllenNLP and by flair
+_SEQVEC = None, 374_434_776  # bytes: sacdallago/bio_embeddings, issues 130 and 224
+
+
+def _two_files(prefix: str, sizes: tuple[int | None, int | None] = (None, None)) -> Copy:
+    return tuple(RemoteFile(f"{prefix}{kind}", size) for kind, size in zip(("options.json", "weights.hdf5"), sizes))
+
+
+def _allennlp(architecture: str, sizes: tuple[int | None, int | None] = (None, None)) -> tuple[Copy, ...]:
+    """Both spellings of the bucket: AllenNLP 1 and later, and AllenNLP 0.9 (allennlp/commands/elmo.py)."""
+    return tuple(_two_files(f"{bucket}/models/elmo/{architecture}/elmo_{architecture}_", sizes) for bucket in (
+        "https://allennlp.s3.amazonaws.com", "https://s3-us-west-2.amazonaws.com/allennlp"))
+
+
+NAMED_MODELS: dict[str, tuple[Copy, ...]] = {
+    "small": _allennlp("2x1024_128_2048cnn_1xhighway"),
+    "medium": _allennlp("2x2048_256_2048cnn_1xhighway"),
+    "original": (
+        *_allennlp("2x4096_512_2048cnn_2xhighway", _ORIGINAL),
+        # huggingface.co/lysandre/bidaf-elmo-model-2020.03.19, config.json, in place of AllenNLP's address
+        _two_files("https://huggingface.co/lysandre/elmo-2x4096_512_2048cnn_2xhighway/resolve/main/", _ORIGINAL)),
+    "original_5.5b": _allennlp("2x4096_512_2048cnn_2xhighway_5.5B"),
+    "seqvec": (
+        # mheinzinger/SeqVec, seqvec/seqvec.py; 404 in 2024 (Rostlab/SeqVec, issue 27)
+        _two_files("https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/", _SEQVEC),
+        # sacdallago/bio_embeddings, bio_embeddings/utilities/defaults.yml: today's host, and the one before it
+        _two_files("http://data.bioembeddings.com/public/embeddings/embedding_models/seqvec/", _SEQVEC),
+        _two_files("http://maintenance.dallago.us/public/embeddings/embedding_models/seqvec/", _SEQVEC),
+        # labstructbioinf/DeepCoil, deepcoil/deepcoil.py: a backup of its authors
+        (RemoteFile("https://lbs.cent.uw.edu.pl/static/files/seqvec.zip"),),
+        # Rostlab/SeqVec, README.md; 404 in 2024 (labstructbioinf/rossmann-toolbox, issue 14, which names the next copy)
+        (RemoteFile("https://rostlab.org/~deepppi/seqvec.zip"),),
+        (RemoteFile("https://web.archive.org/web/20220324054637/https://rostlab.org/~deepppi/seqvec.zip"),)),
+}
+NLPL = "vectors.nlpl.eu/repository"
+# Languages of ELMoForManyLangs, whose models have the numbers from 136 on (HIT-SCIR/ELMoForManyLangs, README.md).
+LANGUAGES = dict(pair.split(":") for pair in (
+    "ar:Arabic bg:Bulgarian ca:Catalan cs:Czech cu:Old_Church_Slavonic da:Danish de:German el:Greek en:English "
+    "es:Spanish et:Estonian eu:Basque fa:Persian fi:Finnish fr:French ga:Irish gl:Galician grc:Ancient_Greek he:Hebrew "
+    "hi:Hindi hr:Croatian hu:Hungarian id:Indonesian it:Italian ja:Japanese ko:Korean la:Latin lv:Latvian nl:Dutch "
+    "nb:Norwegian_Bokmål nn:Norwegian_Nynorsk pl:Polish pt:Portuguese ro:Romanian ru:Russian sk:Slovak sl:Slovene "
+    "sv:Swedish tr:Turkish ug:Uyghur uk:Ukrainian ur:Urdu vi:Vietnamese zh:Chinese").split())
+_FIRST_LANGUAGE = 136
+DEFAULT_MODEL = "bundled"
+MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, "nlpl:NUMBER", "manylangs:LANGUAGE")
+_UNSTATED = "not stated"  # a licence or a size
+
+
+def public_copies(name: str) -> tuple[Copy, ...]:
+    """All copies of the model of a name, in the order in which they are tried; none if the name is not a model's.
+
+    `ConfigurationError` for a wrong NUMBER or LANGUAGE.
+    """
+    kind, _, which = name.partition(":")
+    if kind == "manylangs":
+        check_choice("manylangs", which, tuple(LANGUAGES), ConfigurationError)
+        number = _FIRST_LANGUAGE + list(LANGUAGES).index(which)
+        # A number keeps its model in later releases of the repository: wiki.nlpl.eu/Vectors/home; 20/162 is Latin in
+        # ltgoslo/simple_elmo, issue 2.
+        return tuple((RemoteFile(url),) for url in (f"http://{NLPL}/11/{number}.zip", *_nlpl(str(number))))
+    if kind == "nlpl":
+        if not (which.isascii() and which.isdigit()):
+            raise ConfigurationError(f"nlpl: expected the number of a model in http://{NLPL}/20.json, got {which!r}")
+        return tuple((RemoteFile(url),) for url in _nlpl(which))
+    return NAMED_MODELS.get(name, ())
+
+
+def _nlpl(number: str) -> list[str]:
+    """Release 20, without and with TLS, as public code asks for it."""
+    return [f"{scheme}://{NLPL}/20/{number}.zip" for scheme in ("http", "https")]
+
+
+class PublicModel(NamedTuple):
+    """A model by the name that `load` takes. `size` is the number of parameters, and the size of the weights.
+
+    Sizes and licences are stated by the models' pages or archives. `last_seen` is the day on which this machine
+    downloaded the model, or "not tried".
+    """
+
+    name: str
+    language: str
+    size: str
+    addresses: str
+    last_seen: str
+    licence: str
+    where: str
+
+
+def public_models() -> list[PublicModel]:
+    """All models that have names; a single entry for the NLPL repository, whose catalogue lists the numbers."""
+    original, seqvec = (f"93.6 M, {sizes[1] // 10**6} MB" for sizes in (_ORIGINAL, _SEQVEC))
+    sizes = {"small": "13.6 M", "medium": "28.0 M", "original": original, "original_5.5b": "93.6 M", "seqvec": seqvec}
+    return [
+        PublicModel(DEFAULT_MODEL, "English", "3.0 M, 6 MB", "none", "in the package", "Apache-2.0",
+                    "elmo_fast/pretrained"),
+        *(_listed(name, "proteins" if name == "seqvec" else "English", size,
+                  "MIT (its repository)" if name == "seqvec" else _UNSTATED) for name, size in sizes.items()),
+        PublicModel("nlpl:NUMBER", "many", _UNSTATED, str(len(_nlpl("N"))), "not tried", "see its meta.json",
+                    f"http://{NLPL}/20/NUMBER.zip, catalogue: http://{NLPL}/20.json"),
+        *(_listed(f"manylangs:{code}", language.replace("_", " "), _UNSTATED, "MIT (its repository)")
+          for code, language in LANGUAGES.items()),
+    ]
+
+
+def _listed(name: str, language: str, size: str, licence: str) -> PublicModel:
+    copies = public_copies(name)
+    stored = [cache_path(copy[-1].url) for copy in copies]
+    days = [time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime)) for path in stored if path.is_file()]
+    return PublicModel(name, language, size, str(len(copies)), max(days, default="not tried"), licence,
+                       ", ".join(file.url for file in copies[0]))
+
+
+def public_model_lines() -> list[str]:
+    """A line for each public model, in columns."""
+    rows = [[name.replace("_", " ") for name in PublicModel._fields], *public_models()]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(f"{value:{width}}" for value, width in zip(row, widths)).rstrip() for row in rows]
