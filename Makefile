@@ -92,7 +92,8 @@ test: $(INSTALLED)
 # ziglang compiles for macOS and Windows; tests that need it are skipped where it cannot be had.
 test-all: $(INSTALLED)
 	@$(PY) -c 'import ziglang' 2>/dev/null || $(PIP) ziglang || true
-	$(PY) -m pytest -q -m long $(addprefix --ignore=,$(WITH_LIBRARIES)) $(PYTEST_FLAGS)
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -m long $$($(PARALLEL)) $(addprefix --ignore=,$(WITH_LIBRARIES)) \
+		$(PYTEST_FLAGS)
 	$(MAKE) test-integrations
 
 test-integrations: $(LIBRARIES)

@@ -54,8 +54,8 @@ def _contexts(name: str) -> Callable[..., Report]:
 
 
 TASKS: dict[str, Task] = {
-    "pos": Task(data.read_pos, _tagging("pos"), "ELMo (original), best layer, about 95.6 on EWT after its train part "
-                "(Liu et al. 2019, arXiv:1903.08855, Table 1; cited unread)"),
+    "pos": Task(data.read_pos, _tagging("pos"), "linear probes on EWT by ELMo (original): Liu et al. 2019, "
+                "arXiv:1903.08855, Table 1; no figure is quoted here"),
     "wic": Task(data.read_wic, _contexts("wic"), "ELMo 57.7 (Pilehvar and Camacho-Collados 2019, arXiv:1808.09121; "
                 "a threshold on the cosine)"),
     "mr": Task(data.read_mr, _classes("sentiment of film reviews"), _NOT_COMPARED),

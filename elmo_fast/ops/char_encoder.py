@@ -36,8 +36,8 @@ class _Packed(NamedTuple):
 
 
 def runs_on_engine(weights: EncoderWeights, ids: torch.Tensor, backend: str) -> bool:
-    """Whether `encode` runs with this `backend`: in the C++ engine, on the CPU and without gradients."""
-    return (ids.device.type == "cpu" and not needs_gradient(weights.all)
+    """Whether `encode` runs with this `backend`: in the C++ engine, on the CPU, without gradients and tracers."""
+    return (ids.device.type == "cpu" and not needs_gradient(weights.all) and not torch.jit.is_tracing()
             and resolve("char_cnn", backend, *weights.all) == "native")
 
 

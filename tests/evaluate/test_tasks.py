@@ -171,7 +171,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         monkeypatch.delitem(sys.modules, f"elmo_fast.evaluate.{module}")
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     status, _, error = run(capsys, "evaluate", "--task", "mr", "--data", tmp_path)
-    assert status == 1 and "install elmo-fast[scikit-learn]" in error and error.count("\n") == 1
+    assert status == 1 and 'pip install ".[scikit-learn]"' in error and error.count("\n") == 1
 
 
 @pytest.mark.long
