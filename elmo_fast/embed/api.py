@@ -55,10 +55,9 @@ class LoadedElmo:
     """Vectors of texts: strings, lists of tokens, FASTA records, or texts of `open_texts`.
 
     Strings are split into tokens by `tokenizer`. `auto`, its default, splits a string in which no word has punctuation
-    attached at whitespace, and any other one (`A play.`, `They don't`) as in the Penn Treebank (`A play .`, `They do
-    n't`). `whitespace`, `penn` and `simple` (words and punctuation apart) are the same for every string; a function
-    from a string to a list of tokens, or its place as `package.module:function`, is a tokenizer too. `bilm` is the
-    model.
+    attached at whitespace, and any other one (`They don't.`) as in the Penn Treebank (`They do n't .`). `whitespace`,
+    `penn` and `simple` (words and punctuation apart) are the same for every string; a function from a string to a list
+    of tokens, or its place as `package.module:function`, is a tokenizer too. `bilm` is the model.
     """
 
     def __init__(self, bilm: BiLm):
