@@ -87,16 +87,16 @@ def score_lines(head: "SoftmaxHead", texts: Iterable[Text], tokens: bool) -> Ite
 
 def substitute_lines(head: "SoftmaxHead", texts: Iterable[Text], k: int, direction: str,
                      words: list[str] | None) -> Iterator[str]:
-    """Lines, each a JSON object for a token, or for a token in `words`: line, token, word and `substitutes`.
+    """Lines, each a JSON object for a token, or for a token in `words`: sentence, position, word and `substitutes`.
 
-    Line and token count from 1, as in `nearest`. Substitutes are pairs of a word and the natural log of its
+    Sentence and position count from 0, as in Python. Substitutes are pairs of a word and the natural log of its
     probability, the likeliest first.
     """
-    for number, text in enumerate(texts, start=1):
+    for number, text in enumerate(texts):
         positions = [position for position, token in enumerate(text.tokens) if words is None or token in words]
         if not positions:
             continue
         for position, substitutes in zip(positions, head.substitutes_at(text.tokens, positions, k, direction)):
             pairs = [[substitute.word, round(substitute.log_probability, 6)] for substitute in substitutes]
-            yield json.dumps({"line": number, "token": position + 1, "word": text.tokens[position],
+            yield json.dumps({"sentence": number, "position": position, "word": text.tokens[position],
                               "substitutes": pairs}, ensure_ascii=False)

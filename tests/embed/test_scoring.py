@@ -46,10 +46,10 @@ def test_substitutes_are_json_lines(files, command):
     status, lines, _ = command(*arguments)
     records, head = [json.loads(line) for line in lines], head_of(files, "warm")
     assert status == 0 and command(*arguments, "--device", "cpu")[1] == lines
-    assert [(each["line"], each["token"], each["word"]) for each in records] == [
-        (1, 1, "the"), (1, 5, "the"), (4, 1, "the"), (4, 3, "dog")]
+    assert [(each["sentence"], each["position"], each["word"]) for each in records] == [
+        (0, 0, "the"), (0, 4, "the"), (3, 0, "the"), (3, 2, "dog")]
     for record in records:
-        found = head.substitutes(SENTENCES[record["line"] - 1], record["token"] - 1, 3, "forward")
+        found = head.substitutes(SENTENCES[record["sentence"]], record["position"], 3, "forward")
         assert [word for word, _ in record["substitutes"]] == [each.word for each in found]
 
 
