@@ -1,6 +1,7 @@
 """C++ test programs, built once under build/ by the content of what they are compiled from, and other builds of the
 native module."""
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -37,8 +38,11 @@ def header_errors(header: Path) -> str:
 def native_module(name: str, *definitions: str) -> Path:
     """elmo_fast._native without CUDA, built by CMake in a folder of its own with more `definitions`."""
     folder = BUILD / f"module-{name}"
-    configure(ROOT, folder, f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DELMO_FAST_CUDA=OFF", *definitions)
-    printed([CMAKE, "--build", folder])
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the tests of another process may need the same build
+        configure(ROOT, folder, f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DELMO_FAST_CUDA=OFF", *definitions)
+        printed([CMAKE, "--build", folder])
     return next(folder.glob("_native*"))
 
 
