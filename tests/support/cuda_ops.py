@@ -62,7 +62,7 @@ def registered_on_cpu(of=""):
     if not MAY_BE_REGISTERED:
         pytest.skip("this torch does not replace an implementation")
     with (torch.library._scoped_library("elmo_fast", "FRAGMENT") as library,
-          mock.patch("elmo_fast.model.layers.encoder.runs_on_engine", lambda *_: False)):
+          mock.patch("elmo_fast.model.layers.encoder.runs_on_engine", return_value=False)):
         with warnings.catch_warnings(action="ignore"):  # torch warns of each one
             implementations = {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run,
                                "projected_lstm_backward": lstm.run_backward}
