@@ -89,11 +89,13 @@ embed: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q $$($(PARALLEL)) $(PYTEST_FLAGS)
 
-# ziglang compiles for macOS and Windows; tests that need it are skipped where it cannot be had.
+# ziglang compiles for macOS and Windows; tests that need it are skipped where it cannot be had. tests/native builds
+# modules on all cores by itself.
 test-all: $(INSTALLED)
 	@$(PY) -c 'import ziglang' 2>/dev/null || $(PIP) ziglang || true
-	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -m long $$($(PARALLEL)) $(addprefix --ignore=,$(WITH_LIBRARIES)) \
-		$(PYTEST_FLAGS)
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -m long $$($(PARALLEL)) \
+		$(addprefix --ignore=,$(WITH_LIBRARIES) tests/native) $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long tests/native $(PYTEST_FLAGS)
 	$(MAKE) test-integrations
 
 test-integrations: $(LIBRARIES)
