@@ -82,7 +82,8 @@ def _tag(title: str, elmo: LoadedElmo, split: Split, published: str, names: Sequ
     last = names[-1]
     both = probed({key: [block, vectors[key][last]] for key, block in features.items()})
     layers = [row(name, probed({key: [found[name]] for key, found in vectors.items()})) for name in names]
-    baselines = [row("most frequent tag", most_frequent(train, test, classes)),
+    frequent = "most frequent tag" if with_unknown else "most frequent state of the residue"
+    baselines = [row(frequent, most_frequent(train, test, classes)),
                  row(described, probed({key: [block] for key, block in features.items()})), layers[0]]
     token = f"{len(targets[id(train)]):,} tokens of {train.source} -> {len(unknown):,} of {test.source}"
     return Report(f"{title}, linear probe: {token}", "accuracy in %", published, baselines,

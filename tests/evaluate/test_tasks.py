@@ -114,6 +114,8 @@ def test_proteins(tmp_path, elmo):
     proteins = Texts([list(text) for text in sequences.values()], [], "")
     assert tasks.spaced(Texts(proteins.texts, list(range(40)), ""), 4).labels == [0, 10, 20, 30]
     report = tasks.evaluate("any", "secondary_structure", tmp_path, limit=20)
+    # b is H in both kinds of proteins; a, c and d have a state in half of them each.
+    assert figures(report)["most frequent state of the residue"] == (62.5,)
     assert "80 tokens" in report.title and "SeqVec 79" in report.published
     assert [*report.lines()][-1] == "learned from 20 of the 30 texts of the training part (--limit)"
     rows = "".join(f">p{k} {'Nucleus' if k % 2 else 'Plastid'}-U{' test' if k >= 30 else ''}\n{text}\n"
