@@ -148,7 +148,7 @@ def test_documented_code():
 def test_an_absent_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "elmo_fast.integrations.sklearn")
-    with pytest.raises(ImportError, match=r"install elmo-fast\[scikit-learn\]$"):
+    with pytest.raises(ImportError, match=r'pip install "\.\[scikit-learn\]" .in a checkout of elmo-fast.$'):
         importlib.import_module("elmo_fast.integrations.sklearn")
 
 
