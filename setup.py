@@ -65,6 +65,7 @@ class BuildNative(build_ext):
         last_call = build / "last_call.txt"
         if not last_call.exists() or last_call.read_text() != call:
             shutil.rmtree(build, ignore_errors=True)
+        last_call.unlink(missing_ok=True)
         for left_out in LEFT_OUT:
             subprocess.run([*configure, *(f"-DELMO_FAST_HAS_{isa}=OFF" for isa in left_out)], check=True)
             if subprocess.run([CMAKE, "--build", build], check=left_out == LEFT_OUT[-1]).returncode == 0:
@@ -72,7 +73,8 @@ class BuildNative(build_ext):
         if left_out:
             print(f"elmo-fast: installing without the engines of {', '.join(left_out)}: this compiler failed with them",
                   file=sys.stderr)
-        last_call.write_text(call)
+        else:  # CMake also keeps what was left out
+            last_call.write_text(call)
         package = Path(self.get_ext_fullpath(ext.name)).parent
         subprocess.run([CMAKE, "--install", build, "--prefix", package], check=True)
 
