@@ -1,6 +1,6 @@
 // The char-CNN of token encoders in fp32: the maximum of every filter's products with the windows of a token's
-// characters, the window that has it, and the gradients of weights and character embeddings. The caller adds biases and
-// applies activations.
+// characters, to which its bias is added, the window that has it, and the gradients of weights and character
+// embeddings. The caller applies activations other than ReLU, and their gradients.
 //
 // Windows that start in a token's padding hold only padding: they share a product and a term of a gradient. Windows
 // with the same maximum share its gradient in equal parts. Sums have a fixed order: the bits of a token's results
@@ -32,12 +32,14 @@ struct CharCnnCall {
   const CharBank* banks;
   int64_t bank_count;
   int64_t filters;  // of all banks together
+  const float* biases;  // forward only, [filters]; null: none
+  bool relu;  // forward only
   int threads;  // >= 1
 };
 
-// values [tokens, filters]; picks [tokens, filters]: the first window with the largest product, plus 2^16 times the
-// number of windows that share it; null if no gradient is needed. Throws std::invalid_argument for sizes or ids out of
-// range.
+// values [tokens, filters] with biases, and after ReLU if asked for; picks [tokens, filters]: the first window with the
+// largest product, plus 2^16 times the number of windows that share it; null if no gradient is needed. Throws
+// std::invalid_argument for sizes or ids out of range.
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks);
 
 // grad_values and picks [tokens, filters] -> each bank's grad_weight, and grad_table [table_rows, dim] or null.

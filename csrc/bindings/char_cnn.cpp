@@ -33,10 +33,10 @@ CharCnnCall char_cnn_call(Arguments& given, const std::vector<CharBank>& banks) 
 void run_char_cnn(const py::kwargs& keywords) {
   Arguments given("char_cnn_forward", keywords);
   const std::vector<CharBank> banks = banks_of(given);
-  const CharCnnCall call = char_cnn_call(given, banks);
+  CharCnnCall call = char_cnn_call(given, banks);
   float* values;
   uint32_t* picks;
-  given.read("values", values, "picks", picks);
+  given.read("biases", call.biases, "relu", call.relu, "values", values, "picks", picks);
   given.finish([&] { char_cnn_forward(call, values, picks); });
 }
 

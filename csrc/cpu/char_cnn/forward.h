@@ -224,7 +224,7 @@ class CharCnnForward {
     for (int v = 0; v < 2; ++v) {
       const int64_t column = panel * panel_width + v * Vec::width;
       if (column < bank.filters)
-        store(largest[v], token * plan_.filters + bank.first + column, smaller(Vec::width, bank.filters - column));
+        store(largest[v], token, bank.first + column, smaller(Vec::width, bank.filters - column));
     }
   }
 
@@ -241,9 +241,12 @@ class CharCnnForward {
         largest[v].add(Vec::load(products + r * panel_width + v * Vec::width), static_cast<float>(first + r), 1.0f);
   }
 
-  void store(const Pool& largest, int64_t at, int64_t count) const {
-    float values[Vec::width], firsts[Vec::width], counts[Vec::width];
-    Vec::store(values, largest.value());
+  void store(const Pool& largest, int64_t token, int64_t column, int64_t count) const {
+    float values[Vec::width] = {}, firsts[Vec::width], counts[Vec::width];
+    if (plan_.biases) copy_floats(values, plan_.biases + column, count);
+    const typename Vec::F value = largest.value() + Vec::load(values);
+    Vec::store(values, plan_.relu ? Vec::at_least(Vec::set1(0.0f), value) : value);
+    const int64_t at = token * plan_.filters + column;
     copy_floats(plan_.values + at, values, count);
     if constexpr (picks) {
       Vec::store(firsts, largest.first);

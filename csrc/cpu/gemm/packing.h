@@ -45,6 +45,8 @@ struct Partition {
   int64_t begin, end;
   Partition(int64_t begin_, int64_t end_) : begin(begin_), end(end_) {}
   Partition(int64_t count, int rank, int size) : Partition(count * rank / size, count * (rank + 1) / size) {}
+  int64_t count() const { return end - begin; }
+  int64_t at(int64_t k, bool reversed) const { return reversed ? end - 1 - k : begin + k; }
 };
 
 // Initial values of sums: rows of 2 vectors, `stride` floats apart; with stride 0 a single row for all; null: zeros.

@@ -154,19 +154,26 @@ class LstmLoop : InputGemm<Gemm> {
     return {larger(tiles_.begin, unit * tiles), smaller(tiles_.end, (unit + 1) * tiles)};
   }
 
-  // Gates and cells of this thread's tiles, tile by tile. A team of one projects every unit of m immediately.
+  // Gates and cells of this thread's tiles, tile by tile. With few slots every second step goes from the last tile to
+  // the first: it begins with the weights that the step before has left in the cache. A team of one projects a unit of
+  // m immediately, in a reversed step after all units, since sums are in the order of units.
   void make_cells(int64_t t, const Blocks& blocks) {
-    for (int64_t unit = 0; unit < scratch_.units; ++unit) {
+    const bool reversed = scratch_.reverses && t % 2 == 1;
+    const Partition units(0, scratch_.units);
+    for (int64_t u = 0; u < units.count(); ++u) {
+      const int64_t unit = units.at(u, reversed);
       const Partition tiles = tiles_of(unit);
-      for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+      for (int64_t k = 0; k < tiles.count(); ++k) {
+        const int64_t tile = tiles.at(k, reversed);
         const char* right = d_.weights + weights_.recurrent + tile * weights_.recurrent_tile;
         float* const z = gates(t, tile);
         for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.projection))
           multiply_panel(gemm_, h_operand(t), blocks, right, {}, z + first, gate_width);
         for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
       }
-      if (alone_) project(unit, blocks);
+      if (alone_ && !reversed) project(unit, blocks);
     }
+    for (int64_t unit = 0; alone_ && reversed && unit < units.end; ++unit) project(unit, blocks);
   }
 
   // As make_cells, but a tile's cells are computed between the dots of the next tile's product, so a unit of m is

@@ -47,10 +47,12 @@ struct ScratchLayout : Offsets {
   // h: left operands [slots, P] of this step and the next
   const size_t h[2] = {take(left_bytes<Gemm>(slots, w.s.projection)), take(left_bytes<Gemm>(slots, w.s.projection))};
   // m: left operands [units of D][slots, unit]; in a single operand, rows would be a power of two apart and compete for
-  // the same sets of a cache. A team of one thread needs only the last two units, unless k has padding.
+  // the same sets of a cache. A team of one thread needs only the last two units, unless k has padding or steps are
+  // reversed.
   const size_t m_unit = left_bytes<Gemm>(slots, smaller(Gemm::unit, w.s.dim));
   const int64_t units = divided_up(w.s.dim, Gemm::unit);
-  const int64_t m_units = threads == 1 && Gemm::padded(w.s.dim) == w.s.dim ? smaller(units, 2) : units;
+  const bool reverses = !Gemm::interleaves && Gemm::blocks(slots).count == 1;  // every second step
+  const int64_t m_units = threads == 1 && !reverses && Gemm::padded(w.s.dim) == w.s.dim ? smaller(units, 2) : units;
   const size_t m = take(w.panels ? m_units * int64_t(m_unit) : 0);
   // [units of D][slots, unit] in fp32, where the operand takes complete units
   const size_t m_values = take_floats(w.panels && Gemm::takes_units ? m_units * slots * Gemm::unit : 0);

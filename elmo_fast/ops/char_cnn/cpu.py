@@ -1,7 +1,7 @@
 """The C++ engine's char-CNN and its gradient: fp32 at every precision.
 
-The engine finds each filter's largest sum; bias and activation follow in torch. Windows that tie for
-the maximum share its gradient equally, as in the reference.
+The engine finds each filter's largest sum and adds bias and ReLU; another activation follows in torch. Windows that tie
+for the maximum share its gradient equally, as in the reference.
 """
 
 from typing import NamedTuple
@@ -42,15 +42,15 @@ def forward(*arguments):
 def filter_values(ids: torch.Tensor, filters: Filters, activation: str,
                   save: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Values [N, filters] for ids [N, C]; with `save` also the window that each comes from, int32, otherwise [0]."""
-    ids, biases = _contiguous(ids), filters.biases
-    sums = biases.new_empty(len(ids), len(biases))
-    picks = torch.empty(sums.shape if save else 0, dtype=torch.int32)
-    native_module()[0].char_cnn_forward(**_call(ids, filters), values=sums.data_ptr(),
-                                        picks=picks.data_ptr() if save else 0)
-    activate_ = ACTIVATIONS[activation].apply_
-    for rows in sums.split(max(1, UNDIVIDED // sums.shape[1])):
-        activate_(rows.add_(biases))
-    return sums, picks
+    ids, biases, relu = _contiguous(ids), filters.biases, activation == "relu"
+    values = biases.new_empty(len(ids), len(biases))
+    picks = torch.empty(values.shape if save else 0, dtype=torch.int32)
+    native_module()[0].char_cnn_forward(**_call(ids, filters), biases=biases.data_ptr(), relu=relu,
+                                        values=values.data_ptr(), picks=picks.data_ptr() if save else 0)
+    if not relu:
+        for rows in values.split(max(1, UNDIVIDED // values.shape[1])):
+            ACTIVATIONS[activation].apply_(rows)
+    return values, picks
 
 
 def backward(grad, values, picks, needed, *arguments):

@@ -22,8 +22,11 @@ inline void check_char_cnn(Engine& engine, int64_t dim, int64_t tokens, int64_t 
   }
   for (size_t b = 0; b < widths.size(); filters += widths[b++].second)
     banks.push_back({widths[b].first, widths[b].second, filters, weights[b].data(), grad_weights[b].data()});
-  CharCnnCall call = {ids.data(),   tokens, characters,   padding, table.data(), padding + 1, dim,
-                      banks.data(), static_cast<int64_t>(banks.size()), filters, 1};
+  CharCnnCall call = {ids.data(), tokens,       characters,
+                      padding,    table.data(), padding + 1,
+                      dim,        banks.data(), static_cast<int64_t>(banks.size()),
+                      filters,    nullptr,      false,
+                      1};
   Floats values(static_cast<size_t>(tokens * filters), NAN), plain = values, threaded = values;
   std::vector<uint32_t> picks(values.size());
   const Floats grad_values = random.floats(tokens * filters);
@@ -43,6 +46,15 @@ inline void check_char_cnn(Engine& engine, int64_t dim, int64_t tokens, int64_t 
                 error <= engine.limit() && relative_error(plain, expected.values) <= engine.limit() &&
                     same_bits(values, threaded),
                 error, engine.limit());
+  const Floats biases = random.floats(filters);
+  for (size_t k = 0; k < plain.size(); ++k) plain[k] += biases[k % biases.size()];
+  call.biases = biases.data();
+  char_cnn_forward(call, values.data(), nullptr);
+  call.relu = true;
+  char_cnn_forward(call, threaded.data(), nullptr);
+  Floats rectified = plain;
+  for (float& value : rectified) value = std::max(value, 0.0f);
+  engine.report("char cnn with biases and ReLU " + sizes, values == plain && threaded == rectified, 0, 0);
   engine.report("char cnn gradients " + sizes, gradient_error <= engine.gradient_limit(), gradient_error,
                 engine.gradient_limit());
 }
