@@ -8,7 +8,8 @@ from benchmarks import common
 from elmo_fast.bench.machine import machine as this_machine
 
 SIZES = ("original", "medium", "small")
-SUFFIXES = {"AVX2": "-avx2", "AVX-512": "", "AMX": "-amx"}  # of the files `embed-SIZE` by processor
+# of the files `embed-SIZE` by processor
+SUFFIXES = {"AVX2": "-avx2", "AVX-512 with VNNI": "-avx512-vnni", "AVX-512 with BF16": "", "AMX": "-amx"}
 WAYS = ("slots of 64", "one batch of 64", "one sentence")
 
 
@@ -31,18 +32,20 @@ def machine(name: str) -> str:
     """Processor, cores, instruction sets, torch and day of a file."""
     found = read(name)
     cpu = found["machine"]["cpu"]
-    model = re.sub(r"\((R|TM)\)| Processor", "", cpu["model"])
+    model = re.sub(r"\((R|TM)\)| Processor| @.*", "", cpu["model"])
     torch = found["machine"]["torch"].split("+")[0]
-    return f"{cpu['cores']} cores of an {model} with {_vectors(cpu['features'])}, torch {torch}, {found['date'][:10]}"
+    return f"{cpu['cores']} cores of an {model} ({_vectors(cpu['features'])}), torch {torch}, {found['date'][:10]}"
 
 
 def suffix() -> str:
     """What the names of result files of this machine end in."""
-    return SUFFIXES.get(_vectors(this_machine()["cpu"]["features"]), "")
+    return SUFFIXES.get(_vectors(this_machine()["cpu"]["features"]), "-avx512")
 
 
 def _vectors(features: list[str]) -> str:
-    return "AMX" if "amx_bf16" in features else "AVX-512" if "avx512f" in features else "AVX2"
+    kinds = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with BF16", "avx512_vnni": "AVX-512 with VNNI",
+             "avx512f": "AVX-512"}
+    return next((kind for feature, kind in kinds.items() if feature in features), "AVX2")
 
 
 def one(name: str, **wanted) -> dict:
