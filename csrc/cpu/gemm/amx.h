@@ -84,12 +84,12 @@ struct AmxGemm {
   }
 
   template <class Between>
-  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
-                float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
+  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const RightUnit& right,
+                Start start, float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
     const typename Product::Operands from = {block + k0 / tile_k * (Parts * tile_bytes), tile_rows * row_bytes(k_total),
-                                             right};
-    Product::multiply(from, {start, c, static_cast<int64_t>(ldc), padded(k) / tile_k}, rows, padded(k) * bytes_per_k,
-                      part, parts, between);
+                                             right.data};
+    Product::multiply(from, {start, c, static_cast<int64_t>(ldc), padded(k) / tile_k}, rows, right.next,
+                      padded(k) * bytes_per_k, part, parts, between);
   }
 
  private:

@@ -58,13 +58,14 @@ struct AmxInt8Gemm : QuantizedCells<Avx512Vec>, QuantizedPanels<Avx512Vec, 16> {
   }
 
   template <class Between>
-  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
-                float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
+  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const RightUnit& right,
+                Start start, float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
     alignas(64) float sums[block_rows * panel_width];
     const int64_t row_tile = tile_rows * row_bytes(k_total), bytes = padded(k) * bytes_per_k;
-    Product::multiply({block + k0 / tile_k * tile_bytes, row_tile, right}, {{}, sums, panel_width, padded(k) / tile_k},
-                      rows, bytes + bytes_per_unit, part, parts, between);
-    const __m512 of_columns[] = {Panels::scales(right, bytes, 0), Panels::scales(right, bytes, 1)};
+    Product::multiply({block + k0 / tile_k * tile_bytes, row_tile, right.data},
+                      {{}, sums, panel_width, padded(k) / tile_k}, rows, right.next, bytes + bytes_per_unit, part,
+                      parts, between);
+    const __m512 of_columns[] = {Panels::scales(right.data, bytes, 0), Panels::scales(right.data, bytes, 1)};
     for (int r = 0; r < rows; ++r) {
       float of_row;
       std::memcpy(&of_row, block + (r >> 4) * row_tile + scales_at(k_total, k0) + 4 * (r & 15), sizeof of_row);

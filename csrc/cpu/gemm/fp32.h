@@ -170,27 +170,28 @@ struct Fp32Gemm {
   }
 
   // c [rows, panel_width, row stride ldc] = start + left[:, k0 : k0 + k] x right, a unit of k rows. Prefetches the
-  // `part`-th of `parts` of the unit that follows `right` in memory.
+  // `part`-th of `parts` of the next unit.
   template <class Between>
-  void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, Start start,
-                float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
+  void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const RightUnit& right,
+                Start start, float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
     // Prefetches occupy the buffers that misses of the L1 cache need, so up to four blocks share the lines of a unit.
     const int blocks = parts < 2 ? 1 : parts < 4 ? 2 : 4, sharing = blocks < Columns::lines ? blocks : Columns::lines;
     const int lines = Columns::lines / sharing;
     k = divided_up(k, depth);
-    const char* next = right + k * Columns::bytes + part * (k / 2) * (64 * lines);
+    const char* next = right.next + part * (k / 2) * (64 * lines);
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
+    const char* columns = right.data;
     const Tile(*tiles)[Vec::rows + 1] = table_;
     if constexpr (Columns::is_narrow) {
       if (parts >= widened_parts) {  // which come one after the other
-        if (part == 0) widen(right, k);
-        right = reinterpret_cast<const char*>(floats_);
+        if (part == 0) widen(columns, k);
+        columns = reinterpret_cast<const char*>(floats_);
         tiles = of_floats_;
       }
     }
-    tiles[part < sharing ? lines : 0][rows](reinterpret_cast<const float*>(block) + k0 / depth * rows, right, k, start,
-                                            c, ldc, next);
+    tiles[part < sharing ? lines : 0][rows](reinterpret_cast<const float*>(block) + k0 / depth * rows, columns, k,
+                                            start, c, ldc, next);
   }
 
  private:

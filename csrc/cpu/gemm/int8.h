@@ -159,15 +159,15 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
   }
 
   template <class Between>
-  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
-                float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
+  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const RightUnit& right,
+                Start start, float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
     // Four k of 2 x 16 columns are two cache lines, which two blocks share.
     constexpr int all = Vec::width == 16 ? 2 : 1;
     const int sharing = parts < 2 ? 1 : all, lines = part < sharing ? all / sharing : 0;
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
-    const char* const next = right + padded(k) * bytes_per_k + bytes_per_unit + part * (padded(k) / 4) * (64 * lines);
-    table_[lines][rows](block + k0 * Dots<Vec>::bytes, row_bytes(k_total), scale_at(block, k_total, k0), right,
+    const char* const next = right.next + part * (padded(k) / 4) * (64 * lines);
+    table_[lines][rows](block + k0 * Dots<Vec>::bytes, row_bytes(k_total), scale_at(block, k_total, k0), right.data,
                         padded(k), start, c, ldc, next);
   }
 

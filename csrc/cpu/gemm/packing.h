@@ -56,6 +56,12 @@ struct Start {
   Start from(int64_t row) const { return stride ? Start{rows + static_cast<size_t>(row) * stride, stride} : *this; }
 };
 
+// A unit of a right operand, and the unit that is multiplied after it, which is prefetched meanwhile.
+struct RightUnit {
+  const char* data;
+  const char* next;
+};
+
 // A panel of 2 vectors to pack: the start of each vector in a row-major matrix and its number of columns.
 struct PanelSource {
   const float* start[2];
@@ -173,7 +179,7 @@ size_t left_bytes(int64_t rows, int64_t k) {
 // c [rows, panel_width] = start + left x the unit of k that begins at k0; c has ldc floats per row (Gemm::sum_at). An
 // interleaving product runs quarters of `between` in every k-step.
 template <class Gemm, class Between = const Nothing>
-void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, int64_t k0, const char* right,
+void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, int64_t k0, const RightUnit& right,
                    Start start, float* c, size_t ldc, Between& between = {}) {
   const int64_t k = smaller(Gemm::unit, left.k - k0);
   for (int64_t b = 0; b < blocks.count; ++b)
@@ -181,13 +187,15 @@ void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& block
                   c + blocks.begin(b) * ldc, ldc, b, blocks.count, between);
 }
 
-// multiply_unit over all units of a panel, in order.
+// multiply_unit over all units of a panel, in order. `after`: the panel that follows, by default the next in memory.
 template <class Gemm, class Between = const Nothing>
 void multiply_panel(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right, Start start,
-                    float* c, size_t ldc, Between& between = {}) {
+                    float* c, size_t ldc, Between& between = {}, const char* after = nullptr) {
   for (int64_t k0 = 0; k0 < left.k; k0 += Gemm::unit) {
-    multiply_unit(gemm, left, blocks, k0, right, k0 ? Start{c, ldc} : start, c, ldc, between);
-    right += panel_bytes<Gemm>(smaller(Gemm::unit, left.k - k0));
+    const char* const follows = right + panel_bytes<Gemm>(smaller(Gemm::unit, left.k - k0));
+    const char* const next = after && k0 + Gemm::unit >= left.k ? after : follows;
+    multiply_unit(gemm, left, blocks, k0, {right, next}, k0 ? Start{c, ldc} : start, c, ldc, between);
+    right = follows;
   }
 }
 

@@ -48,12 +48,12 @@ class TileProduct {
     return sums + (r >> 4) * (tile_rows * width) + v * (tile_rows * Vec::width) + (r & 15) * Vec::width;
   }
 
-  // Block `part` of the `parts` blocks of rows that share the right operand, which has `bytes` bytes.
+  // Block `part` of the `parts` blocks of rows that share the right operand, which has `bytes` bytes, as the next one.
   template <class Between>
-  static void multiply(const Operands& from, const Sums& sums, int rows, int64_t bytes, int64_t part, int64_t parts,
-                       Between& between) {
+  static void multiply(const Operands& from, const Sums& sums, int rows, const char* next_unit, int64_t bytes,
+                       int64_t part, int64_t parts, Between& between) {
     const int64_t row_tiles = rows > tile_rows ? 2 : 1;
-    Prefetch next(from.right, bytes, part, parts, sums.steps * row_tiles * 2 * products);
+    Prefetch next(next_unit, bytes, part, parts, sums.steps * row_tiles * 2 * products);
     if (parts > 1) return sum_row_tiles<false>(row_tiles, from, sums, next, between);
     if (Parts > 1 || row_tiles > 1) return sum_row_tiles<true>(row_tiles, from, sums, next, between);
     // One vector after the other, since weights that are read in memory order arrive faster.
@@ -74,7 +74,7 @@ class TileProduct {
     int64_t due = 0;
 
     Prefetch(const char* unit, int64_t bytes, int64_t part, int64_t parts, int64_t dots_)
-        : quarter(bytes / 4), lines(quarter / 64 / parts), dots(dots_), from(unit + bytes + 64 * lines * part) {}
+        : quarter(bytes / 4), lines(quarter / 64 / parts), dots(dots_), from(unit + 64 * lines * part) {}
 
     void between_dots() {
       for (due += lines; due >= dots; due -= dots, from += 64)

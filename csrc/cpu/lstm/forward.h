@@ -159,7 +159,8 @@ class LstmLoop : InputGemm<Gemm> {
   // m immediately, in a reversed step after all units, since sums are in the order of units.
   void make_cells(int64_t t, const Blocks& blocks) {
     const bool reversed = scratch_.reverses && t % 2 == 1;
-    const Partition units(0, scratch_.units);
+    const Partition units(0, scratch_.units), both(0, 2);
+    const int64_t bytes = panel_bytes<Gemm>(shape_.projection);
     for (int64_t u = 0; u < units.count(); ++u) {
       const int64_t unit = units.at(u, reversed);
       const Partition tiles = tiles_of(unit);
@@ -167,8 +168,11 @@ class LstmLoop : InputGemm<Gemm> {
         const int64_t tile = tiles.at(k, reversed);
         const char* right = d_.weights + weights_.recurrent + tile * weights_.recurrent_tile;
         float* const z = gates(t, tile);
-        for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.projection))
-          multiply_panel(gemm_, h_operand(t), blocks, right, {}, z + first, gate_width);
+        for (int64_t p = 0; p < 2; ++p) {
+          const int64_t panel = both.at(p, reversed);
+          multiply_panel(gemm_, h_operand(t), blocks, right + panel * bytes, {}, z + panel * panel_width, gate_width,
+                         {}, reversed ? right + (panel - 1) * bytes : nullptr);
+        }
         for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
       }
       if (alone_ && !reversed) project(unit, blocks);
@@ -276,9 +280,10 @@ class LstmLoop : InputGemm<Gemm> {
     if (Gemm::takes_units && alone_) gather_m(Partition(unit * blocks.count, (unit + 1) * blocks.count), blocks);
     const Left<Gemm> m = m_operand(unit * Gemm::unit);
     const char* const right = d_.weights + weights_.projection + unit * weights_.panels * panel_bytes<Gemm>(Gemm::unit);
+    const int64_t bytes = panel_bytes<Gemm>(m.k);
     for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
       float* const sums = projected(panel);
-      multiply_unit(gemm_, m, blocks, 0, right + panel * panel_bytes<Gemm>(m.k),
+      multiply_unit(gemm_, m, blocks, 0, {right + panel * bytes, right + (panel + 1) * bytes},
                     unit ? Start{sums, panel_width} : Start{}, sums, panel_width);
     }
   }
