@@ -1,9 +1,9 @@
-"""Vectors from `elmo-fast serve`: python examples/serve_client.py URL TEXT..."""
+"""Vectors from `elmo-fast serve`."""
 
+import argparse
 import io
 import json
 import os
-import sys
 import urllib.request
 
 import numpy as np
@@ -18,5 +18,9 @@ def embed(url: str, texts: list[str], **wanted) -> list[np.ndarray]:
         return [arrays[str(number)] for number in range(len(texts))]
 
 
-for vectors in embed(sys.argv[1], sys.argv[2:]):
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("url", help="where the server listens, such as http://127.0.0.1:8000")
+parser.add_argument("text", nargs="+")
+arguments = parser.parse_args()
+for vectors in embed(arguments.url, arguments.text):
     print(vectors.shape, f"{vectors.mean():+.6f}")

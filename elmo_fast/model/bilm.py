@@ -64,7 +64,7 @@ class BiLm(StoredWeights):
         self.options, self.num_layers = options, options.n_layers  # layers of representations, the token layer included
         self.precision = check_precision(precision)
         self.backend = check_backend(backend)
-        self.warm_text = tuple(check_batch(warm_text, "warm_text"))
+        self.warm_text = warm_text
         self._check(weights)
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
         self._token_embedder = self._make_token_source(weights, requires_grad)
@@ -118,6 +118,15 @@ class BiLm(StoredWeights):
     @state.setter
     def state(self, state: str) -> None:
         self._elmo_lstm.state = state
+
+    @property
+    def warm_text(self) -> tuple[Sequence[str], ...]:
+        """The tokenized sentences before every text in state `warm`; may be set."""
+        return self._warm_text
+
+    @warm_text.setter
+    def warm_text(self, text: Sequence[Sequence[str]]) -> None:
+        self._warm_text = tuple(check_batch(text, "warm_text"))
 
     @property
     def token_source(self) -> TokenSource:

@@ -90,7 +90,7 @@ class Service:
             if gone.done():
                 raise Refusal(CLIENT_GONE, "the client has gone")
             raise Refusal(504, f"expected an answer within {self.limits.request_seconds} s; a smaller request or a "
-                          "later one may succeed", "timeout")
+                          "later one may succeed", "timeout", headers={"x-should-retry": "false"})
         finally:
             done.cancel()
             gone.cancel()

@@ -168,6 +168,14 @@ def test_warm_starts_where_the_warm_text_ends():
         assert (zero - expected).abs().max() > 100 * SAME_MODEL
 
 
+def test_a_warm_text_is_tokenized():
+    model = bilm(state="warm")
+    for text in (["a string"], "a string", [3]):
+        with pytest.raises(ValueError, match="warm_text"):
+            model.warm_text = text
+    assert model.warm_text == tuple(WARM_TEXT)
+
+
 @pytest.mark.parametrize("edit", ["in place", "load_state_dict", "double"])
 def test_warm_state_follows_the_weights(edit):
     model, other = bilm(state="warm"), bilm(seed=5, state="warm")

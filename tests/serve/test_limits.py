@@ -110,7 +110,8 @@ def test_a_full_queue_is_429(start):
 def test_a_late_answer_is_504(start):
     server = start(request_seconds=1)
     server.gate.close()
-    assert "within 1 s" in reason(embed(server, texts=texts_of([9000, 9000])), 504, "timeout")
+    late = embed(server, texts=texts_of([9000, 9000]))
+    assert "within 1 s" in reason(late, 504, "timeout") and late.headers["x-should-retry"] == "false"
     until(lambda: server.batching.held_tokens == 0)
     server.gate.open()
     until(lambda: server.batching.running_texts == 0)
