@@ -33,6 +33,7 @@ def reason(folder: Path, *arguments) -> str:
     return re.search("why: <(.*)>", configure(folder, folder / "build", *arguments))[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script, expected", FAKES.values(), ids=FAKES)
 def test_the_project_is_built_without_kernels_where_a_compiler_will_not_do(script, expected, tmp_path):
     pytest.importorskip("pybind11")

@@ -31,6 +31,7 @@ def compiled() -> Path:
     return object_file([nvcc, *FLAGS], ROOT / "csrc" / "cuda" / "persistent.cu")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", SYSTEM_SHARED)
 def test_kernels_fit_the_chip(compiled, target):
     found = read_sass.usage(compiled, "-arch", target)
@@ -40,6 +41,7 @@ def test_kernels_fit_the_chip(compiled, target):
         assert used["SHARED"] == SYSTEM_SHARED[target], (name, used)
 
 
+@pytest.mark.long
 def test_time_loops_do_not_wait_in_line(compiled):
     """Local memory in no kernel; at 64 slots few rounds of loads a step, weights only where they are streamed."""
     found = read_sass.kernels(read_sass.disassembled(compiled))
@@ -58,6 +60,7 @@ WAITS = {"0": ("red.release.gpu", 8), "1": ("ld.relaxed.gpu", 8), "2": ("st.rele
          "3": ("barrier.cluster.wait", 8 * 256), "4": ("st.release.cluster", 8), "5": ("ld.shared::cluster", 8)}
 
 
+@pytest.mark.long
 def test_micro_times_repeat_what_they_name(tmp_path):
     """Compiled for each target without a warning; on the interpreter all waits end."""
     source, ptx, module, found = ROOT / "benchmarks" / "gpu" / "micro.cu", tmp_path / "ptx", machine(), {}

@@ -97,7 +97,8 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
 
 
 @pytest.mark.parametrize("sizes, engine", [
-    (sizes, engine) for sizes in [(300, 96, 40), (300, 48, 48), (70, 600, 40), (40, 1120, 24)]
+    pytest.param(sizes, engine, marks=pytest.mark.long if sizes[1] > 100 else [])
+    for sizes in [(300, 96, 40), (300, 48, 48), (70, 600, 40), (40, 1120, 24)]
     for engine in (*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW)
     if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
 def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):

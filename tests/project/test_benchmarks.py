@@ -65,6 +65,7 @@ def ops(tmp_path, *arguments, plugin=""):
     return done, json.loads(rows.read_text()) if rows.exists() else None
 
 
+@pytest.mark.long
 def test_a_path_that_is_wrong_is_not_timed(tmp_path):
     done, document = ops(tmp_path, "-k", "test_lstm and graph and 25-1]", plugin="""
 import torch
@@ -82,6 +83,7 @@ cuda_ops.projected_lstm = wrong
                                      for name, said in refused.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [0, 1])
 def test_the_persistent_path_must_repeat_its_bits(tmp_path, noise):
     """Its PTX runs on the CPU; where a result changes from call to call, that is recorded and the case fails."""

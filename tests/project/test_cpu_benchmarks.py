@@ -114,8 +114,8 @@ def test_plain_backends_stand_beside_the_peer(bench):
                                [np.ones((1, 10**6 + 1, 1))])
 
 
-@pytest.mark.parametrize("workload", [pytest.param(name, marks=[] if name == "proteins" else pytest.mark.long)
-                                      for name in workloads.TEXTS])
+@pytest.mark.long
+@pytest.mark.parametrize("workload", workloads.TEXTS)
 def test_every_workload_runs(bench, monkeypatch, workload):
     monkeypatch.setattr(workloads, "DOCUMENT_TOKENS", 70)
     monkeypatch.setattr(workloads, "RESIDUES", 50)
