@@ -22,10 +22,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def poisoned_memory():
     """Fill uninitialized tensors with NaN, so that a value nobody wrote is seen."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if not torch.are_deterministic_algorithms_enabled():  # setting it takes a millisecond
+        torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,7 @@ def test_numbers_that_are_off_end_the_run(tmp_path, monkeypatch):
         bench_run.bench(write_model(tmp_path / "model"), "cpu", seconds=1.0)
 
 
+@pytest.mark.long
 def test_the_command(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     model = write_model(tmp_path / "model")
@@ -107,6 +108,7 @@ def expected_figures(model, sentences, precision):
     return {"relative_errors": errors, "smallest_cosine": cosines.min(), "perplexity": np.exp(np.mean(losses))}
 
 
+@pytest.mark.long
 def test_precisions_have_the_figures_of_their_vectors(model_and_text):
     model, text = model_and_text
     document = bench_run.bench_precisions(model, "cpu", seconds=1.0, text_file=text)
@@ -146,6 +148,7 @@ def test_perplexity_of_a_trained_model_in_every_precision(shared, tmp_path, caps
         assert found[name] == pytest.approx(found["highest"], rel=limit), name
 
 
+@pytest.mark.long
 @needs_native
 def test_a_precision_that_runs_as_another_is_named(model_and_text, capsys, tmp_path):
     model, text = model_and_text
@@ -164,6 +167,7 @@ def test_a_precision_that_runs_as_another_is_named(model_and_text, capsys, tmp_p
         assert all(f"{error:.1e}" in line for error in row["relative_errors"])
 
 
+@pytest.mark.long
 def test_without_a_softmax_the_report_says_how_to_get_perplexity(tmp_path):
     document = bench_run.bench_precisions(write_model(tmp_path / "model"), "cpu", ["low"], seconds=1.0)
     assert "perplexity" not in document["results"][0]

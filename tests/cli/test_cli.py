@@ -16,6 +16,7 @@ from elmo_fast.ops import backend, doctor
 from elmo_fast.ops.backend import OPS, resolve
 from tests.support.engines import isa, needs_native
 from tests.support.files import names, paths, python, read_hdf5, run, start, tiny, write_model
+from tests.support.grid import mostly_long
 
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
 
@@ -317,7 +318,7 @@ def test_text_is_utf_8_in_every_locale(folder, model):
         np.testing.assert_array_equal(found[str(key)], values)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_long([signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
     process = start_embedding(model, tmp_path, "--batch-size", "1")
     process.stdin.write("a b c\n" * 100)

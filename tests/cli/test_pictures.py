@@ -14,6 +14,7 @@ from elmo_fast.explore.nearest import Context, Group, Plane, Report, find_contex
 from elmo_fast.explore.pages import report_page
 from elmo_fast.explore.pictures import save_report
 from tests.support.files import names, run, write_model
+from tests.support.grid import mostly_long
 
 CORPUS = ["The play opened in spring .", "", "They Play outside <b>&amp;</b> play", "no such word", "猫 and a play"]
 PICTURES = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".txt": b"query\t"}
@@ -73,7 +74,7 @@ def test_rows_of_a_comparison(capsys, folder, model):
         np.testing.assert_allclose([list(map(float, row[1:])) for row in block[1:]], cosines, atol=6e-5)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".html"])
+@pytest.mark.parametrize("suffix", mostly_long([".png", ".html", ".svg", ".pdf"]))
 def test_drawn_comparisons(capsys, folder, model, suffix):
     if suffix != ".html":
         pytest.importorskip("matplotlib")

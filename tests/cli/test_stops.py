@@ -16,6 +16,7 @@ from elmo_fast.files import stops
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
 from tests.support.files import names, paths, run, start, write_model
+from tests.support.grid import mostly_long
 
 LINE = "elmo-fast: error: interrupted; no output was left behind\n"
 SIGNALS = signal.SIGINT, signal.SIGTERM
@@ -42,7 +43,8 @@ sys.exit(main({arguments!r}))
 """
 
 
-@pytest.mark.parametrize("number, module", [(signal.SIGINT, "torch.nn"), (signal.SIGTERM, "elmo_fast.cli.flags")])
+@pytest.mark.parametrize("number, module", mostly_long([
+    (signal.SIGTERM, "elmo_fast.cli.flags"), (signal.SIGINT, "torch.nn")]))
 def test_a_stop_during_imports_is_a_line(folder, number, module):
     process = start(DURING_IMPORTS.format(module=module, number=int(number), arguments=EMBED), cwd=folder)
     assert (process.communicate(timeout=120), process.returncode) == (("", LINE), 1)

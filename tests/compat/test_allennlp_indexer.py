@@ -10,6 +10,7 @@ from elmo_fast import ConfigurationError, batch_to_ids
 from elmo_fast.compat.allennlp import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from tests.support.allennlp import STAND_IN
 from tests.support.files import start
+from tests.support.grid import mostly_long
 from tests.support.migrating import runs
 
 
@@ -100,13 +101,13 @@ BROKEN = """
 
 
 @runs('`"type": "elmo_token_embedder"`')
-@pytest.mark.parametrize("code, logged", [
+@pytest.mark.parametrize("code, logged", mostly_long([
     (STAND_IN, ""),
-    *(pytest.param(BROKEN.format(error), logged, marks=pytest.mark.long) for error, logged in (
+    *((BROKEN.format(error), logged) for error, logged in (
         ("ModuleNotFoundError('no AllenNLP', name='allennlp')", ""),
         ("ModuleNotFoundError('no spacy', name='spacy')", "(ModuleNotFoundError: no spacy)"))),
     (BROKEN.format("TypeError('old code')"), "(TypeError: old code)"),
-])
+]))
 def test_allennlp_that_is_there_absent_or_broken(files, code, logged):
     process = start(f"import sys\nsys.argv[1:] = {files!r}\n" + textwrap.dedent(code))
     _, err = process.communicate(timeout=120)

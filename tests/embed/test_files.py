@@ -109,6 +109,7 @@ def test_an_index_too_long_for_a_string_is_left_out_with_a_warning(tmp_path, mon
     assert "o.hdf5 has no sentence_to_index: HDF5 stores strings of at most 2 GiB" in caplog.text
 
 
+@pytest.mark.long
 def test_the_cache_of_records_stays_small(tmp_path):
     with hdf5_file(tmp_path / "o.hdf5") as writer:
         for number in range(20_000):

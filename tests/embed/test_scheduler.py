@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmo_fast.embed.scheduler import Scheduler, Sentence
@@ -58,6 +58,7 @@ class Run:
         return bool(pieces or new)
 
 
+@settings(max_examples=30)
 @given(LENGTHS, SLOTS, st.integers(1, 200), st.integers(1, 300), st.integers(1, 3000), st.booleans(), st.booleans(),
        st.data())
 def test_every_sentence_runs_once_in_one_slot(lengths, slots, steps, width, ahead, carried, runs_empty, data):

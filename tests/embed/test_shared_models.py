@@ -13,6 +13,7 @@ from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.explore.contexts import ContextIndex, compare
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, read_hdf5, tiny, write_model
+from tests.support.grid import mostly_long
 from tests.support.models import bilm, texts
 
 TEXTS = texts(30, seed=5)[1:]
@@ -35,7 +36,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=SAME_MODEL)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", mostly_long(BACKENDS))
 def test_a_mix_of_calls_from_threads(tmp_path, backend):
     def saved(elmo, state):
         elmo.save_vectors(tmp_path / f"{state}.h5", TEXTS, state=state)
@@ -58,7 +59,7 @@ def test_a_mix_of_calls_from_threads(tmp_path, backend):
     assert shared.bilm.state == "warm" and shared.bilm.lstm._states is None
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", mostly_long(BACKENDS))
 @pytest.mark.parametrize("ended", [True, False])
 def test_open_streams_change_nothing(backend, ended):
     elmo, ids = loaded(backend=backend), batch_to_ids(TEXTS[:4])

@@ -17,7 +17,7 @@ from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import paths, run, write_model
-from tests.support.grid import grid
+from tests.support.grid import grid, mostly_long
 from tests.support.models import SHAPES, bilm, options, texts, weights
 
 
@@ -155,7 +155,7 @@ OUT_OF_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+@pytest.mark.parametrize("state", mostly_long(["carry", "zero", "warm"]))
 @pytest.mark.parametrize("slots, most, chunks_ahead, error", [
     (8, 30, 0, OUT_OF_MEMORY[0]), (8, 3, 1, OUT_OF_MEMORY[1]), (1, 5, 1, OUT_OF_MEMORY[2]),
     (3, 1, 0, OUT_OF_MEMORY[0])])

@@ -145,6 +145,7 @@ def test_the_simulation_refuses_what_windows_refuses(tmp_path):
     assert names(tmp_path) == [".processes", "e", "l"]
 
 
+@pytest.mark.long
 def test_files_are_written_and_replaced_there(tmp_path):
     write_model(tmp_path / "model")
     before = names(tmp_path)

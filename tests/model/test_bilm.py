@@ -13,6 +13,7 @@ from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.engines import GPU, needs_native
+from tests.support.grid import mostly_long
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, weights, word_bilm
 
 IDS = batch_to_ids(SENTENCES)
@@ -26,9 +27,10 @@ def test_float32_against_float64(shape, backend):
     check_model(shape, backend, AGAINST_FLOAT64["ieee"])
 
 
-@pytest.mark.parametrize("model, engine", [*zip([
+@pytest.mark.parametrize("model, engine", mostly_long(zip([
     ("no projection", "zero"), ("no skip connections", "warm"), ("clips that fire", "carry"), ("four layers", "carry"),
-    ("clips that fire", "zero"), ("no projection", "carry"), ("no skip connections", "warm")], GPU, strict=True)])
+    ("clips that fire", "zero"), ("no projection", "carry"), ("no skip connections", "warm")],
+    GPU, strict=True), quick=2))
 def test_on_the_lstm_of_a_gpu_against_float64(model, engine):
     shape, state = model
     with engine.active():

@@ -21,7 +21,7 @@ from tests.support.op_cases import threads
 from tests.support.plain_elmo import PlainElmo, character_ids, mixture, padded
 
 LIMIT = AGAINST_FLOAT64["ieee"]
-SEEDS = [pytest.param(seed, marks=() if seed < 8 else pytest.mark.long) for seed in range(180)]
+SEEDS = [pytest.param(seed, marks=() if seed < 4 else pytest.mark.long) for seed in range(180)]
 
 
 @contextlib.contextmanager

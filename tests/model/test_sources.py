@@ -12,6 +12,7 @@ from elmo_fast.files import downloads, hdf5
 from elmo_fast.model import sources
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import full_disk, names, paths, tiny, write_model
+from tests.support.grid import mostly_long
 from tests.support.sources import assert_is, contents, left, pack
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -294,8 +295,8 @@ def test_a_member_unpacks_to_no_more_than_it_declares(model, tmp_path, cache):
         find_model(archive)
 
 
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2,
-                                         zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("compression", mostly_long([
+    zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], quick=2))
 def test_damage_anywhere_in_a_zip_is_refused_by_its_name_or_harmless(model, tmp_path, compression):
     archive = pack(tmp_path / "m.zip", contents(model), compression)
     content, generator = archive.read_bytes(), np.random.default_rng(compression)

@@ -16,6 +16,7 @@ from elmo_fast.ops.projected_lstm import cpu as projected_lstm
 from elmo_fast.testing import SAME_MODEL
 from tests.support.engines import needs_native
 from tests.support.files import paths, write_model
+from tests.support.grid import mostly_long
 from tests.support.models import bilm, options, weights
 
 pytestmark = needs_native
@@ -157,7 +158,7 @@ def _steps(of):
         yield averages
 
 
-@pytest.mark.parametrize("state", ["zero", "warm"])
+@pytest.mark.parametrize("state", mostly_long(["warm", "zero"]))
 def test_evaluation_between_training_steps(files, state):
     trained = Elmo(*files, 1, requires_grad=True, dropout=0, state=state)
 

@@ -37,7 +37,7 @@ ROWS = {
     "columns first": random(18, 9).t()}
 
 
-def mostly_long(cases, *quick):
+def by_name(cases, *quick):
     """The cases by name as parameters, of which few belong to the quick tier: PTX is interpreted slowly."""
     return [pytest.param(case, id=name, marks=() if name in quick else pytest.mark.long)
             for name, case in cases.items()]
@@ -55,13 +55,13 @@ def test_rows_that_no_token_gives(ids):
 
 
 @needs_triton
-@pytest.mark.parametrize("of", mostly_long(CASES, "tanh", "wide", "filters as wide as the projection"))
+@pytest.mark.parametrize("of", by_name(CASES, "tanh", "wide", "filters as wide as the projection"))
 def test_triton_agrees_with_float64(of):
     char_cnn_case(of).check(*TRITON)
 
 
 @needs_triton
-@pytest.mark.parametrize("ids", mostly_long(ROWS, "padding alone", "no rows", "repeated", "both ends"))
+@pytest.mark.parametrize("ids", by_name(ROWS, "padding alone", "no rows", "repeated", "both ends"))
 def test_rows_that_no_token_gives_in_triton(ids):
     for of in (WIDE, SIXTEEN):
         char_cnn_case(of, ids).check(*TRITON)

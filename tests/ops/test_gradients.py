@@ -16,7 +16,7 @@ from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support import op_cases
 from tests.support.engines import GPU_GRADIENTS, HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, Engine, isa
-from tests.support.grid import grid
+from tests.support.grid import grid, mostly_long
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, char_cnn_case, linear_case, lstm_case, normal, on_threads
 
@@ -178,19 +178,18 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip, engine):
         assert bool(found["b_0"][:6].any()) == passes
 
 
-@pytest.mark.parametrize("engine", [REFERENCE, TORCH], ids=str)
+@pytest.mark.parametrize("engine", mostly_long([TORCH, REFERENCE]), ids=str)
 def test_gradcheck_of_what_the_native_gradients_are_held_to(engine):
     case = lstm_case((2, 4, 3), [2, 1, 3], np.array([0, 0, 1]), True, True, {"cell_clip": 0.4, "proj_clip": 0.2})
     assert torch.autograd.gradcheck(lambda *given: case.call(dict(zip(case.operands, given)), engine.backend),
                                     [*case.leaves(torch.float64).values()])
 
 
-@pytest.mark.parametrize("engine, case, op", [
+@pytest.mark.parametrize("engine, case, op", mostly_long([
+    (NATIVE, CHAR_CNN, "char_cnn"), (NATIVE, LINEAR, "linear"),
     *((NATIVE, case, "projected_lstm") for case in (LSTM, lstm_case(gathered=False, slots=SLOTS))),
-    (NATIVE, CHAR_CNN, "char_cnn"),
-    *(pytest.param(engine, CHAR_CNN, "char_cnn", marks=pytest.mark.long) for engine in TRITON),  # slow as PTX
-    *((engine, LINEAR, "linear") for engine in (NATIVE, *TRITON)),
-    *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON)])
+    *((engine, CHAR_CNN, "char_cnn") for engine in TRITON), *((engine, LINEAR, "linear") for engine in TRITON),
+    *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON)], quick=3))
 def test_registered_ops(engine, case, op):
     with RecordedOps() as ran:
         case.run(engine)

@@ -31,7 +31,7 @@ from tests.support.engines import (
     Engine,
     altered,
 )
-from tests.support.grid import grid
+from tests.support.grid import grid, mostly_long
 from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, layer, lstm_case, on_threads
 
 SIZES = [(11, 37, 11), (16, 24, 24), (16, 64, 64), (5, 40, 33), (11, 37, 37), (64, 128, 64), (512, 128, 512),
@@ -72,9 +72,12 @@ def large_case(dim):
     return case, case.run(REFERENCE)
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW], ids=str)
-def test_clips_that_fire_at_the_original_size(engine):
-    case, expected = large_case(4096 if engine.isa == "avx512" else 1024)
+@pytest.mark.parametrize("engine, dim", [
+    *((engine, 1024) for engine in (*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW)),
+    *(pytest.param(engine, 4096, marks=pytest.mark.long) for engine in (*HIGHEST, *BF16_WEIGHTS, *LOW)
+      if engine.isa == "avx512")], ids=str)
+def test_clips_that_fire_at_the_original_size(engine, dim):
+    case, expected = large_case(dim)
     for found, truth in zip(case.run(engine), expected):
         assert relative_error(found, truth) < engine.limits[0]
     for values, limit in zip((expected[2], expected[0]), case.clips.values()):
@@ -97,7 +100,7 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
 
 
 @pytest.mark.parametrize("sizes, engine", [
-    pytest.param(sizes, engine, marks=pytest.mark.long if sizes[1] > 100 else [])
+    pytest.param(sizes, engine, marks=pytest.mark.long if sizes[1] != 96 else [])
     for sizes in [(300, 96, 40), (300, 48, 48), (70, 600, 40), (40, 1120, 24)]
     for engine in (*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW)
     if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
@@ -281,10 +284,10 @@ def activations(engine, x):
     return case.run(engine)[2][0].chunk(2)
 
 
-@pytest.mark.parametrize("engine, stride", [
+@pytest.mark.parametrize("engine, stride", mostly_long([
     *((engine, 8191) for engine in (*HIGHEST, *BF16_DOTS, *TILES)),
-    *(pytest.param(engine, 509, marks=pytest.mark.long) for engine in (*HIGHEST, *BF16_DOTS, *TILES)
-      if engine not in TWINS)], ids=str)
+    *((engine, 509) for engine in (*HIGHEST, *BF16_DOTS, *TILES) if engine not in TWINS)],
+    quick=len([*HIGHEST, *BF16_DOTS])), ids=str)
 def test_activations(engine, stride):
     """Within 2 ulp; for 16-bit products a small relative error. On every `stride`-th float and the range in use."""
     is_rounded = engine in (*BF16_DOTS, *TILES)

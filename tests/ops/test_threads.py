@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.engines import native, needs_native
 from tests.support.files import python
+from tests.support.grid import mostly_long
 
 PROGRAM = """
 import sys
@@ -36,11 +37,9 @@ print("agrees", _native.threads_are_openmp())
 
 
 @needs_native
-@pytest.mark.parametrize("threads, variables", [
-    ("openmp", {}), ("own", {}),
-    *(pytest.param("openmp", variables, marks=pytest.mark.long)
-      for variables in ({"OMP_THREAD_LIMIT": "1"}, {"OMP_DYNAMIC": "true"})),
-], ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])
+@pytest.mark.parametrize("threads, variables", mostly_long([
+    ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}), ("openmp", {"OMP_DYNAMIC": "true"})]),
+                         ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])
 def test_every_choice_of_threads_gives_the_same_bits(threads, variables):
     if threads == "openmp" and not native.use_openmp_threads():
         pytest.skip("this PyTorch has no GNU OpenMP")

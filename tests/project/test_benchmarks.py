@@ -141,6 +141,7 @@ def gpu_run(tmp_path, works: str, **environment):
     return done.returncode, [line.split(": ", 2)[1:] for line in lines]
 
 
+@pytest.mark.long
 def test_a_stage_that_hangs_or_fails_loses_no_others(tmp_path):
     """Up to one that hangs; all that they print is kept."""
     began = time.monotonic()

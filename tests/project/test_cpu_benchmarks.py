@@ -20,6 +20,7 @@ from elmo_fast.train.export import export_run
 from elmo_fast.train.setup import start_or_resume
 from tests.support.engines import needs_native
 from tests.support.files import python
+from tests.support.grid import mostly_long
 from tests.support.training import TINY, write_corpus, write_options
 
 SMALLEST = {
@@ -53,6 +54,7 @@ def bench(dry_run, monkeypatch, floor_program):
     return run
 
 
+@pytest.mark.long
 @needs_native
 def test_latency_has_every_length_load_and_number_of_threads(bench):
     settings, cases = bench(bench_embed, "--latency", "--threads", "2")
@@ -65,7 +67,8 @@ def test_latency_has_every_length_load_and_number_of_threads(bench):
     assert [case["variant"] for case in cases if case["way"] == "host"] == ["zero state", "carry state"]
 
 
-@pytest.mark.parametrize("asked", [("highest",), pytest.param(tuple(floor.PRECISIONS), marks=pytest.mark.long)],
+@pytest.mark.long
+@pytest.mark.parametrize("asked", [("highest",), tuple(floor.PRECISIONS)],
                          ids=["highest", "all"])
 def test_embedding_has_every_way_and_precision(bench, asked):
     settings, cases = bench(bench_embed, "--precisions", *asked)
@@ -128,7 +131,8 @@ def test_every_workload_runs(bench, monkeypatch, workload):
         assert {len(sentence) for sentence in workloads.read(workload, 200)[0]} == set(range(3, 9))
 
 
-@pytest.mark.parametrize("model, layers, width", [("bundled", 3, 256), ("tiny", 3, 32), (workloads.DEEP, 5, 256)])
+@pytest.mark.parametrize("model, layers, width", mostly_long([
+    ("tiny", 3, 32), ("bundled", 3, 256), (workloads.DEEP, 5, 256)], quick=2))
 def test_models_in_memory_are_those_of_their_files(tmp_path, model, layers, width):
     from elmo_fast import BiLm
 
@@ -141,6 +145,7 @@ def test_models_in_memory_are_those_of_their_files(tmp_path, model, layers, widt
                   ).max() < 1e-5
 
 
+@pytest.mark.long
 def test_the_token_table_has_its_three_lines(bench):
     settings, cases = bench(bench_table, "--precisions", "highest")
     assert [(case["workload"], case["way"], case["variant"]) for case in cases] == [
@@ -158,6 +163,7 @@ def test_the_token_table_has_its_three_lines(bench):
         assert ("error" in case) == (case["variant"] == "with a table") and case.get("error", 0) <= case.get("limit", 0)
 
 
+@pytest.mark.long
 def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
     if "high" in models.absent_precisions():
         monkeypatch.setenv("ELMO_FAST_CPU_ISA", "amx-emulated")
@@ -219,6 +225,7 @@ def test_training_has_speed_and_perplexity(bench, corpus):
     assert bilm_tf.ours_name("softmax/W") == "softmax/W"
 
 
+@pytest.mark.long
 def test_state_policies_agree_where_they_must(tmp_path, corpus):
     start_or_resume(tmp_path / "run", train=[corpus[0]], vocab=str(corpus[1]), max_steps=30, quiet=True,
                     options_file=write_options(tmp_path / "o.json", TINY))

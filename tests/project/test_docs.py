@@ -40,10 +40,12 @@ class Task(torch.nn.Linear):
 GIVEN = {"docs/migrating.md": {"task": Task(10, 1), "batches": [[["First", "."], ["Second", "."]]]}}
 
 
+SLOW = ["docs/performance.md", "docs/pictures.md"]
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and docs.blocks(page, "python", "bash")]
 
 
-@pytest.mark.parametrize("page", WITH_CODE)
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=pytest.mark.long if page in SLOW else ()) for page in WITH_CODE])
 def test_the_code_of(page, world, tmp_path, monkeypatch):
     shutil.copytree(world, tmp_path / "page")
     monkeypatch.chdir(tmp_path / "page")

@@ -67,6 +67,7 @@ def test_onednn_gives_the_same_outputs(compare):
         assert peer.outputs.any() and peer.seconds(2) > 0
 
 
+@pytest.mark.long
 def test_torch_gives_the_same_outputs(compare, monkeypatch):
     rows = compare("--torch-lstm")["results"]
     assert [(row["variant"], row["rows"]) for row in rows] == [

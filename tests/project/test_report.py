@@ -48,6 +48,7 @@ def test_a_changed_result_changes_its_page(tmp_path, monkeypatch):
     assert "99.0 x" in report.with_parts((ROOT / "docs/performance.md").read_text(encoding="utf-8"))
 
 
+@pytest.mark.long
 def test_charts_have_every_row():
     pytest.importorskip("matplotlib")
     drawn = {name: charts.svg(draw()) for name, draw in charts.drawn().items()}

@@ -51,6 +51,7 @@ def test_a_short_text_is_the_start():
     assert outcome.bottleneck == "start" and outcome.seconds == pytest.approx(10.4, abs=0.05)
 
 
+@pytest.mark.long
 def test_the_tables_of_the_page_are_those_of_the_simulation():
     page = (common.ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     assert page == report.with_parts(page), "python -m benchmarks.report"

@@ -1,7 +1,8 @@
-"""Grids of test parameters, of which `make test` runs what meets every pair of values and `make test-all` the rest."""
+"""Test parameters, of which `make test` runs some, for grids what meets every pair of values, and `make test-all` the
+rest."""
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import pytest
 
@@ -19,3 +20,10 @@ def grid(*choices, together: int = 2, only_pairs: Collection = ()) -> list:
     return [pytest.param(*(values[k] for values, k in zip(choices, row)),
                          marks=() if row in quick else pytest.mark.long) for row in everything
             if row in quick or not any(values[k] in only_pairs for values, k in zip(choices, row))]
+
+
+def mostly_long(values: Iterable, quick: int = 1) -> list:
+    """The values, tuples for several parameters, for `pytest.mark.parametrize`; those after the first `quick` are long
+    tests."""
+    return [pytest.param(*(value if type(value) is tuple else [value]), marks=() if k < quick else pytest.mark.long)
+            for k, value in enumerate(values)]

@@ -17,12 +17,13 @@ from elmo_fast.train.evaluate import perplexity, perplexity_of
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import flip
 from tests.support.files import run as command
+from tests.support.grid import mostly_long
 from tests.support.training import QUIET, check_refusals, corpus_arguments, final, model, write_corpus
 
 ENTRIES = ("optimizer", "streams", "shards", "evaluations")
 
 
-@pytest.fixture(scope="module", params=["adagrad", "adamw"])
+@pytest.fixture(scope="module", params=mostly_long(["adagrad", "adamw"]))
 def trained(tmp_path_factory, request):
     """A run with the checkpoints of steps 2 and 4, and a best one."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -160,6 +160,7 @@ def test_a_softmax_that_does_not_fit_is_refused(tmp_path, capsys):
     check_refusals(capsys, (test, "softmax: expected softmax.hdf5, which export writes with --softmax"))
 
 
+@pytest.mark.long
 def test_importing_the_package_needs_none_of_the_extras():
     code = ("import sys\nfor name in ('matplotlib', 'tensorboard', 'sklearn'):\n    sys.modules[name] = None\n"
             "import elmo_fast, elmo_fast.train.setup, elmo_fast.train.export, elmo_fast.cli")

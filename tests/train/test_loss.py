@@ -12,6 +12,7 @@ from elmo_fast.train import model as training
 from elmo_fast.train.model import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
 from elmo_fast.train.optimizer import Replicas, Updater
 from tests.support import plain_training as plain
+from tests.support.grid import mostly_long
 from tests.support.plain import Counts, run_layers
 from tests.support.training import KINDS, make_config, model, update, write_batches, write_corpus
 
@@ -119,8 +120,8 @@ def single_step_losses(language_model, vocabulary, folder, rows):
     return np.mean(losses, axis=2)
 
 
-@pytest.mark.parametrize("kind, rows", [("characters", 4), ("one direction", 3), ("words", 5), ("characters", 1),
-                                        ("words", 50)])
+@pytest.mark.parametrize("kind, rows", mostly_long([
+    ("characters", 4), ("one direction", 3), ("words", 5), ("characters", 1), ("words", 50)], quick=2))
 def test_the_perplexity_is_the_plain_loops(tmp_path, kind, rows, monkeypatch):
     pattern, vocabulary_file = write_corpus(tmp_path, shards=2)
     vocabulary, shards = Vocabulary(vocabulary_file, validate_file=True), read_shards(pattern, "text")

@@ -18,6 +18,7 @@ from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import read_log
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import full_disk, names, python, run, start, until
+from tests.support.grid import mostly_long
 from tests.support.training import (
     QUIET,
     TINY,
@@ -50,8 +51,8 @@ def assert_same_run(folder, other):
     return log, expected_log
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw"}, {"accumulate": 2}, {"bidirectional": False},
-                                     {"reset_states": 0.3}], ids=str)
+@pytest.mark.parametrize("changes", mostly_long([
+    {}, {"optimizer": "adamw"}, {"accumulate": 2}, {"bidirectional": False}, {"reset_states": 0.3}], quick=2), ids=str)
 def test_a_resumed_run_is_the_uninterrupted_run(tmp_path, corpus, changes):
     common = {**corpus, **QUIET, **changes, "checkpoint_every": 3, "evaluate_every": 6, "decay": "constant"}
     start_or_resume(tmp_path / "whole", **common, max_steps=12)
@@ -97,7 +98,8 @@ def test_killed_at_ten_random_moments_the_weights_are_the_same(tmp_path, corpus)
     assert left == ["step-00000096.pt", "step-00000100.pt"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_exits(tmp_path, corpus, number):
     folder = tmp_path / "new"
     process = start([*command_arguments(corpus, tmp_path), "--max-steps", "1000000", "--log-every", "1"])
@@ -146,6 +148,7 @@ def test_the_files_of_a_run(tmp_path, corpus):
     assert again.total == pytest.approx(best["perplexity"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_learning_lowers_the_perplexity(tmp_path, corpus):
     """Sentences that repeat a pattern: a model that learns becomes sure of them, in both directions."""
     text = tmp_path / "pattern.txt"

@@ -15,6 +15,7 @@ from elmo_fast.train.export import export_run
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import names, run, until
+from tests.support.grid import mostly_long
 from tests.support.training import QUIET, check_refusals, command_arguments, corpus_arguments, final
 
 
@@ -23,8 +24,9 @@ def corpus(tmp_path):
     return corpus_arguments(tmp_path)
 
 
-@pytest.mark.parametrize("stops", [[4, 5, 8], [3], [12]], ids=str)
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize("stops, changes", mostly_long([
+    ([4, 5, 8], {"accumulate": 2}), ([3], {}), ([12], {}), ([4, 5, 8], {}), ([3], {"accumulate": 2}),
+    ([12], {"accumulate": 2})], quick=2), ids=str)
 def test_the_log_of_a_stopped_run_is_that_of_an_uninterrupted_one(tmp_path, corpus, monkeypatch, stops, changes):
     arguments = {**corpus, **QUIET, **changes, "checkpoint_every": 5, "evaluate_every": 6, "max_steps": 12}
     start_or_resume(tmp_path / "whole", **arguments)

@@ -14,6 +14,7 @@ from elmo_fast.ops.projected_lstm.arguments import flat_weights
 from elmo_fast.ops.projected_lstm.cuda import blocks, choice, lstm, persistent
 from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT
 from tests.support.gpu_lstm import check, run, weights_of
+from tests.support.grid import mostly_long
 from tests.support.lstm_on_ptx import SMALL
 from tests.support.op_cases import TIGHT, layer, lstm_case
 from tests.support.ptx_machine import DEVICES
@@ -142,9 +143,9 @@ def test_doctor_launches_nothing(auto, monkeypatch):
     assert "LSTM persistent  not there: because (cpu)" in doctor.lstm_lines(CPU)
 
 
-@pytest.mark.parametrize("processors, warning", [
-    (0, "a launch was refused on cpu before (CUDA: launch: 0 blocks of a cooperative launch fit)"),
-    (132, "a launch gave up waiting on cpu before, and a slower kernel did its work")])
+@pytest.mark.parametrize("processors, warning", mostly_long([
+    (132, "a launch gave up waiting on cpu before, and a slower kernel did its work"),
+    (0, "a launch was refused on cpu before (CUDA: launch: 0 blocks of a cooperative launch fit)")]))
 def test_a_launch_that_fails_is_the_last(processors, warning, native, caplog, monkeypatch):
     """What was refused runs in graphs at once; what gave up was replayed on the device."""
     monkeypatch.setattr(persistent, "_TIMEOUT_NS", 0)

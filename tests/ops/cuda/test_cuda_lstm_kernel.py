@@ -13,6 +13,7 @@ from elmo_fast.ops.projected_lstm.cuda import blocks, choice, lstm, persistent
 from elmo_fast.testing import SIZES as SIZES_OF_MODELS
 from tests.support import gpu_lstm
 from tests.support.gpu_lstm import ragged, run
+from tests.support.grid import mostly_long
 from tests.support.lstm_on_ptx import A100, H100
 from tests.support.op_cases import LOOSE, TIGHT
 from tests.support.ptx_machine import check_mutations, lines, machine
@@ -22,22 +23,22 @@ CPU = torch.device("cpu")
 ROUNDED = 3e-4, 3e-3  # fp16, bf16
 SIZES = [(32, 16), (37, 11), (5, 2), (300, 70), (130, 33), (48, 200)]
 SLOTS = (1, 2, 7, 16, 32, 64, 200)
-CASES = [*((SLOTS[seed % 7], 5, seed) for seed in range(14)), *(
-    pytest.param(slots, 40, seed, marks=pytest.mark.long) for slots in SLOTS for seed in range(10))]
+CASES = mostly_long([*((SLOTS[seed % 7], 5, seed) for seed in range(14)), *(
+    (slots, 40, seed) for slots in SLOTS for seed in range(10))], quick=7)
 H100_OF_15 = 132, 232448, 15, 32, 66
 # Weights in registers, in shared memory and streamed; h at once and in parts; one to three units a block. Generation,
 # cells, projected values, slots, cluster, and devices with less and less shared memory.
-PLANS = [
+PLANS = mostly_long([
     ("sm_90", 300, 400, 3, 8, [(24, shared, 3, 6, 12) for shared in (232448, 70000, 40000)]),
     ("sm_90", 190, 400, 33, 4, [(12, shared, 0, 3, 6) for shared in (232448, 120000)]),
     ("sm_90", 300, 400, 3, 2, [(8, shared, 0, 0, 4) for shared in (232448, 120000, 70000)]),
     ("sm_90", 190, 400, 33, 1, [(12, shared, 0, 0, 0) for shared in (166912, 120000)]),
-    *(pytest.param(chip, *SIZES_OF_MODELS[size][:2], slots, cluster, [device], marks=pytest.mark.long)
+    *((chip, *SIZES_OF_MODELS[size][:2], slots, cluster, [device])
       for chip, slots, cluster, device in (("sm_90", 1, 8, H100), ("sm_90", 64, 8, H100), ("sm_80", 16, 1, A100))
       for size in ("small", "original")),
     # As H100s of which 15 clusters of 8 run at once, and one of which fewer clusters of 4 do.
-    *(pytest.param("sm_90", *SIZES_OF_MODELS["original"][:2], slots, cluster, [device], marks=pytest.mark.long)
-      for slots, cluster, device in ((64, 4, H100_OF_15), (1, 2, (132, 232448, 15, 30, 64))))]
+    *(("sm_90", *SIZES_OF_MODELS["original"][:2], slots, cluster, [device])
+      for slots, cluster, device in ((64, 4, H100_OF_15), (1, 2, (132, 232448, 15, 30, 64))))])
 
 
 def check(native, case, least_clipped=0.0, aborts=0):
@@ -81,7 +82,7 @@ def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devic
     assert len(devices) == 1 or plans[-1]["streamed_bytes"] > 0
 
 
-@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("starts", mostly_long([True, False]))
 def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
     """Not on its batch mates, the order of warps, or where a launch ends."""
     case = ragged([40, 18, 11, 11, 3], 70, 21, starts=starts)

@@ -10,6 +10,7 @@ from elmo_fast.ops.projected_lstm.arguments import flat_weights
 from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
 from tests.support import cuda_ops
 from tests.support.gpu_lstm import LIMITS, check, ragged
+from tests.support.grid import mostly_long
 from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case
 
 # Rows of input projections that an arena holds: those of a table in full; of a block's unique rows; of few slots, which
@@ -50,10 +51,10 @@ def test_both_paths_agree_with_float64(native, of, precision, held, monkeypatch)
         assert not native.calls[0]["initial_c"] and native.calls[-1]["initial_h"]
 
 
-@pytest.mark.parametrize("sizes, slots, count", [((37, 11), 7, 3), ((700, 600), 7, 3), *(
-    pytest.param((37, 11), slots, 40, marks=pytest.mark.long) for slots in (1, 2, 16, 32, 64, 200))])
+@pytest.mark.parametrize("sizes, slots, count", mostly_long([
+    ((37, 11), 7, 3), ((700, 600), 7, 3), *(((37, 11), slots, 40) for slots in (1, 2, 16, 32, 64, 200))]))
 @pytest.mark.parametrize("precision, bf16", [*((precision, False) for precision in LIMITS), ("medium", True)])
-@pytest.mark.parametrize("native", ["triton sm_90", "triton sm_80"], indirect=True)
+@pytest.mark.parametrize("native", mostly_long(["triton sm_90", "triton sm_80"]), indirect=True)
 def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, sizes, slots, count):
     """In a program for each slot, and in two with inputs, and factors of fp16 rows, that differ by direction."""
     case = ragged(torch.linspace(slots, 1, count).int().tolist(), *sizes, bf16=bf16, gathered=sizes[0] < 700)
