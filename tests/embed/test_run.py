@@ -83,7 +83,7 @@ def test_a_run_of_one_section_makes_a_directory_of_shards_too(tmp_path, count, l
                 embed(output, layout=layout, texts=TEXTS[:count], seconds=1000)
         assert names(tmp_path) == ([f"{folder.name}.part"] if stage else [])
         embed(output, layout=layout, texts=TEXTS[:count], seconds=1000, resume=True)
-        assert names(tmp_path) == [folder.name] and names(folder) == [shard, "manifest.json"]
+        assert names(tmp_path) == [folder.name] and names(folder) == [shard, "_manifest.json"]
         assert content(folder) == expected
         shutil.rmtree(folder)
 
@@ -104,7 +104,7 @@ def _after_one(place):
 def test_saved_vectors_are_a_directory_however_few(tmp_path, name):
     loaded = LoadedElmo(bilm(state="warm"))
     loaded.save_vectors(f"{tmp_path}/{name}", ["one text", "two"], 1, layout="packed")
-    assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.h5", "manifest.json"]
+    assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.h5", "_manifest.json"]
     with open_embeddings(tmp_path / "o") as found:
         assert found.layers == 1
         for values, expected in zip(found, loaded.embed(["one text", "two"], "all"), strict=True):

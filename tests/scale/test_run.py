@@ -41,9 +41,9 @@ def corpus(tmp_path):
 
 def assert_shards(folder, expected, texts=TEXTS):
     """Every text once, in order, with the vectors of one process; nothing else in the directory."""
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / "_manifest.json").read_text())
     assert manifest["complete"] is True and manifest["texts"] == len(texts)
-    assert names(folder) == [*(shard["file"] for shard in manifest["shards"]), "manifest.json"]
+    assert names(folder) == [*(shard["file"] for shard in manifest["shards"]), "_manifest.json"]
     with elmo_fast.open_embeddings(folder) as found:
         assert list(found.keys) == [str(number) for number in range(len(texts))]
         assert [found.text(number) for number in range(len(texts))] == [text.strip() for text in texts]

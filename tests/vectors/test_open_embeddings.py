@@ -155,8 +155,10 @@ def test_an_unfinished_directory_is_refused(tmp_path):
     (path / "00001.h5").rename(path / "moved")
     with pytest.raises(ConfigurationError, match="expected the shard 00001.h5 as it was written"):
         list(open_embeddings(path))
+    (path / "_manifest.json").rename(path / "manifest.json")  # its name before
+    assert len(open_embeddings(path)) > 0
     (path / "manifest.json").unlink()
-    with pytest.raises(ConfigurationError, match="expected a directory of shards with manifest.json, found none"):
+    with pytest.raises(ConfigurationError, match="expected a directory of shards with _manifest.json, found none"):
         open_embeddings(path)
 
 

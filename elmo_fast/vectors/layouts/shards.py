@@ -1,4 +1,4 @@
-"""Directories of shards: files of the same layout, and a `manifest.json` with their checksums."""
+"""Directories of shards: files of the same layout, and a `_manifest.json` with their checksums."""
 
 import contextlib
 import json
@@ -18,7 +18,8 @@ from elmo_fast.files.manifest import StoredFile, is_file_name
 from elmo_fast.vectors.layouts.embeddings import Embeddings
 from elmo_fast.vectors.layouts.table import LAYOUTS, SHARDED
 
-MANIFEST = "manifest.json"
+# Readers of Parquet take all files of a directory except those whose names begin so.
+MANIFEST, _FORMER = "_manifest.json", "manifest.json"
 FORMAT_VERSION = 1
 
 
@@ -45,7 +46,7 @@ def entry_of(stored: StoredFile, texts: int) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | None, shards: Sequence[dict]) -> None:
-    """Write `manifest.json`; it is the last file, so a directory without it is incomplete."""
+    """Write `_manifest.json`; it is the last file, so a directory without it is incomplete."""
     content = {"format": "elmo-fast shards", "format_version": FORMAT_VERSION, "layout": layout, "form": form,
                "fingerprint": fingerprint, "texts": sum(shard["texts"] for shard in shards), "shards": list(shards),
                "complete": True}
@@ -116,8 +117,8 @@ class ShardsSource(Embeddings):
 
 
 def _manifest(folder: Path) -> dict:
-    path = folder / MANIFEST
-    if not path.exists():
+    path = next((path for path in (folder / MANIFEST, folder / _FORMER) if path.exists()), None)
+    if path is None:
         raise ConfigurationError(f"embeddings {folder}: expected a directory of shards with {MANIFEST}, found none: "
                                  "it has no embeddings, or is incomplete")
     where = f"embeddings {path}"
