@@ -129,10 +129,9 @@ def _with_unique_keys(texts: Iterable[Text], target: Target) -> Iterator[Text]:
         if has_keys and key != str(number):
             digest = _digest(key.encode("utf-8", "surrogatepass")).digest()
             if digest in seen:
-                what = "use_sentence_keys: expected different sentences" if by_sentence else (
-                    "output: expected different identifiers")
-                raise ConfigurationError(f"{what}, got {key!r:.80} twice in {os.fspath(target.path)}; line numbers, or "
-                                         "another layout, always work")
+                what, way = (("use_sentence_keys: expected different sentences", "line numbers always work")
+                             if by_sentence else ("output: expected different identifiers", "layout packed takes them"))
+                raise ConfigurationError(f"{what}, got {key!r:.80} twice in {os.fspath(target.path)}; {way}")
             seen.add(digest)
         yield text
 
