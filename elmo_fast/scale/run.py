@@ -71,7 +71,7 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
 
     Shards are numbered in the order of the texts; workers write them beside the target, on a file system that all
     machines share. The directory gets its name when it holds all shards, their sizes and keys have been checked
-    against the texts, and `_manifest.json` is written. `lock` is the path of a lock on the target that the caller holds.
+    against the texts, and `_manifest.json` is written. `lock` is the path of a lock on the target that the caller has.
     """
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "

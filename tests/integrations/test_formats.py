@@ -48,7 +48,8 @@ def test_the_page(here):
             assert (names.pop("first") == first).all()
     assert len(codes) == 9 and names["words"] == names["tokens"] == ITEMS[0].tokens
     assert names["play"].shape == (2, 3, 8) and names["places"] == [(0, 1), (3, 1)]
-    assert names["rows"] == [(30,)] and len(names["whole"]) == len(names["frame"]) == len(names["data"]) == len(names["keys"]) == 30
+    assert names["rows"] == [(30,)]
+    assert [len(names[name]) for name in ("whole", "frame", "data", "keys")] == [30] * 4
 
 
 @pytest.mark.parametrize("form", [OutputSpec("top", dtype="float16"), OutputSpec(targets={"play", "wörd2"}),

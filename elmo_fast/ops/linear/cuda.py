@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from elmo_fast.ops import choices
-from elmo_fast.ops.backend import triton_version
+from elmo_fast.ops.backend import lacks_fence
 from elmo_fast.ops.device import is_capturing, on
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
@@ -46,16 +46,13 @@ def highway(*arguments):
 
 def _way(op: str, ways: Callable[[torch.Tensor], dict[str, Callable[[], torch.Tensor]]],
          call: LinearArguments | HighwayArguments, operands: str) -> str:
-    """Triton's kernel or cuBLAS: the faster, by measuring, where the kernel is right; in fp32 cuBLAS.
-
-    On sm_90 and newer Triton before 3.8 has no fence between a copy to shared memory and wgmma (triton#9610).
-    """
+    """Triton's kernel or cuBLAS: the faster, by measuring, where the kernel is right; in fp32 cuBLAS."""
     if operands == "ieee":
         return CUBLAS
     from elmo_fast.kernels.configs import amount_of, generation_of
 
     (rows, inner), device = call.x.shape, call.x.device
-    if generation_of(device) >= 90 and triton_version() < (3, 8):
+    if lacks_fence(generation_of(device)):
         return CUBLAS
     amount = amount_of(rows)
 

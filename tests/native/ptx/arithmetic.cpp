@@ -44,21 +44,21 @@ void add_integers(Table& t, const std::string& type) {
   constexpr uint32_t size = 8 * sizeof(T);
   add_choices<T>(t, type);
   // Sums and products wrap around.
-  add("add", [](U a, U b) { return a + b; });
-  add("sub", [](U a, U b) { return a - b; });
-  add("mul.lo", [](U a, U b) { return a * b; });
-  add("mad.lo", [](U a, U b, U c) { return a * b + c; });
+  add("add", [](U a, U b) { return U(a + b); });
+  add("sub", [](U a, U b) { return U(a - b); });
+  add("mul.lo", [](U a, U b) { return U(1u * a * b); });
+  add("mad.lo", [](U a, U b, U c) { return U(1u * a * b + c); });
   // Division by zero and its overflow give some value on the device.
   add("div", [](T a, T b) { return !b ? T(~T(0)) : std::is_signed_v<T> && b == T(-1) ? T(U(0) - U(a)) : T(a / b); });
   add("rem", [](T a, T b) { return !b ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b); });
   add("min", [](T a, T b) { return std::min(a, b); });
   add("max", [](T a, T b) { return std::max(a, b); });
-  add("neg", [](U a) { return U(0) - a; });
-  add("and", [](T a, T b) { return a & b; });
-  add("or", [](T a, T b) { return a | b; });
-  add("xor", [](T a, T b) { return a ^ b; });
-  add("not", [](T a) { return ~a; });
-  add("shl", [](U a, uint32_t by) { return by < size ? a << by : U(0); });
+  add("neg", [](U a) { return U(0 - a); });
+  add("and", [](T a, T b) { return T(a & b); });
+  add("or", [](T a, T b) { return T(a | b); });
+  add("xor", [](T a, T b) { return T(a ^ b); });
+  add("not", [](T a) { return T(~a); });
+  add("shl", [](U a, uint32_t by) { return by < size ? U(a << by) : U(0); });
   add("shr", [](T a, uint32_t by) { return by < size ? T(a >> by) : std::is_signed_v<T> ? T(a >> (size - 1)) : T(0); });
   if constexpr (sizeof(T) == 4) {
     using W = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
@@ -242,7 +242,7 @@ Binder product(Format format, size_t columns) {
 void add_arithmetic(Table& t) {
   for (const char* type : {"u32", "b32"}) add_integers<uint32_t>(t, type);
   for (const char* type : {"u64", "b64"}) add_integers<uint64_t>(t, type);
-  for (const char* type : {"u16", "b16"}) add_choices<uint16_t>(t, type);
+  for (const char* type : {"u16", "b16"}) add_integers<uint16_t>(t, type);
   add_integers<int32_t>(t, "s32"), add_integers<int64_t>(t, "s64"), add_choices<int16_t>(t, "s16");
   add_floats(t, "f32");
   add_half<from_half, to_half>(t, "f16"), add_half<from_bfloat, to_bfloat>(t, "bf16");

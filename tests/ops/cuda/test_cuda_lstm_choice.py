@@ -1,6 +1,7 @@
 """Which path the CUDA LSTM takes: what is measured, compared and kept, with a clock that reads what a test sets."""
 
 import contextlib
+import itertools
 import logging
 from math import inf, nan
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch
 from elmo_fast.ops import choices, doctor
 from elmo_fast.ops.choices import Choices
 from elmo_fast.ops.projected_lstm.arguments import flat_weights
-from elmo_fast.ops.projected_lstm.cuda import blocks, choice, lstm, persistent
+from elmo_fast.ops.projected_lstm.cuda import blocks, choice, lstm, persistent, step
 from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT
 from tests.support.gpu_lstm import check, run, weights_of
 from tests.support.grid import mostly_long
@@ -100,6 +101,72 @@ def test_a_path_that_differs_or_fails_meanwhile_is_never_taken(spoils, fails_at,
             check(FIRING, "medium")
     assert len(auto.launches) == launches and len(auto.timed) == (18 if launches > 1 else 0) and not file.exists()
     assert caplog.text.count(said) == 1
+
+
+@pytest.fixture
+def ways(file, monkeypatch):
+    """Both ways of a step of the graph path there, the kernel's as torch operations, times `spoils`.
+
+    `used` are the ways of all steps, and `takes` the seconds of a run of each.
+    """
+    pytest.importorskip("triton")
+    from elmo_fast.kernels import configs
+
+    gates = step.gates
+
+    def stand_in(way, arena, layer, bucket, *given):
+        ways.used.append(way)
+        gates(step.CUBLAS, arena, layer, bucket, *given)
+        bucket.m.mul_(ways.spoils if way == step.TRITON else 1.0)
+
+    def seconds(work):
+        work()
+        return ways.takes[ways.used[-1]]
+
+    ways = SimpleNamespace(takes={step.TRITON: 1e-4, step.CUBLAS: 2e-4}, used=[], spoils=1.0)
+    monkeypatch.setattr(step, "gates", stand_in)
+    monkeypatch.setattr(step, "why_no_triton", lambda device: None)
+    monkeypatch.setattr(step, "lacks_fence", lambda generation: None)
+    monkeypatch.setattr(configs, "generation_of", lambda device: 80)
+    monkeypatch.setattr(choices, "seconds", seconds)
+    monkeypatch.setattr(choices, "machine", lambda device: "an A100")
+    monkeypatch.setattr(choices, "_choices", Choices(lambda: file))
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    return ways
+
+
+@pytest.mark.parametrize("faster, slower", [(step.TRITON, step.CUBLAS), (step.CUBLAS, step.TRITON)])
+def test_the_faster_way_of_a_step_is_taken(faster, slower, ways):
+    ways.takes = {faster: 1e-4, slower: 2e-4}
+    for measured in (True, False):
+        ways.used.clear()
+        check(FIRING, "medium")
+        first, *others = [way for way, _ in itertools.groupby(ways.used)]
+        assert (len(others) > 1) == measured and ways.used[-1] == faster and (measured or first == faster)
+    times = ", ".join(f"{way} {1e6 * ways.takes[way]:.0f} us" for way in step.WAYS)
+    assert (f"auto         LSTM steps of 37 cells, 11 values, float16, 8 slots: {faster} ({times}; will be measured "
+            "again)" in doctor.lstm_lines(CPU))
+
+
+@pytest.mark.parametrize("spoils", [1.01, nan])
+def test_a_step_in_one_kernel_that_differs_is_never_taken(spoils, ways, caplog):
+    ways.spoils = spoils
+    for _ in range(2):
+        check(FIRING, "medium")
+    assert ways.used[-1] == step.CUBLAS and caplog.text.count("LSTM steps run on cuBLAS: outputs and states of") == 1
+
+
+def test_where_a_step_is_not_measured(ways, monkeypatch):
+    for precision in ("highest", "high"):
+        check(FIRING, precision)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "is_capturing", lambda device: True)
+        check(FIRING, "medium")
+    for name, reason in (("why_no_triton", "no Triton"), ("lacks_fence", "no fence")):
+        with monkeypatch.context() as patch:
+            patch.setattr(step, name, lambda _, reason=reason: reason)
+            check(FIRING, "medium")
+    assert {*ways.used} == {step.CUBLAS} and not choices.recorded(CPU)
 
 
 def test_classes():

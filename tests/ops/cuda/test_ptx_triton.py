@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast.ops import choices
+from elmo_fast.ops import backend, choices
 from elmo_fast.ops.backend import triton_version
 from elmo_fast.ops.char_cnn import pytorch as torch_char_cnn
 from elmo_fast.ops.linear import cuda as linear_cuda
@@ -145,7 +145,7 @@ def test_what_cublas_multiplies(patch, operands, case):
     """fp32; and on sm_90 everything below Triton 3.8, whose kernel lacks a fence there."""
     for generation, version in itertools.product(configs.GENERATIONS, [(3, 6), (3, 7), (3, 8), (4, 0)]):
         driver = on_ptx(patch, generation)
-        patch.setattr(linear_cuda, "triton_version", lambda version=version: version)
+        patch.setattr(backend, "triton_version", lambda version=version: version)
         takes_cublas = operands == "ieee" or (generation == 90 and version < (3, 8))
         if takes_cublas or compiles("highway", generation):
             check_case(case, operands)
@@ -156,7 +156,7 @@ def test_what_cublas_multiplies(patch, operands, case):
 def test_the_fence_before_products_on_sm_90(patch, operands):
     """Triton has it from 3.8 on, and its absence is noticed."""
     driver = on_ptx(patch, 90)
-    patch.setattr(linear_cuda, "triton_version", lambda: (3, 8))
+    patch.setattr(backend, "triton_version", lambda: (3, 8))
     if INSTALLED >= (3, 8):
         check_case(highway_case(5, 48), operands)
     else:

@@ -124,6 +124,8 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 class Operands:
     """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, with a projection, `w_p` [2, D, P] in the operand type.
 
+    The inner dimension of `w_h` is contiguous, as Triton's product reads it fastest.
+
     `bias` fp32 [2, 4 D]. Compared by identity, not by value. `for_one_call`: the weights are inference tensors, whose
     in-place changes torch does not count, so the operands are made again for every call.
     """
@@ -164,7 +166,8 @@ def stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torc
     parts = len(weights) // 2
     w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
     width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
-    return Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
+    w_h = w[:, width:].transpose(1, 2).to(dtype).contiguous().transpose(1, 2)
+    return Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w_h, b.float(),
                     w_p[0].to(dtype) if w_p else None, any(weight.is_inference() for weight in weights))
 
 

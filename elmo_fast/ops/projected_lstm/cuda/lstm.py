@@ -19,14 +19,16 @@ from elmo_fast.ops.library import library
 from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
 from elmo_fast.ops.precision import has_16_bit_operands
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, flat_weights, limit
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent, training
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent, step, training
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_pointwise
 from elmo_fast.ops.projected_lstm.cuda.blocks import (
     Arena,
     Arenas,
     Block,
+    Bucket,
     Operands,
     blocks,
+    bucket_of,
     chunks_of,
     host_arrays,
     operands,
@@ -118,7 +120,7 @@ class Steps:
 
     def __init__(self, arena: Arena, layer: Operands, clips: tuple[float, float]):
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
-        self._clips, self._pointwise = clips, pointwise_of(arena.device)
+        self._clips, self._pointwise, self.way = clips, pointwise_of(arena.device), step.CUBLAS
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence; None without start flags."""
@@ -130,12 +132,18 @@ class Steps:
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
 
     def choose(self, slots: int, steps: int, precision: str) -> str:
-        """The path of calls of this size; measures both at the first of their class."""
+        """The path of calls of this size; measures both at the first of their class. Sets the graph path's steps."""
+        self.choose_steps(slots)
         name, *size = choice.shape_class(self.layer, slots, steps)
         why_not = functools.partial(persistent.why_not, self.arena.device, self.layer, slots)
         return choice.choose(
             f"{name}, {precision}", self.arena.device, why_not,
             lambda: choice.measure(self._trial(*size), persistent.tolerance(self.layer), why_not))
+
+    def choose_steps(self, slots: int) -> None:
+        """Set how the graph path computes steps of this many slots."""
+        slots = bucket_of(min(max(slots, 8), MOST_SLOTS[choice.GRAPH]))
+        self.way = step.choose(self.arena, self.layer, slots, self.queue)
 
     def project(self, x: torch.Tensor, bounded: bool) -> None:
         """Write input projections of x [n, I] (shared by both directions) or [2, n, I] to the arena's first n rows.
@@ -178,25 +186,23 @@ class Steps:
         products = fp32_precision("cuda", "matmul")  # the strictest precision that running threads have set
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
-            work = functools.partial(self.queue, bucket, count)
-            run_chunk(graphs, (count, *self._clips, products), work, self.arena.capture)
+            work = functools.partial(self.queue, bucket, count, self.way)
+            run_chunk(graphs, (count, *self._clips, products, self.way), work, self.arena.capture)
             out[packed_rows[first : first + count]] = bucket.out[:count]
         for part, buffer in zip(block_state, buffers):
             part.copy_(buffer)
 
-    def queue(self, bucket, count: int) -> None:
-        """Queue `count` steps over a bucket's buffers, the work of a graph. All buffers outlive the graph."""
+    def queue(self, bucket: Bucket, count: int, way: str) -> None:
+        """Queue `count` steps over a bucket's buffers, which outlive the graph of this work, in one of `step.WAYS`."""
         arena, layer, pointwise = self.arena, self.layer, self._pointwise
         proj_clip = math.inf if layer.w_p is None else self._clips[1]
-        for step in range(count):
-            meta = bucket.meta[step]
-            gemm(bucket.operand, layer.w_h, bucket.zh)
-            pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.initial_c, bucket.c, bucket.m,
-                            self._clips[0])
+        for number in range(count):
+            meta = bucket.meta[number]
+            step.gates(way, arena, layer, bucket, meta, self._clips[0], pointwise)
             if layer.w_p is not None:
                 gemm(bucket.m, layer.w_p, bucket.r)
-            pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.initial_h, bucket.h, bucket.operand,
-                             bucket.out[step], proj_clip)
+            pointwise.hidden(bucket.r, meta, bucket.meta[number + 1], arena.initial_h, bucket.h, bucket.operand,
+                             bucket.out[number], proj_clip)
 
     def _trial(self, slots: int, steps: int) -> Callable[[str], tuple[torch.Tensor, ...]]:
         """Make a function that runs `steps` steps on a path with random operands and returns outputs, h and c."""
@@ -276,6 +282,7 @@ def _padded_group(inputs, lengths, h, c, weights, clips, precision):
     backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
     positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step, or -1
     with prepared(flat, precision, clips, inputs.device) as steps:
+        steps.choose_steps(batch)
         bucket = steps.arena.bucket(batch, steps.layer)
         at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
         for buffer, values in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):
@@ -287,7 +294,7 @@ def _padded_group(inputs, lengths, h, c, weights, clips, precision):
             steps.project(x.flatten(1, 2).float(), False)
             number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
             bucket.meta[: len(out), :2] = torch.where(here >= 0, number, -1).transpose(0, 1).int()
-            steps.queue(bucket, len(out))
+            steps.queue(bucket, len(out), steps.way)
             out.copy_(bucket.out[: len(out)])
         final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
     # If step s reads position p, step p reads position s: indexing by `positions` again restores the original order.
