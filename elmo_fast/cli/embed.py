@@ -38,7 +38,7 @@ def add_commands(commands) -> None:
     add_weights(layers, "write a weighted sum of the layers: 0.2,0.3,0.5", dest="layers")
     size = arguments.DEFAULT_BATCH_SIZE
     add("--batch-size", type=at_least(1), help=f"sentences at a time, at most {arguments.MOST_SENTENCES:,} (default: "
-        f"{size}; {2 * size} where that is faster)")
+        f"{size}; more where that is faster and --state not carry)")
     add("--resume", action="store_true", help="continue an interrupted run")
     add("--allow-blank", action="store_true", help="accept texts without tokens; their arrays are "
         "empty, or with --pool zeros")

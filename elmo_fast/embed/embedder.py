@@ -38,6 +38,7 @@ from elmo_fast.vectors.spec import OutputSpec, Target
 
 DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE = (file.url for file in NAMED_MODELS["original"][0])
 _WIDE = 512  # values per vector from which a layer's weights exceed a core's private cache
+_MANY = 512  # sentences at a time on a GPU: a step of so few as 64 leaves most of it idle, or waits for its weights
 
 
 class ElmoEmbedder:
@@ -115,8 +116,9 @@ class ElmoEmbedder:
         `batch_size` sentences run at a time, and each slot takes its next sentence as soon as it is free (see
         `SlotStream`); the results are those of batches, and a bounded number of sentences is read ahead. Carried states
         are those of batches too, as in AllenNLP: when the first result of a batch is given out, the states after that
-        batch are stored, even if slots have run further. By default 64 sentences run at a time, or 128 if no states are
-        carried and the CPU computes a wide model below `highest`: it then reads the weights half as often.
+        batch are stored, even if slots have run further. By default 64 sentences run at a time; if no states are
+        carried 128 where the CPU computes a wide model below `highest`, and so reads the weights half as often, and 512
+        on a GPU.
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
@@ -157,10 +159,12 @@ class ElmoEmbedder:
         if batch_size is not None:
             return check_count("batch_size", batch_size, most=MOST_SENTENCES)
         bilm, weight = self.elmo_bilm, self.elmo_bilm.lstm.B_0_0
-        is_wide = state in FREE_STATES and bilm.get_output_dim() >= _WIDE
-        if is_wide and weight.device.type == "cpu" and computes_in(weight, bilm.backend, bilm.precision) != "highest":
-            return 2 * DEFAULT_BATCH_SIZE
-        return DEFAULT_BATCH_SIZE
+        if state not in FREE_STATES:
+            return DEFAULT_BATCH_SIZE
+        if weight.device.type != "cpu":
+            return _MANY
+        is_fast = computes_in(weight, bilm.backend, bilm.precision) != "highest"
+        return 2 * DEFAULT_BATCH_SIZE if is_fast and bilm.get_output_dim() >= _WIDE else DEFAULT_BATCH_SIZE
 
     def _run_of(self, batch_size: int, state: str,
                 half: bool = False) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:

@@ -242,6 +242,14 @@ def test_sentences_at_a_time_by_default(monkeypatch, state, precision, projectio
             np.testing.assert_array_equal(found, of_all)
 
 
+@pytest.mark.parametrize("state, expected", [("carry", 64), ("warm", 512), ("zero", 512)])
+def test_sentences_at_a_time_off_the_cpu(state, expected):
+    model = bilm(options({"dim": 8, "projection_dim": 4}), state=state)
+    of = ElmoEmbedder.from_bilm(model)
+    model.to("meta")
+    assert of._rows(None, state) == expected and of._rows(7, state) == 7
+
+
 @pytest.mark.parametrize("batch_size", [(1 << 20) + 1, 10**7, 2**70])
 def test_larger_batches_are_refused(tmp_path, capsys, batch_size):
     model, text = write_model(tmp_path / "model"), tmp_path / "text.txt"
