@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 import h5py
 import numpy as np
 
+from elmo_fast.arguments import check_count
 from elmo_fast.environment import memory_size
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
@@ -21,6 +22,9 @@ from elmo_fast.model.options import N_CHARACTERS, Options
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
+
+_MANTISSA = 10  # bits of float16's
+_COMPRESSED = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
@@ -160,20 +164,43 @@ def check_shapes(source: str, shapes: Mapping[str, tuple[int, ...]], weights: We
             raise ConfigurationError(f"{source}: {name}: expected shape {expected}, found {found}")
 
 
-def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32) -> None:
+def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32,
+                  mantissa_bits: int | None = None) -> None:
     """Write weights in bilm-tf's layout; the file is written atomically.
 
-    `read_weights` returns the same values (261 rows of characters), rounded if `dtype` is float16. Raises
-    `ConfigurationError` for a model whose characters and words are numbered only by lexicons of its family.
+    `read_weights` returns the same values (261 rows of characters), rounded if `dtype` is float16. `mantissa_bits`
+    (1 to 10) stores float16, rounds matrices to mantissas of so many bits, and has HDF5 compress them. Raises
+    `ConfigurationError` for a value that float16 does not hold, and for a model whose characters and words are numbered
+    only by lexicons of its family.
     """
+    if mantissa_bits is not None:
+        check_count("mantissa_bits", mantissa_bits, ConfigurationError, most=_MANTISSA)
+        dtype = np.float16
     for family in FAMILIES:
         if any(name.startswith(family.lexicons) for name in weights):
             raise ConfigurationError(f"weights: {family.no_hdf5()}")
     check_target(path, "weight file")
     with atomic_hdf5(path) as (file, _):
         for dataset, values in weights.items():
-            file.create_dataset(dataset, data=np.asarray(values, dtype=dtype))
+            with np.errstate(over="ignore"):
+                stored = np.asarray(values, dtype=dtype)
+            is_short = mantissa_bits is not None and stored.ndim > 1
+            stored = _rounded(stored, mantissa_bits) if is_short else stored
+            if (np.isinf(stored) != np.isinf(values)).any():
+                raise ConfigurationError(f"{dataset}: expected values that float16 holds, got {np.abs(values).max():g}")
+            file.create_dataset(dataset, data=stored, **_COMPRESSED if is_short and stored.size else {})
             stops.check()
+
+
+def _rounded(values: np.ndarray, mantissa_bits: int) -> np.ndarray:
+    """float16 values whose mantissa has at most so many bits: the nearest, of two the even one."""
+    if mantissa_bits == _MANTISSA:
+        return values
+    unit = 1 << (_MANTISSA - mantissa_bits)
+    patterns = values.view(np.uint16).astype(np.uint32)
+    even = patterns + unit // 2 - 1 + (patterns // unit & 1)
+    rounded = (even - even % unit).astype(np.uint16).view(np.float16)
+    return np.where(np.isfinite(values), rounded, values)
 
 
 def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:

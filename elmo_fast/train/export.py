@@ -26,45 +26,47 @@ _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embeddin
 _OPTIONAL = {"_token_embedder._projection.weight": "CNN_proj/W_proj",
              "_elmo_lstm.forward_layer_0.state_projection.weight": lstm_name(0, 0, "W_P_0")}
 _MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
-_DTYPES = {False: np.float32, True: np.float16}  # by `float16`
 
 
 def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint: str | os.PathLike | None = None,
-               softmax: bool = False, float16: bool = False, allow_nonfinite: bool = False) -> None:
+               softmax: bool = False, float16: bool = False, mantissa_bits: int | None = None,
+               allow_nonfinite: bool = False) -> None:
     """Write a run's model into the directory `output`, atomically: options with 262 characters, weights, vocabulary.
 
-    With `softmax`, the softmax's W and b go into a separate file. A model of one direction is refused, and so are NaN
-    and infinities unless `allow_nonfinite`.
+    With `softmax`, the softmax's W and b go into a separate file. `mantissa_bits` as in `write_weights`. A model of one
+    direction is refused, and so are NaN and infinities unless `allow_nonfinite`.
     """
-    run = check_path("run", run)
+    run, storage = check_path("run", run), _storage(float16, mantissa_bits)
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
         config, weights = runs.weights_of_run(run, checkpoint, allow_nonfinite=allow_nonfinite)
         if not config.bidirectional:
             raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP "
                                      "and bilm-tf support no other; got a forward model")
         encoder = {name: values for name, values in weights.items() if name not in SOFTMAX}
-        _write(folder, {"bidirectional": True, **config.model.to_dict()}, encoder, float16)
+        _write(folder, {"bidirectional": True, **config.model.to_dict()}, encoder, storage)
         if softmax:
-            write_weights(folder / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_DTYPES[float16])
+            write_weights(folder / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, **storage)
         runs.copy_vocabulary(os.fspath(Path(run) / runs.VOCABULARY_FILE), folder)
 
 
-def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
-    """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`."""
+def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False,
+                  mantissa_bits: int | None = None) -> None:
+    """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`; `mantissa_bits` as in `write_weights`."""
+    storage = _storage(float16, mantissa_bits)
     bilms = [submodule for submodule in module.modules() if isinstance(submodule, BiLm)]
     if len(bilms) != 1:
         raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(bilms)} of "
                                  f"them in {type(module).__name__}")
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
         options = bilms[0].options
-        _write(folder, options.to_dict(), bilms[0].weights(), float16)
+        _write(folder, options.to_dict(), bilms[0].weights(), storage)
         if options.vocabulary is not None:
             text = "".join(f"{word}\n" for word in options.vocabulary)
             (folder / runs.VOCABULARY_FILE).write_bytes(text.encode())
 
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
-                      float16: bool = False, allow_nonfinite: bool = False) -> None:
+                      float16: bool = False, mantissa_bits: int | None = None, allow_nonfinite: bool = False) -> None:
     """As `export_module`, from a file with the `state_dict` of an `Elmo` or a `BiLm` under any prefix.
 
     `options_file` belongs to the model that was fine-tuned; a model that reads words has its vocabulary beside it.
@@ -98,9 +100,14 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     if not allow_nonfinite:
         for name, values in bilm.weights().items():
             check_finite(f"--from-module {path}: {name}", values)
-    export_module(bilm, output, float16)
+    export_module(bilm, output, float16, mantissa_bits)
 
 
-def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
-    write_weights(output / WEIGHTS_FILE, weights, dtype=_DTYPES[float16])
+def _storage(float16: bool, mantissa_bits: int | None) -> dict[str, Any]:
+    """Arguments of `write_weights`."""
+    return {"dtype": np.float16 if float16 else np.float32, "mantissa_bits": mantissa_bits}
+
+
+def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], storage: dict) -> None:
+    write_weights(output / WEIGHTS_FILE, weights, **storage)
     runs.write_json(output / runs.OPTIONS_FILE, {name: content[name] for name in content if name in _MODEL_KEYS})

@@ -141,6 +141,29 @@ def test_a_projection_of_cells_to_as_many_values_may_be_there_or_not(tmp_path):
     assert refusal(path, options) == f"dataset {cells[0]}W_P_0: expected shape (4, 4), found none"
 
 
+@pytest.mark.parametrize("bits", range(1, 11))
+def test_short_mantissas_are_the_nearest(tmp_path, bits):
+    """Of every float16 number, ties to even, as exact arithmetic has them."""
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    values = values[np.abs(values) < 2.0**15].reshape(2, -1)
+    write_weights(tmp_path / "w.hdf5", {"W": values}, mantissa_bits=bits)
+    with h5py.File(tmp_path / "w.hdf5") as file:
+        found = file["W"][...]
+    step = 2.0 ** (np.frexp(np.maximum(np.abs(values.astype(np.float64)), 2.0**-14))[1] - 1 - bits)
+    np.testing.assert_array_equal(found.astype(np.float64), np.rint(values / step) * step)
+
+
+@pytest.mark.parametrize("how, value", [({"dtype": np.float16}, 7e4), ({"mantissa_bits": 4}, -7e4),
+                                        ({"mantissa_bits": 3}, 65504)])
+def test_what_float16_does_not_hold_is_refused(tmp_path, how, value):
+    with pytest.raises(ConfigurationError, match=rf"W: expected values that float16 holds, got {abs(value):g}"):
+        write_weights(tmp_path / "w.hdf5", {"W": np.full((2, 3), value, np.float32)}, **how)
+    assert not any(tmp_path.iterdir())
+    write_weights(tmp_path / "w.hdf5", {"W": np.array([[np.inf, np.nan, -np.inf]])}, **how)
+    with h5py.File(tmp_path / "w.hdf5") as file:
+        np.testing.assert_array_equal(file["W"], [[np.inf, np.nan, -np.inf]])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])
 def test_floats_of_other_kinds_become_float32(weight_file, dtype):
     values = np.array([[0.5, -2.0, 0.1]] * 261).astype(dtype)

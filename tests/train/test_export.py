@@ -85,6 +85,26 @@ def test_the_weights_are_the_runs_rounded_on_request_and_the_softmax_has_its_own
             assert np.array_equal(value, weights[name].astype(dtype).astype(np.float32)), name
 
 
+def test_short_mantissas_are_compressed(tmp_path, capsys):
+    folder, out, _ = train(tmp_path)
+    for bits in ("3", "10"):
+        assert run(capsys, "export", folder, tmp_path / bits, "--mantissa-bits", bits, "--softmax")[0] == 0
+    few, all_bits, expected = map(exported_weights, (tmp_path / "3", tmp_path / "10", out))
+    for name, values in expected.items():
+        half = values.astype(np.float16).astype(np.float32)
+        assert np.array_equal(all_bits[name], half)
+        assert np.allclose(few[name], values, rtol=2**-4, atol=2**-18)
+        assert (few[name] != half).any() <= (values.ndim > 1)
+    for file in ("weights.hdf5", "softmax.hdf5"):
+        with h5py.File(tmp_path / "3" / file) as found:
+            assert found["softmax/W" if "softmax" in found else "char_embed"].compression == "gzip"
+    BiLm.from_model(tmp_path / "3").embed_tokens(SENTENCES)
+    check_refusals(capsys, (["export", folder, tmp_path / "no", "--mantissa-bits", "11"],
+                            "mantissa_bits: expected an integer of at most 10, got 11"),
+                   (["export", folder, tmp_path / "no", "--mantissa-bits", "4", "--float16"], "not allowed with"))
+    assert not (tmp_path / "no").exists()
+
+
 @pytest.mark.parametrize("prefix", ["", "encoder.elmo."])
 def test_a_fine_tuned_module_is_exported(tmp_path, capsys, prefix):
     folder = write_model(tmp_path / "model")
