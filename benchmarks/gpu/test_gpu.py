@@ -110,23 +110,25 @@ def layer(request, device):
         yield path, precision, size, op_cases.layer(operands), found
 
 
-@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("slots", [*SLOTS, 256, 1024])
 @pytest.mark.parametrize("layer", [pytest.param(((path, "medium"), "original"), id=path)
                                    for path in ("persistent", "graph")], indirect=True)
 def test_steps(request, device, layer, slots, monkeypatch):
     """Steps of the original layer in `medium`: two lengths by turns, each in one block of steps.
 
-    Their difference excludes a launch's fixed cost. The persistent path gives the same bits every time.
+    Their difference excludes a launch's fixed cost. The persistent path gives the same bits every time; more than
+    64 slots run in groups. `gates`: how the graph path computes them.
     """
     is_dry = device.type == "cpu"
     short, long, times = (2, 4, 4) if is_dry else (1024 // max(8, slots), 4096 // max(8, slots), 24)  # 4096 rows of z
-    (path, precision, size, weights, found), run, spans = layer, lstm.Steps.run, []
+    (path, precision, size, weights, found), run, spans, ways = layer, lstm.Steps.run, [], set()
     dim, projection = weights[0][2].shape
 
-    def timed(*arguments):
+    def timed(steps, *arguments):
         begin = now(device)
-        run(*arguments)
+        run(steps, *arguments)
         spans.append((begin, now(device)))
+        ways.add(steps.way)
 
     monkeypatch.setattr(lstm.Steps, "run", timed)
     x, *state = (torch.randn(*shape, device=device) for shape in (
@@ -150,7 +152,7 @@ def test_steps(request, device, layer, slots, monkeypatch):
         common.Timing.of(seconds[long]), "s", workload="random", model=size, way="steps alone", variant=path,
         precision=precision, slots=slots, steps=long, us_per_step=us_per_step, us_per_launch=few - short * us_per_step,
         predicted_us=predict.predicted_us(common.gpu_name() or "", slots) if path == "persistent" else None,
-        same_bits=same, **found))
+        gates=", ".join(ways) if path == "graph" else None, same_bits=same, **found))
     assert same or path == "graph", "the persistent path gave other bits for the same inputs"
 
 

@@ -45,8 +45,8 @@ def test_a_dry_run_times_what_agrees(tmp_path):
             assert case.get("error", 0) <= case.get("limit", 0)
     assert [line.split(": ")[:2] for line in (folder / "stages.txt").read_text().splitlines()] == [
         [stage, "exit 0"] for stage in ("doctor", "steps", "ceilings", "lstm", "encoder", "text")]
-    assert [case["slots"] for case in found["steps"]] == [1, 8, 16, 32, 64]
-    assert {case["variant"] for case in found["steps"]} == {"graph"}
+    assert [case["slots"] for case in found["steps"]] == [1, 8, 16, 32, 64, 256, 1024]
+    assert {(case["variant"], case["gates"]) for case in found["steps"]} == {("graph", "cuBLAS")}
     assert {(case["variant"], case["precision"]) for case in found["lstm"]} == {
         ("graph", precision) for precision in ("highest", "high", "medium")}
     assert all("error" in case and case["us_per_layer_step"] > 0 for case in found["lstm"])
