@@ -282,7 +282,6 @@ def _padded_group(inputs, lengths, h, c, weights, clips, precision):
     backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
     positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step, or -1
     with prepared(flat, precision, clips, inputs.device) as steps:
-        steps.choose_steps(batch)
         bucket = steps.arena.bucket(batch, steps.layer)
         at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
         for buffer, values in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):

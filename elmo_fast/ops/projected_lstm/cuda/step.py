@@ -11,7 +11,6 @@ import torch
 
 from elmo_fast.ops import choices
 from elmo_fast.ops.backend import lacks_fence, why_no_triton
-from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.numerics import gemm, type_of
 from elmo_fast.ops.precision import OPERANDS
 from elmo_fast.ops.projected_lstm.cuda.blocks import CHUNK, Arena, Bucket, Operands
@@ -38,17 +37,16 @@ def gates(way: str, arena: Arena, layer: Operands, bucket: Bucket, meta: torch.T
 
 
 def choose(arena: Arena, layer: Operands, slots: int, queue: Callable[[Bucket, int, str], None]) -> str:
-    """The faster way for a bucket of `slots` slots, measured at its first call unless a graph is captured.
+    """The faster way for a bucket of `slots` slots, measured at its first call.
 
     `queue(bucket, count, way)` queues steps. The measurement overwrites the arena and the bucket.
     """
-    device = arena.device
     if why_not(arena, layer):
         return CUBLAS
     operand = str(layer.dtype).removeprefix("torch.")
     name = f"LSTM steps of {layer.dim} cells, {layer.projection} values, {operand}, {slots} slots"
     measure = functools.partial(_measure, arena, layer, slots, queue)
-    return choices.choose(device, name, None if is_capturing(device) else measure) or CUBLAS
+    return choices.choose(arena.device, name, measure) or CUBLAS
 
 
 def why_not(arena: Arena, layer: Operands) -> str | None:
