@@ -1,5 +1,7 @@
 """`load`: a model, and vectors from it in one call."""
 
+import functools
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.bilm import WARM_TEXT, BiLm
 from elmo_fast.model.families.models import open_bilm
 from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.ops.device import available_device
@@ -24,6 +26,8 @@ from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.table import SUFFIXES, layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Target
+
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 Given = str | Sequence[str] | FastaRecord | Text
 Layers = str | int | Sequence[float]
@@ -93,8 +97,8 @@ class LoadedElmo:
         `ElmoEmbedder.embed_sentences` chooses. A text without tokens cannot be pooled.
         """
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
-        texts = list(_texts(sentences, pool, tokenizer))
         check_choice("state", state, STATES)
+        texts = list(self._texts(sentences, pool, tokenizer, state))
         # Texts that do not depend on others run longest first: then few slots are idle at the end.
         order = sorted(range(len(texts)), key=lambda number: -len(texts[number].tokens) * (state in FREE_STATES))
         vectors = list(self._run((texts[number] for number in order), form, state, batch_size))
@@ -104,7 +108,7 @@ class LoadedElmo:
                batch_size: int | None = None, tokenizer: str | Tokenizer = "auto") -> Iterator[np.ndarray]:
         """As `embed`, lazily: texts are read as needed, also from an endless iterable, and memory is bounded."""
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
-        run = self._run(_texts(sentences, pool, tokenizer), form, state, batch_size)
+        run = self._run(self._texts(sentences, pool, tokenizer, state), form, state, batch_size)
         return (vectors for vectors in run)
 
     def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
@@ -161,9 +165,20 @@ class LoadedElmo:
         layout = layout_of(path, layout)
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, options_of(layout, forget_sentences=True))
-        texts = _texts(sentences, pool, tokenizer)
+        texts = self._texts(sentences, pool, tokenizer, state)
         write_corpus(texts, self._embedder.runner(batch_size, state, form), target, resume=resume,
                      progress=Progress(progress))
+
+    def _texts(self, sentences: Iterable[Given], pool: str | None, tokenizer: str | Tokenizer,
+               state: str) -> Iterator[Text]:
+        """The texts, lazily. Anything but a collection or generator of texts is refused at once."""
+        if isinstance(sentences, (str, bytes, FastaRecord)):
+            raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a "
+                             "list")
+        check_iterable(sentences, "sentences")
+        split = find_tokenizer(tokenizer)
+        starts_english = state == "warm" and self.bilm.warm_text == WARM_TEXT
+        return (_text(given, number, pool, split, starts_english) for number, given in enumerate(sentences))
 
     def _run(self, texts: Iterable[Text], form: OutputSpec, state: str, batch_size: int | None) -> Iterator[np.ndarray]:
         """The vectors that `form` selects from the stream; a `map`, because a generator would add a Python frame."""
@@ -173,22 +188,15 @@ class LoadedElmo:
         return map(finish, self.vectors((text.tokens for text in texts), batch_size, state))
 
 
-def _texts(sentences: Iterable[Given], pool: str | None, tokenizer: str | Tokenizer) -> Iterator[Text]:
-    """The texts, lazily. Anything but a collection or generator of texts is refused at once."""
-    if isinstance(sentences, (str, bytes, FastaRecord)):
-        raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a list")
-    check_iterable(sentences, "sentences")
-    split = find_tokenizer(tokenizer)
-    return (_text(given, number, pool, split) for number, given in enumerate(sentences))
-
-
-def _text(given: Given, number: int, pool: str | None, split: Tokenizer) -> Text:
+def _text(given: Given, number: int, pool: str | None, split: Tokenizer, starts_english: bool) -> Text:
     tokens = tokens_of(given, f"sentences[{number}]", split)
     if pool and not len(tokens):
         raise ValueError(f"sentences[{number}]: expected at least one token to pool, got none")
     if isinstance(given, Text):
         return given
     if isinstance(given, FastaRecord):
+        if starts_english:
+            _warn_once("state: a record of FASTA starts after four English sentences in 'warm'; 'zero' fits proteins")
         return Text(next(iter(given.header.split()), str(number)), given.sequence, tokens)
     return Text(str(number), given if isinstance(given, str) else " ".join(map(str, tokens)), tokens)
 

@@ -7,6 +7,7 @@ import pytest
 
 import elmo_fast
 from elmo_fast import BiLm, ContextIndex, FastaRecord, LoadedElmo
+from elmo_fast.embed import api
 from elmo_fast.ops.backend import native_module
 from tests.support.files import names, paths, read_hdf5, tiny, write_model
 
@@ -195,3 +196,19 @@ def test_refuses_and_leaves_nothing(model, tmp_path, call, message):
     with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
         call(model, tmp_path)
     assert names(tmp_path) == before
+
+
+def test_proteins_that_start_after_english_are_told_once(model, caplog):
+    api._warn_once.cache_clear()
+    records, said = [FastaRecord("P1", "MKV"), FastaRecord("P2", "MK")], "state: a record of FASTA starts after"
+    model.embed(records, state="zero")
+    model.embed([list(record.sequence) for record in records])
+    assert said not in caplog.text
+    for _ in range(2):
+        model.embed(records)
+        list(model.stream(records))
+    assert caplog.text.count(said) == 1
+    api._warn_once.cache_clear()
+    model.bilm.warm_text = [["M", "K"]]
+    model.embed(records)
+    assert caplog.text.count(said) == 1
