@@ -63,12 +63,19 @@ def test_both_paths_agree_with_float64(native, of, precision, held, monkeypatch)
 @pytest.mark.parametrize("native", mostly_long(["triton sm_90", "triton sm_80"]), indirect=True)
 def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, way, sizes, slots, count, monkeypatch):
     """In a program for each slot, and in two with inputs, and factors of fp16 rows, that differ by direction."""
+    if way == step.TRITON:
+        skip_without_fence(pytest.importorskip("elmo_fast.kernels.configs").generation_of(None))
     used, gates = set(), step.gates
     monkeypatch.setattr(choices, "choose", lambda device, name, measure: way)
     monkeypatch.setattr(step, "gates", lambda way, *given: used.add(way) or gates(way, *given))
     case = ragged(torch.linspace(slots, 1, count).int().tolist(), *sizes, bf16=bf16, gathered=sizes[0] < 700)
     _, h, c = check(case, precision)
     assert all((part.abs() >= clip - 1e-6).any() for part, clip in zip((c, h), case.clips.values())) and used == {way}
+
+
+def skip_without_fence(generation):
+    if reason := step.lacks_fence(generation):
+        pytest.skip(reason)
 
 
 def step_operands(slots, dim, projection, operands, seed=0):
@@ -98,6 +105,7 @@ def tiles_of_a_step():
 @pytest.mark.parametrize("generation, operands, amount", tiles_of_a_step())
 def test_every_tile_of_a_step_in_one_kernel(generation, operands, amount, monkeypatch):
     """Masked and not; a slot's bits do not depend on other slots, nor on how many there are."""
+    skip_without_fence(generation)
     lstm_step = pytest.importorskip("elmo_fast.kernels.lstm_step")
     tile, = lstm_step.configs.tiles("lstm_step", generation, operands, amount)
     on_ptx = pytest.importorskip("tests.support.triton_on_ptx").on_ptx
@@ -128,8 +136,7 @@ def test_a_step_in_one_kernel_compiles_for_newer_chips(chip, operands, monkeypat
     lstm_step = pytest.importorskip("elmo_fast.kernels.lstm_step")
     triton_on_ptx = pytest.importorskip("tests.support.triton_on_ptx")
     generation, _ = triton_on_ptx.COMPILED[chip]
-    if step.lacks_fence(generation):
-        pytest.skip("not taken there with this Triton")
+    skip_without_fence(generation)
     for amount in ("many", "few"):
         tile, = lstm_step.configs.tiles("lstm_step", generation, operands, amount)
         driver = triton_on_ptx.on_ptx(monkeypatch, chip, tile)

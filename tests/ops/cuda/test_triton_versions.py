@@ -19,7 +19,8 @@ pytest.importorskip("triton")
 VERSIONS = "3.4.0", "3.6.0", "3.7.0"
 TESTS = [f"tests/ops/cuda/test_{name}.py" for name in ("ptx_triton", "cuda_lstm_paths")]
 SELECTED = ("(every_configuration and not (linear and tf32) and not ((linear or highway) and bf16)) or newer_chips"
-            " or fence_before or nan_and_infinity or (kernels_of_a_step and 7-3 and (medium or (highest and sizes0)))")
+            " or fence_before or nan_and_infinity or (tile_of_a_step and fp16)"
+            " or (kernels_of_a_step and 7-3 and (medium or (highest and sizes0)))")
 RUN = """import sys, pytest, triton
 assert triton.__version__ == sys.argv[1], triton.__file__
 sys.exit(pytest.main(sys.argv[2:]))"""
