@@ -26,6 +26,7 @@ _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # never shrink a bucket of 8 slots, nor any 
 _PROJECTION_BYTES = 1 << 28
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 _MOST_ARENAS = 8
+SIXTEEN_BITS = {type_of(name): name for name in ("fp16", "bf16")}  # operands by type
 _LARGEST = 30000.0  # largest weight or clip for fp16 operands: half of the range of fp16
 
 
@@ -124,10 +125,9 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 class Operands:
     """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, with a projection, `w_p` [2, D, P] in the operand type.
 
-    The inner dimension of `w_h` is contiguous, as Triton's product reads it fastest.
-
-    `bias` fp32 [2, 4 D]. Compared by identity, not by value. `for_one_call`: the weights are inference tensors, whose
-    in-place changes torch does not count, so the operands are made again for every call.
+    The inner dimension of `w_h` is contiguous, as Triton's product reads it fastest. `bias` fp32 [2, 4 D].
+    Compared by identity, not by value. `for_one_call`: the weights are inference tensors, whose in-place changes torch
+    does not count, so the operands are made again for every call.
     """
 
     w_x: torch.Tensor

@@ -14,15 +14,13 @@ from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.device import current_stream, synchronize_stream
-from elmo_fast.ops.numerics import type_of
 from elmo_fast.ops.precision import OPERANDS
-from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
+from elmo_fast.ops.projected_lstm.cuda.blocks import SIXTEEN_BITS, Arena, Block, Operands
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.weight_cache import cached
 
 MOST_SLOTS = 64  # most slots of a launch
 
-_OPERANDS = {type_of(name): name for name in ("fp16", "bf16")}
 _ALIGNMENT = 256  # bytes; alignment of scratch memory
 _TIMEOUT_NS = 2 * 10**9  # longest wait of a block for the other blocks, after which the launch gives up
 
@@ -66,7 +64,7 @@ def does_not_fit(device: torch.device, dim: int, projection: int, slots: int) ->
 
 def why_not(device: torch.device, layer: Operands, slots: int) -> str | None:
     """None if the kernel can run `slots` slots of a layer on `device`, else the reason against it."""
-    if layer.dtype not in _OPERANDS:
+    if layer.dtype not in SIXTEEN_BITS:
         return "its operands are 16-bit, which only precision 'medium' allows"
     if layer.for_one_call:
         return "its packed weights cannot be cached between calls: the model was made in inference mode"
@@ -75,7 +73,7 @@ def why_not(device: torch.device, layer: Operands, slots: int) -> str | None:
 
 def tolerance(layer: Operands) -> float:
     """The largest relative Frobenius difference from the graph path, for a layer with 16-bit operands."""
-    return OPERANDS[_OPERANDS[layer.dtype]].tolerance
+    return OPERANDS[SIXTEEN_BITS[layer.dtype]].tolerance
 
 
 @functools.cache
@@ -107,7 +105,7 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
     slots, D]) and writes the block's rows of `out` [all packed rows + 1, 2 P] in place.
     """
     device, watch = arena.device, _watch(arena.device)
-    operand = native_module()[0].cuda_operands[_OPERANDS[layer.dtype]]
+    operand = native_module()[0].cuda_operands[SIXTEEN_BITS[layer.dtype]]
     packed = cached((layer.w_h,), "lstm persistent", lambda _: pack(layer))
     size = plan(layer.dim, layer.projection, limits(device), block.slots)["scratch_bytes"]
     scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order

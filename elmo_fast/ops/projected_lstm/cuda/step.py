@@ -11,13 +11,11 @@ import torch
 
 from elmo_fast.ops import choices
 from elmo_fast.ops.backend import lacks_fence, why_no_triton
-from elmo_fast.ops.numerics import gemm, type_of
+from elmo_fast.ops.numerics import gemm
 from elmo_fast.ops.precision import OPERANDS
-from elmo_fast.ops.projected_lstm.cuda.blocks import CHUNK, Arena, Bucket, Operands
+from elmo_fast.ops.projected_lstm.cuda.blocks import CHUNK, SIXTEEN_BITS, Arena, Bucket, Operands
 
 TRITON, CUBLAS = WAYS = "Triton", "cuBLAS"
-
-_OPERANDS = {type_of(name): name for name in ("fp16", "bf16")}
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +27,7 @@ def gates(way: str, arena: Arena, layer: Operands, bucket: Bucket, meta: torch.T
         from elmo_fast.kernels.lstm_step import step
 
         step(bucket.operand, layer.w_h, arena.z, arena.scale, layer.bias, meta, arena.initial_c, bucket.c, bucket.m,
-             _OPERANDS[layer.dtype], cell_clip)
+             SIXTEEN_BITS[layer.dtype], cell_clip)
     else:
         gemm(bucket.operand, layer.w_h, bucket.zh)
         pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.initial_c, bucket.c, bucket.m,
@@ -51,7 +49,7 @@ def choose(arena: Arena, layer: Operands, slots: int, queue: Callable[[Bucket, i
 
 def why_not(arena: Arena, layer: Operands) -> str | None:
     """None if the kernel can run, else the reason against it."""
-    if layer.dtype not in _OPERANDS:
+    if layer.dtype not in SIXTEEN_BITS:
         return "its operands are 16-bit, which only precision 'medium' allows"
     if arena.z.numel() >= 1 << 31:
         return "its offsets are 32-bit"
@@ -82,7 +80,7 @@ def _measure(arena: Arena, layer: Operands, slots: int,
 
     expected, found = run(ways[CUBLAS]), run(ways[TRITON])
     differences = [((one - other).norm() / one.norm()).item() for one, other in zip(expected, found)]
-    limit = OPERANDS[_OPERANDS[layer.dtype]].tolerance
+    limit = OPERANDS[SIXTEEN_BITS[layer.dtype]].tolerance
     if not all(difference <= limit for difference in differences):  # also for NaN
         logger.warning("LSTM steps run on cuBLAS: outputs and states of Triton's kernel differ from its by %s, "
                        "expected at most %g", differences, limit)
