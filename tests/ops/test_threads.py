@@ -38,7 +38,7 @@ print("agrees", _native.threads_are_openmp())
 
 @needs_native
 @pytest.mark.parametrize("threads, variables", mostly_long([
-    ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}), ("openmp", {"OMP_DYNAMIC": "true"})]),
+    ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}), ("openmp", {"OMP_DYNAMIC": "true"})], quick=2),
                          ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])
 def test_every_choice_of_threads_gives_the_same_bits(threads, variables):
     if threads == "openmp" and not native.use_openmp_threads():
