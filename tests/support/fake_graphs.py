@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from elmo_fast.ops.projected_lstm.cuda.blocks import Operands
+
 _WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "item", "_unique2")
 
 
@@ -47,7 +49,8 @@ class FakeCapture:
 
     def _buffers(self) -> set[int]:
         arena = next(arena for arena in self._arenas.kept.values() if arena.capture is self)
-        layers = [of for bucket in arena._buckets.values() for of in bucket.graphs]
+        layers = [of for bucket in arena._buckets.values() for of in bucket.graphs if isinstance(of, Operands)]
+        layers += getattr(arena, "_held", {}).values()  # of training
         return addresses([list(vars(holder).values()) for holder in (arena, *arena._buckets.values(), *layers)])
 
     def __call__(self, work):

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,7 +89,7 @@ def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster
 
 def _bits(value) -> int:
     if isinstance(value, float):
-        return torch.tensor(value).view(torch.int32).item() % 2**32
+        return int(np.float32(value).view(np.uint32))
     return value.data_ptr() if isinstance(value, torch.Tensor) else (value or 0) % 2**64
 
 
