@@ -17,7 +17,7 @@ LIBRARY = [pytest.mark.long, pytest.mark.skipif(not find_spec("pyarrow"),
 # Layout and name of every kind of output. Names without a suffix are directories of shards.
 _KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
          ("parquet", "out.parquet"), ("parquet", "shards"), ("arrow", "out.arrow"), ("arrow", "shards")]
-STORES_TEXTS = ("packed", "parquet", "arrow")
+STORES_TEXTS = ("packed", "parquet", "arrow", "allennlp")
 
 
 def kinds(*pairs, without=()):

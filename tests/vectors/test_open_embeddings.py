@@ -189,6 +189,23 @@ def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
         found.by_key("word")
 
 
+@pytest.mark.parametrize("stored, found", [
+    ("[1]", r"\[1\]"), ('{"a": "b"}', "{'a': 'b'}"), ("[", "expected JSON"), (7, "expected str")])
+def test_tokens_of_allennlp_files(tmp_path, stored, found):
+    """They are stored where the text does not show them; an attribute of another kind is damage."""
+    one = TextVectors("0", "It's fine.", ["It", "'s", "fine", "."], None, np.zeros((3, 4, 2), np.float32))
+    two = TextVectors("1", "fine .", ["fine", "."], None, np.ones((3, 2, 2), np.float32))
+    path = write("allennlp", tmp_path / "o.h5", OutputSpec(), [one, two], [1])
+    with open_embeddings(path) as vectors:
+        assert [vectors.tokens(number) for number in (0, 1)] == [one.tokens, two.tokens]
+        assert vectors.occurrences("fine")[1] == [(0, 2), (1, 0)]
+    with h5py.File(path, "a") as file:
+        assert list(file["0"].attrs) == ["tokens"] and not file["1"].attrs
+        file["0"].attrs["tokens"] = stored
+    with open_embeddings(path) as vectors, pytest.raises(ConfigurationError, match=f"0: attribute tokens.*{found}"):
+        vectors.tokens(0)
+
+
 def test_files_of_seqvec(model, tmp_path):
     records = [FastaRecord("sp|P1 x", "MKTAY"), FastaRecord("Q/2", "MK")]
     wanted = dict(zip(("sp|P1", "Q/2"), model.embed(records, "top", pool="mean")))

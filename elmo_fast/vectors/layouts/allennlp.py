@@ -24,6 +24,7 @@ from elmo_fast.vectors.spec import OutputSpec
 INDEX = "sentence_to_index"
 _WEIGHTS = "CNN", "char_embed", "RNN_0"
 _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
+_TOKENS = "tokens"  # attribute of a text's vectors: JSON of its tokens where splitting at whitespace gives others
 # HDF5 stores object headers in separate blocks of this size, so the vectors between the blocks are contiguous.
 _OPTIONS = {"meta_block_size": 1 << 16}
 _MOST_SPACES = 1 << 12  # cached dataspaces, one per shape
@@ -200,6 +201,8 @@ class AllennlpWriter:
                                          ) from error
         if self._index is not None:
             self._index.add(item.text, key)
+            if (tokens := list(item.tokens)) != item.text.split():
+                h5py.Dataset(dataset).attrs[_TOKENS] = json.dumps(tokens)
 
 
 @contextlib.contextmanager
@@ -242,7 +245,8 @@ def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.Datase
         disk.seek(copy.get_offset())
         disk.write(content.read(dataset.get_storage_size()))
     if h5py.h5a.get_num_attrs(dataset):
-        h5py.Dataset(copy).attrs["positions"] = h5py.Dataset(dataset).attrs["positions"]
+        for name, value in h5py.Dataset(dataset).attrs.items():
+            h5py.Dataset(copy).attrs[name] = value
 
 
 def _keys(file: h5py.File) -> list[str]:
@@ -330,7 +334,15 @@ class AllennlpSource(Embeddings):
         return self._texts[self.keys[number]]
 
     def _tokens(self, number: int) -> list[str]:
-        return self._text(number).split()
+        split = self._text(number).split()
+        with self._reading():
+            dataset = self._file[self.keys[number].encode("utf-8", "surrogateescape")]
+            where = f"embeddings {self._name}: {self.keys[number]:.80}"
+            stored = attribute_of(dataset, _TOKENS, where, str)
+            tokens = split if stored is None else parse_json(stored, f"{where}: attribute {_TOKENS}")
+        if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+            raise ConfigurationError(f"{where}: attribute {_TOKENS}: expected a list of strings, found {tokens!r:.80}")
+        return tokens
 
     def _positions(self, number: int) -> np.ndarray | None:
         with self._reading():
