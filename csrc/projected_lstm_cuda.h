@@ -20,7 +20,7 @@ struct Call {
   Device device;
   Operand operand;
   const char* packed;  // weights in the order of csrc/cuda/plan.h, aligned to 16 bytes
-  const uint16_t* z;  // [rows, 2, 4D] of the operand type: input projections without the bias
+  const uint16_t* z;  // [rows, 2, D, 4] of the operand type: input projections without the bias
   const float* scale;  // [rows, 2] factor of each row of z, or null
   int32_t steps, slots;  // steps >= 1, slots 1 to 64
   int32_t stride;  // >= slots, of meta and packed_rows

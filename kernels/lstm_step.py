@@ -63,17 +63,17 @@ def _step(operand, w_h, z, scale, bias, meta, initial_c, c, m, dim, projection, 
         stored = (row >= 0)[:, None] & inside[None, :]
         at_row = row * 2 + direction  # an arena holds fewer than 2^31 values
         factor = tl.load(scale + at_row, mask=row >= 0, other=0.0)[:, None] if SCALED else 1.0
-        inner = z + at_row[:, None] * 4 * dim + cell[None, :]
+        inner = z + (at_row[:, None] * dim + cell[None, :]) * 4
         shift = bias + direction * 4 * dim + cell
         at = (direction * slots + slot)[:, None] * dim + cell[None, :]
         starts = tl.load(meta + 2 * slots + slot, mask=has_slot, other=0) != 0
         before = tl.load(c + at, mask=stored & (starts == 0)[:, None], other=0.0) + tl.load(
             initial_c + direction * dim + cell[None, :] + tl.zeros_like(slot)[:, None],
             mask=stored & starts[:, None], other=0.0)
-        kept = tl.sigmoid(_gate(f, inner + 2 * dim, factor, shift + 2 * dim, stored, inside) + 1.0) * before
+        kept = tl.sigmoid(_gate(f, inner + 2, factor, shift + 2 * dim, stored, inside) + 1.0) * before
         added = tl.sigmoid(_gate(i, inner, factor, shift, stored, inside)) * _tanh(
-            _gate(j, inner + dim, factor, shift + dim, stored, inside))
+            _gate(j, inner + 1, factor, shift + dim, stored, inside))
         after = _clip(kept + added, cell_clip)
         tl.store(c + at, after, mask=stored)
-        out = tl.sigmoid(_gate(o, inner + 3 * dim, factor, shift + 3 * dim, stored, inside)) * _tanh(after)
+        out = tl.sigmoid(_gate(o, inner + 3, factor, shift + 3 * dim, stored, inside)) * _tanh(after)
         tl.store(m + at, out.to(m.dtype.element_ty), mask=stored)

@@ -146,8 +146,8 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
 
     local = r"(?!ld\.(shared::cluster|acquire))"
     found = {"mma": total("executed", r"mma\.sync"), "wavefronts": total("wavefronts", local),
-             "ideal": total("ideal", local), "weight_sectors": total("sectors", r"ld\.global\.nc\..*v4"),
-             "input_sectors": total("sectors", r"ld\.global\.(nc\.)?[a-z]+\d+$"),
+             "ideal": total("ideal", local), "weight_sectors": total("sectors", r"ld\.global\.nc\..*v4\.u32"),
+             "input_sectors": total("sectors", r"ld\.global\.(nc\.)?(v4\.u16|[a-z]+\d+)$"),
              "cluster_bytes": total("bytes", r"ld\.shared::cluster"),
              "special": total("executed", r"(ex2|rcp)\.approx"),
              "barriers": total("executed", r"red\.release") // (2 * known["blocks"]),

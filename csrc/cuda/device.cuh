@@ -61,8 +61,18 @@ ELMO_MMA(Bf16, "bf16")
 
 // Loads a tile of weights from global memory without L1. Volatile: weights kept in registers are not loaded again.
 ELMO_WORDS(load_weights(const char* from), "ld.global.nc.L1::no_allocate.v4.u32", "l"(from))
+// The input projections of a cell.
+struct Inputs {
+  uint16_t gates[4];
+};
 // Volatile as well: the loads of all inputs of a step are issued before the first result is used.
-ELMO_VALUE(asm volatile, uint16_t, load_input(const uint16_t* from), "ld.global.nc.u16 %0, [%1];", "=h", "l"(from))
+ELMO_DEVICE Inputs load_input(const uint16_t* from) {
+  Inputs z;
+  asm volatile("ld.global.nc.v4.u16 {%0, %1, %2, %3}, [%4];"
+               : "=h"(z.gates[0]), "=h"(z.gates[1]), "=h"(z.gates[2]), "=h"(z.gates[3])
+               : "l"(from));
+  return z;
+}
 ELMO_VALUE(asm volatile, int32_t, load_index(const int32_t* from), "ld.global.nc.s32 %0, [%1];", "=r", "l"(from))
 
 ELMO_DEVICE TileA load_shared_weights(const char* from) { return *reinterpret_cast<const TileA*>(from); }

@@ -89,11 +89,9 @@ class Cells {
 
   // Issues the loads of z of each slot from its row; does not wait for them.
   ELMO_DEVICE void load_inputs(const int* rows) {
-    const uint16_t* of_cell = p_.z + (is_cell() ? cell_ : 0);
+    const uint16_t* of_cell = p_.z + (is_cell() ? cell_ : 0) * 4;
     for_slots([&](int n, int e, int slot) {
-      const uint16_t* from = of_cell + (int64_t(rows[slot]) * 2 + d_) * 4 * p_.layout.dim;
-#pragma unroll
-      for (int gate = 0; gate < 4; ++gate) z_[n][e][gate] = load_input(from + int64_t(gate) * p_.layout.dim);
+      z_[n][e] = load_input(of_cell + (int64_t(rows[slot]) * 2 + d_) * 4 * p_.layout.dim);
     });
   }
 
@@ -104,7 +102,7 @@ class Cells {
       const float scale = scales[slot];
 #pragma unroll
       for (int gate = 0; gate < 4; ++gate)
-        sums_[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(O::to(z_[n][e][gate]), scale, bias_[gate]) : 0.0f;
+        sums_[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(O::to(z_[n][e].gates[gate]), scale, bias_[gate]) : 0.0f;
     });
   }
 
@@ -147,7 +145,7 @@ class Cells {
   const Launch& p_;
   const int d_, lane_, local_cell_, cell_;
   float bias_[4], initial_c_, c_[NT][2];
-  uint16_t z_[NT][2][4];
+  Inputs z_[NT][2];
   TileC sums_[2][NT];
 };
 
@@ -191,7 +189,7 @@ __global__ void __launch_bounds__(replay_threads, 1) replay_kernel(const __grid_
       if (cell >= dim) continue;
       float z[4];
       for (int gate = 0; gate < 4; ++gate) {
-        z[gate] = fmaf(O::to(p.z[(row * 4 + gate) * dim + cell]), p.scale ? p.scale[row] : 1.0f,
+        z[gate] = fmaf(O::to(p.z[(row * dim + cell) * 4 + gate]), p.scale ? p.scale[row] : 1.0f,
                        bias_of(p, record, group, gate, in_group * 4));
         for (int k = 0; k < p.layout.k_steps(); ++k)
           z[gate] = multiply_row<O>(z[gate], record + p.layout.gate_offset(group, k) + gate / 2 * tile_bytes,

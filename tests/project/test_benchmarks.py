@@ -220,7 +220,7 @@ def test_counts_of_a_step_are_told_apart_by_opcode():
         return dict.fromkeys(("executed", "threads", "bytes", "sectors", "wavefronts", "ideal"), 0) | given
 
     opcodes = {
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": fields(executed=10), "ld.global.u16": fields(sectors=3),
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": fields(executed=10), "ld.global.nc.v4.u16": fields(sectors=3),
         "ld.shared.v2.u32": fields(wavefronts=7, ideal=5), "ld.global.nc.L1::no_allocate.v4.u32": fields(sectors=16),
         "ld.global.cg.v2.f32": fields(sectors=4), "st.global.u32": fields(sectors=5),
         "ld.acquire.gpu.global.u32": fields(sectors=99), "ld.relaxed.gpu.global.u32": fields(sectors=99),

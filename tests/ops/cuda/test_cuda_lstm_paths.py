@@ -91,7 +91,7 @@ def step_operands(slots, dim, projection, operands, seed=0):
     meta[:2, slots * 2 // 3 + 1 :] = -1
     meta[2] = torch.rand(slots, generator=generator) < 0.3
     w_h = (random(2, 4 * dim, projection) / projection**0.5).to(dtype).transpose(1, 2)
-    return {"operand": random(2, slots, projection).to(dtype), "w_h": w_h, "z": random(rows, 2, 4 * dim).to(dtype),
+    return {"operand": random(2, slots, projection).to(dtype), "w_h": w_h, "z": random(rows, 2, dim, 4).to(dtype),
             "scale": None if operands == "bf16" else 0.5 + torch.rand(rows, 2, generator=generator),
             "bias": random(2, 4 * dim), "meta": meta, "initial_c": random(2, dim), "c": random(2, slots, dim),
             "m": torch.full((2, slots, dim), torch.nan, dtype=dtype)}
@@ -177,7 +177,8 @@ def test_rows_of_any_size_fit_fp16():
         for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
             steps.project(x, False)
             for direction, rows in enumerate(x if x.dim() == 3 else (x, x)):
-                found = arena.z[: len(rows), direction].double() * arena.scale[: len(rows), direction, None]
+                gates = arena.z[: len(rows), direction].double().transpose(1, 2).flatten(1)
+                found = gates * arena.scale[: len(rows), direction, None]
                 expected = rows.double() @ operands[f"w_{direction}"][: rows.shape[1]].double()
                 assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
 

@@ -5,6 +5,7 @@ chunk; a launch of the persistent kernel runs a block. All layers and models of 
 arena of buffers.
 """
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -125,7 +126,9 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 class Operands:
     """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, with a projection, `w_p` [2, D, P] in the operand type.
 
-    The inner dimension of `w_h` is contiguous, as Triton's product reads it fastest. `bias` fp32 [2, 4 D].
+    The columns of `w_x` are [D, 4]: the gates of a cell are adjacent in z, and loaded together. Training has them gate
+    by gate, as those of `w_h` are. The inner dimension of `w_h` is contiguous, as Triton's product reads it fastest.
+    `bias` fp32 [2, 4 D].
     Compared by identity, not by value. `for_one_call`: the weights are inference tensors, whose in-place changes torch
     does not count, so the operands are made again for every call.
     """
@@ -149,7 +152,12 @@ def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) 
     """
     bounded = len(weights) == 4 or proj_clip <= _LARGEST
     dtype, unbounded = (type_of(operands_of(precision, is_bounded)) for is_bounded in (bounded, False))
-    return cached(weights, f"lstm operands {dtype}", lambda detached: stacked(detached, dtype, unbounded))
+
+    def make(detached: Sequence[torch.Tensor]) -> Operands:
+        layer = stacked(detached, dtype, unbounded)
+        return dataclasses.replace(layer, w_x=layer.w_x.unflatten(2, (4, -1)).transpose(2, 3).flatten(2))
+
+    return cached(weights, f"lstm operands {dtype}", make)
 
 
 def stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torch.dtype | None = None) -> Operands:
@@ -182,14 +190,14 @@ def rows_held(layer: Operands) -> int:
 class Arena:
     """Buffers for layers of the same size on a stream; hold `lock` while queuing work on them.
 
-    Input projections `z` [M, 2, 4 D] and `scale` fp32 [M, 2] (see `pointwise.py`); the state at sequence starts,
+    Input projections `z` [M, 2, D, 4] and `scale` fp32 [M, 2] (see `pointwise.py`); the state at sequence starts,
     `initial_h` [2, P] and `initial_c` [2, D].
     """
 
     def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
         self.device, self.capture, self.lock, rows = device, capture, threading.RLock(), rows_held(layer)
         self._buckets: dict[int, Bucket] = {}  # few, since `bucket_of` rounds
-        self.z = torch.empty(rows, 2, 4 * layer.dim, device=device, dtype=layer.dtype)
+        self.z = torch.empty(rows, 2, layer.dim, 4, device=device, dtype=layer.dtype)
         self.scale = torch.empty(rows, 2, device=device) if layer.dtype == torch.float16 else None
         self.initial_h = torch.empty(2, layer.projection, device=device)
         self.initial_c = torch.empty(2, layer.dim, device=device)

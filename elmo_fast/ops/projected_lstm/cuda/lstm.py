@@ -160,7 +160,7 @@ class Steps:
             factors = torch.frexp(largest).exponent.sub_(15).clamp_(min=0).exp2()
             x = x / factors[..., None]
             scale[:count] = factors[:, None] if shared else factors.t()
-        w_x, z = (w_x.flatten(1), z.flatten(1)) if shared else (w_x.transpose(0, 1), z.transpose(0, 1))
+        w_x, z = (w_x.flatten(1), z.flatten(1)) if shared else (w_x.transpose(0, 1), z.flatten(2).transpose(0, 1))
         gemm(x.to(self.layer.dtype), w_x, z)
 
     def run(self, block: Block, arrays: Sequence[torch.Tensor], state: State, out: torch.Tensor) -> None:

@@ -12,13 +12,13 @@ from elmo_fast.ops.projected_lstm.reference import clip
 def gates(zh, z, scale, bias, meta, initial_c, c, m, cell_clip: float) -> None:
     """Compute a step's gates: update `c` fp32 [2, L, D] and `m` [2, L, D] of the slots that have a token.
 
-    `zh` fp32 [2, L, 4 D] recurrent products; `z` [M, 2, 4 D] input projections, times `scale` fp32 [M, 2] if given;
+    `zh` fp32 [2, L, 4 D] recurrent products; `z` [M, 2, D, 4] input projections, times `scale` fp32 [M, 2] if given;
     `bias` fp32 [2, 4 D]; `meta` int32 [3, L]: the row of `z` for each direction, -1 for a slot without a token, and
     1 where a sequence starts, and `initial_c` fp32 [2, D] replaces c.
     """
     has_token, rows = meta[:2] >= 0, meta[:2].clamp(min=0).long()  # [2, L]
     direction = torch.arange(2, device=z.device)[:, None]
-    inner = z[rows, direction].float()  # [2, L, 4 D]
+    inner = z[rows, direction].float().transpose(2, 3).flatten(2)  # [2, L, 4 D]
     if scale is not None:
         inner = inner * scale[rows, direction][..., None]
     i, j, f, o = (zh + inner + bias[:, None]).chunk(4, dim=-1)
