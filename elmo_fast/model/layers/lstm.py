@@ -273,10 +273,10 @@ class LstmStack(AllenNlpStateDict):
         """The state that `slots` slots start in: carried, or `initial_state` (h [L, 2 P], c [L, 2 D]), or zeros."""
         if carried:
             return RunState(self._first_carried(slots, like), None)
-        zeros = self.zero_state(slots, like)
         if initial_state is None:
-            initial_state = tuple(zero.new_zeros(zero.shape[::2]) for zero in zeros)
-        return RunState(tuple(value[:, None].expand_as(zero) for value, zero in zip(initial_state, zeros)),
+            initial_state = tuple(zeros[:, 0] for zeros in self.zero_state(1, like))
+        layers, *sizes = self.state_sizes
+        return RunState(tuple(value[:, None].expand(layers, slots, size) for value, size in zip(initial_state, sizes)),
                         initial_state)
 
     def store_state(self, final: State) -> None:
