@@ -11,16 +11,23 @@ using namespace elmo_fast::cuda;
 
 constexpr int threads = 256, repeats = 10000;
 
-enum class Wait { grid_barrier, l2_load, cluster_exchange, cluster_barrier, release, remote_load };
+enum class Wait { grid_barrier, l2_load, cluster_exchange, cluster_barrier, multicast };
+
+constexpr int copied = 1024;  // bytes of a multicast
 
 // Waits so many times. `memory` is zeros: [0] counts arrivals, the rest is loaded; a load's address needs the value of
 // the load before it.
 template <Wait wait>
 __global__ void __launch_bounds__(threads, 1) repeated(uint32_t* memory, int blocks, int cluster, int times) {
-  extern __shared__ __align__(16) uint32_t shared[];  // [most_cluster flags, 4 zeros]
+  // What the blocks of the cluster write, for even and odd steps, and a barrier for each.
+  extern __shared__ __align__(16) char shared[];
+  PhaseBarrier* barriers = reinterpret_cast<PhaseBarrier*>(shared + 2 * most_cluster * copied);
   const int thread = int(threadIdx.x), rank = int(blockIdx.x) % cluster;
-  if (thread < most_cluster + 4) shared[thread] = 0;
-  if (has_clusters && cluster > 1) sync_cluster();
+  if (has_clusters && cluster > 1) {
+    if (thread < 2) begin_phases(barriers + thread, 1);
+    publish_barriers();
+    sync_cluster();
+  }
   uint32_t at = 0;
   for (uint32_t step = 1; step <= uint32_t(times); ++step) {
     if constexpr (wait == Wait::grid_barrier) {
@@ -34,21 +41,18 @@ __global__ void __launch_bounds__(threads, 1) repeated(uint32_t* memory, int blo
       if (thread == 0) at = load_relaxed(memory + 32 + at);
     } else if constexpr (!has_clusters) {
       return;
-    } else if constexpr (wait == Wait::cluster_exchange) {
-      __syncthreads();
-      if (thread < cluster) store_flag(remote_address(shared + rank, thread), step);
-      __syncthreads();
-      while (thread < cluster && int32_t(load_flag(shared + thread) - step) < 0) continue;
-      __syncthreads();
     } else if constexpr (wait == Wait::cluster_barrier) {
       sync_cluster();
-    } else if (thread == 0) {
-      if constexpr (wait == Wait::release) {
-        store_relaxed(memory + 64 + 32 * blockIdx.x, step);  // what the fence waits for
-        store_flag(remote_address(shared, rank), step);
-      } else {
-        at = load_remote(remote_address(shared + most_cluster + at, (rank + 1) % cluster)).x;
-      }
+    } else {
+      constexpr int bytes = wait == Wait::multicast ? copied : 16;
+      PhaseBarrier* barrier = barriers + step % 2;
+      char* place = shared + (int(step % 2) * cluster + rank) * bytes;
+      __syncthreads();
+      if (thread == 0) arrive_and_expect(barrier, cluster * bytes);
+      if (wait == Wait::cluster_exchange && thread < cluster)
+        store_remote(remote_address(place, thread), uint4(), remote_address(barrier, thread));
+      if (wait == Wait::multicast && thread == 0) multicast(place, memory, bytes, barrier, cluster);
+      wait_for_phase(barrier, (step - 1) / 2 % 2);
     }
   }
   if (has_clusters && cluster > 1) sync_cluster();
@@ -125,6 +129,5 @@ int main() {
   const int blocks = of_8 * most_cluster;
   measure<Wait::cluster_exchange>("cluster_exchange_us", blocks, most_cluster, shared, memory, bytes);
   measure<Wait::cluster_barrier>("cluster_barrier_us", blocks, most_cluster, shared, memory, bytes);
-  measure<Wait::release>("cluster_release_us", blocks, most_cluster, shared, memory, bytes);
-  measure<Wait::remote_load>("remote_load_us", blocks, most_cluster, shared, memory, bytes);
+  measure<Wait::multicast>("multicast_us", blocks, most_cluster, shared, memory, bytes);
 }

@@ -49,7 +49,6 @@ class Chip:
     special: float = 16 * 1.755e9     # ex2 and rcp of one multiprocessor: 16 a cycle, at 1.755 GHz [r]
     l2_latency: float = 0.2e-6        # 0.15 to 0.25 us [r]
     cluster_latency: float = 0.11e-6  # 180 cycles [5]
-    fence: float = 0.4e-6             # a release to the cluster is a fence of the GPU: 0.4 to 0.6 us with the flag [r]
 
 
 CHIPS = (Chip("H100", 41.9e6 / 12.5e-6), Chip("H200", 4.3e12))  # 41.9 MB in 12.5 us [r]; [7]
@@ -59,12 +58,12 @@ CHIPS = (Chip("H100", 41.9e6 / 12.5e-6), Chip("H200", 4.3e12))  # 41.9 MB in 12.
 #   mma                products m16n8k16 of a warp
 #   wavefronts, ideal  passes of 128 bytes through shared memory, and without bank conflicts
 #   weight_sectors     of 32 bytes, streamed from L2
-#   exchange_sectors   h, partial sums, outputs
+#   exchange_sectors   h, which is read once for a cluster; partial sums, outputs
 #   input_sectors      z and what says where it lies; z_bytes of it come from HBM
-#   cluster_bytes      read from other blocks' shared memory
+#   cluster_bytes      stored in the shared memory of the cluster's blocks
 #   special            ex2 and rcp of a warp, 10 for a cell of each slot
-# and of one direction: barriers, rounds of loads that a warp waits for (read_sass counts them), cluster_rounds, and
-# fences before another block's flag is set.
+# and of one direction: barriers, rounds of loads that a warp waits for (read_sass counts them; the copy of h is one, as
+# the products hide that of its later parts), and cluster_rounds, in which h and m reach other blocks.
 Counts = dict[str, int]
 
 
@@ -77,7 +76,7 @@ def predict(counts: Counts, chip: Chip) -> dict[str, float]:
              "inputs": max(counts["input_sectors"] * 32 / chip.l2, counts["z_bytes"] / chip.hbm),
              "special": counts["special"] / counts["blocks"] * 32 / chip.special,
              "waits": counts["barriers"] * chip.barrier + counts["rounds"] * chip.l2_latency
-             + counts["cluster_rounds"] * chip.cluster_latency + counts["fences"] * chip.fence}
+             + counts["cluster_rounds"] * chip.cluster_latency}
     work = sum(terms[name] for name in ("exchange", "inputs", "special"))
     work += max(terms[name] for name in ("products", "shared", "weights"))
     return {**terms, "work": work, "in_antiphase": max(work, terms["waits"] + work / 2),
@@ -144,19 +143,18 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
     def total(field: str, pattern: str) -> int:
         return sum(fields[field] for opcode, fields in opcodes.items() if re.match(pattern, opcode))
 
-    local = r"(?!ld\.(shared::cluster|acquire))"
+    local = r"(?!st\.async|ld\.acquire)"
     found = {"mma": total("executed", r"mma\.sync"), "wavefronts": total("wavefronts", local),
              "ideal": total("ideal", local), "weight_sectors": total("sectors", r"ld\.global\.nc\..*v4\.u32"),
              "input_sectors": total("sectors", r"ld\.global\.(nc\.)?(v4\.u16|[a-z]+\d+)$"),
-             "cluster_bytes": total("bytes", r"ld\.shared::cluster"),
+             "cluster_bytes": total("bytes", r"st\.async"),
              "special": total("executed", r"(ex2|rcp)\.approx"),
-             "barriers": total("executed", r"red\.release") // (2 * known["blocks"]),
-             "fences": total("executed", r"st\.release\.cluster") // (2 * known["blocks"])}
+             "barriers": total("executed", r"red\.release") // (2 * known["blocks"])}
     sectors = total("sectors", r"(?!.*\.(acquire|relaxed)\.)")
     return {**known, **found, "exchange_sectors": sectors - found["weight_sectors"] - found["input_sectors"]}
 
 
-def count(slots: int, cluster: int, rounds: int, cluster_rounds: int) -> Counts:
+def count(slots: int, cluster: int, rounds: int) -> Counts:
     """A step of the original size in fp16, on an H100's plan with so large clusters; the run's numbers are checked."""
     import pytest
     import torch
@@ -179,7 +177,7 @@ def count(slots: int, cluster: int, rounds: int, cluster_rounds: int) -> Counts:
     step = {opcode: counts - runs[0][opcode] for opcode, counts in runs[1].items()}
     assert plan["cluster"] == cluster, plan
     found = classified(step, blocks=plan["blocks"], z_bytes=slots * 2 * 4 * dim * 2, rounds=rounds,
-                       cluster_rounds=cluster_rounds)
+                       cluster_rounds=2)
     assert found["weight_sectors"] * 32 == plan["streamed_bytes"], (found, plan)
     return found
 
@@ -189,9 +187,9 @@ def count_all() -> None:
     rounds = {}
     for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0])):
         if instance := re.search(r"17persistent_kernelI\w+Fp16ELi(\d+)E\w+ELi256E", kernel.name):
-            remote = [found.remote for found in kernel.rounds(kernel.time_loop)]
-            rounds[8 * int(instance[1])] = remote.count(False), remote.count(True)
-    lines = ",\n".join(f'"{case}": {json.dumps(count(slots, cluster, *rounds[max(8, slots)]))}'
+            copies = [found.copies for found in kernel.rounds(kernel.time_loop)]
+            rounds[8 * int(instance[1])] = copies.count(False) + 1
+    lines = ",\n".join(f'"{case}": {json.dumps(count(slots, cluster, rounds[max(8, slots)]))}'
                        for case, (slots, cluster) in CASES.items())
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
     for page, rows in (("notes/gpu-prediction.md", table(stored())), ("gpu.md", times_table())):

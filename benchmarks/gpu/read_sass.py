@@ -5,8 +5,9 @@ the instruction whose control bits name the scoreboard waits for that (https://a
 *round* is such a wait: all loads issued since the last one complete in it together. The lint reads a kernel's time loop
 (the loop around the grid barrier's poll; without one, the kernel from end to end) line by line in the steady state, as
 if no branch were taken. No round are the wait at a barrier, since what was loaded before it arrives meanwhile, and a
-wait that HIDING products came before. cp.async is waited for at DEPBAR. Plain LD reads another block of the cluster,
-128-bit loads through the read-only path are streamed weights: both are counted apart.
+wait that HIDING products came before. cp.async is waited for at DEPBAR; where blocks form clusters, bulk copies and a
+barrier in shared memory take its place, which are no loads here. 128-bit loads through the read-only path are streamed
+weights and counted apart.
 """
 
 import importlib.util
@@ -20,10 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "csrc" / "cuda").glob("*.cu"))
-COMPILE = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90", "-cubin"]
+COMPILE = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90a", "-cubin"]
 HELD = re.compile(r"17persistent_kernelI\w+?ELi8ELi\d+ELi\d+ELi256E")  # kernels for 64 slots: they are held to
 MOST_ROUNDS = 4  # rounds of global loads in a step
-MOST_WAITING = 3  # loops that wait for loads in each of their few passes: gather_m, twice, and finish_h
+MOST_WAITING = 1  # loops that wait for loads in each of their few passes: finish_h
 HIDING = 16  # tensor-core instructions of a warp that outlast a load: 8 warps' take 200 cycles and more
 FUNCTION = re.compile(r"Function\s*:\s*(\S+)\n(.*?)(?=\n\s*Function\s*:|\Z)", re.DOTALL)
 # Address, opcode, operands, and the high word of the encoding.
@@ -38,7 +39,7 @@ class Instruction:
     def __init__(self, at: str, op: str, operands: str, encoding: str):
         self.at, self.op, self.name, self.operands = int(at, 16), op, op.split(".")[0], operands
         self.is_weight = self.name == "LDG" and ".128" in op and ".CONSTANT" in op
-        self.is_load = self.name in ("LDG", "LDGSTS", "LD", "ATOMG", "ATOM") and not self.is_weight
+        self.is_load = self.name in ("LDG", "LDGSTS", "ATOMG", "ATOM") and not self.is_weight
         bits = int(encoding, 16)
         self.holds = COPIED if self.name == "LDGSTS" else bits >> 46 & 7
         self.awaits = {number for number in range(6) if bits >> 52 + number & 1}
@@ -47,11 +48,11 @@ class Instruction:
 
 
 class Round(NamedTuple):
-    """A wait at `at` for so many loads; `remote`: all of them from other blocks of the cluster."""
+    """A wait at `at` for so many loads; `copies`: all of them are cp.async."""
 
     at: int
     loads: int
-    remote: bool
+    copies: bool
 
 
 class Kernel:
@@ -66,13 +67,15 @@ class Kernel:
                 ends[target] = index + 1
         self.loops = [range(first, end) for first, end in ends.items()]
         acquired = {index for index, line in enumerate(self.code[:-1])
-                    if line.name in ("LDG", "LDS", "LD") and self.code[index + 1].op == "CCTL.IVALL"}
+                    if line.name in ("LDG", "LDS") and self.code[index + 1].op == "CCTL.IVALL"}
         around = sorted((loop for loop in self.loops if acquired.intersection(loop)), key=len)
         self.poll_loops = [loop for loop in around if not any(within(other, loop) for other in around)]
         self.grid_barriers = sum(any(self.code[at].name == "LDG" for at in acquired.intersection(loop))
                                  for loop in self.poll_loops)
         self.polls = acquired | {at for loop in self.poll_loops for at in loop if self.code[at].is_load}
-        self.time_loop = around[-1] if around[len(self.poll_loops):] else range(len(self.code))
+        # Branches back from code behind the exit, where threads of a warp part, make larger ones.
+        outer = [loop for loop in around if all(within(poll, loop) for poll in self.poll_loops)]
+        self.time_loop = outer[0] if outer else range(len(self.code))
 
     def products(self, part: range) -> int:
         return sum(self.code[at].name == "HMMA" for at in part)
@@ -89,7 +92,7 @@ class Kernel:
                     pending, polled = {}, True
                 elif awaited:
                     if products < HIDING:
-                        found.append(Round(line.at, len(pending), all(self.code[at].name == "LD" for at in pending)))
+                        found.append(Round(line.at, len(pending), all(held == COPIED for held in pending.values())))
                     pending = {}
                 elif polled and line.name in ("BAR", "BSYNC", "WARPSYNC"):
                     pending, polled = {}, False  # the rest of the block or warp has waited as well
@@ -107,7 +110,7 @@ class Kernel:
     def problems(self) -> list[str]:
         found = [f"{line.op} at {line.at:#x}: local memory" for line in self.code if line.name in ("LDL", "STL")]
         if HELD.search(self.name):
-            rounds = [f"{wait.loads} at {wait.at:#x}" for wait in self.rounds(self.time_loop) if not wait.remote]
+            rounds = [f"{wait.loads} at {wait.at:#x}" for wait in self.rounds(self.time_loop)]
             rolled = [f"from {self.code[loop.start].at:#x}" for loop in self.rolled()]
             found += [f"{len(places)} {what}, expected at most {most}: {', '.join(places)}" for places, what, most in (
                 (rounds, "rounds of global loads a step", MOST_ROUNDS),
@@ -119,10 +122,10 @@ class Kernel:
         return found
 
     def summary(self) -> str:
-        loop, remote = self.time_loop, [found.remote for found in self.rounds(self.time_loop)]
+        loop, copies = self.time_loop, [found.copies for found in self.rounds(self.time_loop)]
         return (f"{len(loop)} instructions, {self.products(loop)} HMMA, {sum(self.code[at].is_weight for at in loop)} "
-                f"streamed weights, {self.grid_barriers} grid barriers, {remote.count(False)} rounds of global loads, "
-                f"{remote.count(True)} in the cluster, {len(self.rolled())} waiting loops")
+                f"streamed weights, {self.grid_barriers} grid barriers, {len(copies)} rounds of global loads, "
+                f"{sum(copies)} of them copies, {len(self.rolled())} waiting loops")
 
 
 def within(inner: range, outer: range) -> bool:
@@ -145,7 +148,7 @@ def disassembled(path: Path) -> str:
         if path.suffix == ".cu":
             subprocess.run([tool("nvcc"), *COMPILE, path, "-o", f"{folder}/cubin"], check=True)
             path = Path(folder, "cubin")
-        return listing(path, "-sass", "-arch", "sm_90")
+        return listing(path, "-sass", "-arch", "sm_90a")
 
 
 def listing(path: Path, *flags: str) -> str:

@@ -109,10 +109,13 @@ ELMO_VALUE(asm volatile, uint32_t, load_acquire(const uint32_t* from), "ld.acqui
            "l"(from) : "memory")
 ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];", "=r",
            "l"(from) : "memory")
+// Stores `next` if there is what is `expected`; what was there.
+ELMO_VALUE(asm volatile, uint32_t, compare_and_swap(uint32_t* at, uint32_t expected, uint32_t next),
+           "atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;", "=r", "l"(at), "r"(expected), "r"(next) : "memory")
 ELMO_VALUE(asm volatile, int64_t, nanoseconds_now(), "mov.u64 %0, %globaltimer;", "=l", )
 
-// ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory. Only
-// called where `has_clusters` is true, so that older targets drop them
+// ---- clusters: `rank` is a block's number in the cluster, pointers are to this block's shared memory. Only called
+// where `has_clusters` is true, so that older targets drop them
 
 #if __CUDA_ARCH__ >= 900
 constexpr bool has_clusters = true;
@@ -122,11 +125,49 @@ constexpr bool has_clusters = false;
 
 ELMO_VALUE(asm volatile, uint32_t, remote_address(const void* local, int rank), "mapa.shared::cluster.u32 %0, %1, %2;",
            "=r", "r"(shared_address(local)), "r"(rank))
-ELMO_WORDS(load_remote(uint32_t address), "ld.shared::cluster.v4.u32", "r"(address) : "memory")
-ELMO_EFFECT(store_flag(uint32_t address, uint32_t value), "st.release.cluster.shared::cluster.u32 [%0], %1;",
-            "r"(address), "r"(value))
-ELMO_VALUE(asm volatile, uint32_t, load_flag(const uint32_t* from), "ld.acquire.cluster.shared::cta.u32 %0, [%1];",
-           "=r", "r"(shared_address(from)) : "memory")
+
+// A barrier in shared memory. A phase of it ends with as many arrivals as it was initialized for, and the bytes that
+// were expected.
+using PhaseBarrier = uint64_t;
+ELMO_EFFECT(begin_phases(PhaseBarrier* barrier, int arrivals), "mbarrier.init.shared::cta.b64 [%0], %1;",
+            "r"(shared_address(barrier)), "r"(arrivals))
+// What `begin_phases` wrote is seen by blocks of the cluster after its next barrier.
+ELMO_EFFECT(publish_barriers(), "fence.mbarrier_init.release.cluster;", )
+ELMO_EFFECT(arrive_and_expect(PhaseBarrier* barrier, int bytes),
+            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"(shared_address(barrier)), "r"(bytes))
+ELMO_EFFECT(arrive_remote(uint32_t barrier), "mbarrier.arrive.shared::cluster.b64 _, [%0];", "r"(barrier))
+// Waits for the end of the phases with this parity; the first has parity 0.
+ELMO_DEVICE void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
+  uint32_t ended;
+  do {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(ended)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!ended);
+}
+// Stores 16 bytes in another block's shared memory, which the barrier there counts.
+ELMO_EFFECT(store_remote(uint32_t to, const uint4& words, uint32_t barrier),
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];", "r"(to),
+            "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(barrier))
+// Copies bytes from L2 to the same place in the shared memory of the first `blocks` of the cluster. Barriers at the
+// same place as `barrier` count them.
+ELMO_DEVICE void multicast(void* to, const void* from, int bytes, PhaseBarrier* barrier, int blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(uint16_t((1 << blocks) - 1))
+      : "memory");
+}
+// What the thread wrote to global memory before is seen by a later `multicast`; what it accessed in the block's shared
+// memory may be overwritten by one.
+ELMO_EFFECT(fence_global(), "fence.proxy.async.global;", )
+ELMO_EFFECT(fence_shared(), "fence.proxy.async.shared::cta;", )
 // A barrier of all threads of all blocks of the cluster.
 ELMO_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");

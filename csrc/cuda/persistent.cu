@@ -108,7 +108,7 @@ void run_persistent(const Call& call) {
   launch.partials = reinterpret_cast<float*>(call.scratch + at.partials);
   const Config steps(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, call.stream, plan.cluster, true);
   const Config replay(dim3(unsigned(call.slots), 2), replay_threads, int64_t(replay_shared(plan.layout)), call.stream);
-  check(cudaMemsetAsync(call.scratch, 0, at.operands, steps.stream), "clear");
+  check(cudaMemsetAsync(call.scratch, 0, at.partials, steps.stream), "clear");
   check(cudaLaunchKernelEx(&steps, kernel_for(call.operand, plan.instance), launch), "launch");
   check(cudaLaunchKernelEx(&replay, kernel_for(call.operand, instance_count), launch), "replay");
 }

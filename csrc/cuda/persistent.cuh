@@ -9,6 +9,8 @@ namespace elmo_fast::cuda {
 // as in Instance.
 template <class O, int NT, int R, int depth>
 class Team {
+  static constexpr bool take_turns = double_buffered(NT);
+
  public:
   ELMO_DEVICE Team(const Launch& p, char* shared)
       : p_(p), threads_(int(blockDim.x) / 2), d_(int(threadIdx.x) >= threads_),
@@ -20,8 +22,9 @@ class Team {
     record_ = direction_weights(p, d_) + size_t(unit) * size_t(p.layout.unit_bytes());
   }
 
-  // Loads resident weights and the initial state, and stores the block's part of h before step 0 for all blocks.
-  ELMO_DEVICE void begin() {
+  // Loads resident weights and the initial state, and stores the block's part of h before step 0 for all blocks. False:
+  // an earlier launch gave up, so this one does. Then all blocks wait in vain for this one.
+  ELMO_DEVICE bool begin() {
 #pragma unroll
     for (int k = 0; k < R; ++k)
       if (k < p_.layout.k_steps()) fetch(k, kept_[k]);
@@ -30,18 +33,21 @@ class Team {
       copy_async(shared_gates() + at * tile_bytes, gates + at * tile_bytes, true);
     if (p_.projection_resident) keep_projection();
     cells_.begin(record_, warp_ % 2);
-    if (thread_ < most_cluster) flags()[thread_] = 0;
+    if (in_cluster()) begin_cluster();
     // One thread reads for all of them: meanwhile a launch on another stream may count that it gave up.
-    if (thread_ == 0) flags()[most_cluster + 1] = p_.timeout_ns && !load_relaxed(p_.aborts);
+    if (thread_ == 0) flags()[1] = p_.timeout_ns && !load_relaxed(p_.aborts);
     const int width = p_.layout.h_width();
     for (int at = index_ * threads_ + thread_; at < p_.slots * width; at += p_.blocks * threads_)
-      operand(0)[at] = first_operand<O>(p_, d_, at / width, at % width);
+      *operand(0, at / width, at % width) = first_operand<O>(p_, d_, at / width, at % width);
     wait_for_copies();
-    arrive();
+    if (in_cluster()) fence_shared(), fence_global();
+    sync();
+    if (flags()[1]) arrive();
+    else store_relaxed(p_.abort, 1u);
+    return flags()[1] != 0;
   }
 
   ELMO_DEVICE void run() {
-    if (!flags()[most_cluster + 1]) return store_relaxed(p_.abort, 1u);
     Step now = {d_, 0, 0, p_.batch_sizes[0]};
     for (; now.t < p_.steps; ++now.t) {
       now.size = now.next;
@@ -58,8 +64,11 @@ class Team {
   ELMO_DEVICE char* shared_gates() const { return shared_ + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16; }
   ELMO_DEVICE uint16_t* halves(int offset) const { return reinterpret_cast<uint16_t*>(shared_ + offset); }
   ELMO_DEVICE uint32_t* flags() const { return reinterpret_cast<uint32_t*>(shared_ + p_.at.flags); }
-  ELMO_DEVICE uint16_t* operand(int t) const {
-    return p_.operands + size_t((t & 1) * 2 + d_) * size_t(p_.slots) * size_t(p_.layout.h_width());
+  // A column of a slot of h before step t.
+  ELMO_DEVICE uint16_t* operand(int t, int slot, int column) const {
+    const int part = take_turns ? column / part_columns : 0;
+    const int row = (((t & 1) * 2 + d_) * p_.at.h_parts + part) * p_.slots + slot;
+    return p_.operands + size_t(row) * size_t(p_.at.h_stride) + (column - part * part_columns);
   }
   ELMO_DEVICE float* partials(int cluster) const {
     return p_.partials + (size_t(d_) * size_t(p_.blocks / p_.cluster) + size_t(cluster)) * size_t(p_.slots) *
@@ -77,23 +86,70 @@ class Team {
 
   // False: the launch gives up.
   ELMO_DEVICE bool wait() {
-    const auto reached = [&] { return int32_t(load_acquire(&p_.barriers[d_].count) - target_) >= 0; };
-    if (thread_ == 0) flags()[most_cluster] = poll(p_, reached);
+    if (thread_ == 0) flags()[0] = poll(p_, &p_.barriers[d_].count, target_);
     sync();
-    return flags()[most_cluster] != 0;
+    return flags()[0] != 0;
   }
 
-  // Waits until every block of the cluster has written its m of step t. False: the launch gives up.
-  ELMO_DEVICE bool exchange(int t) {
-    sync();
-    const uint32_t step = uint32_t(t) + 1;
-    if (thread_ == 0) flags()[most_cluster] = 1;
-    if (thread_ < p_.cluster) store_flag(remote_address(flags() + rank_, thread_), step);
-    sync();
-    const auto reached = [&] { return int32_t(load_flag(flags() + thread_) - step) >= 0; };
-    if (thread_ < p_.cluster && !poll(p_, reached)) flags()[most_cluster] = 0;
-    sync();
-    return flags()[most_cluster] != 0;
+  // ---- the cluster: of whose blocks every one passes a grid barrier, or none, so that they wait for each other
+  // without giving up
+
+  static constexpr int stages = take_turns ? 2 : 1;
+
+  ELMO_DEVICE bool in_cluster() const { return has_clusters && p_.cluster > 1; }
+  ELMO_DEVICE PhaseBarrier* barrier(int at) const {
+    return reinterpret_cast<PhaseBarrier*>(shared_ + p_.at.barriers) + at;
+  }
+  ELMO_DEVICE PhaseBarrier* copied(int part) const { return barrier(part % stages); }    // a part of h is there
+  ELMO_DEVICE PhaseBarrier* read(int part) const { return barrier(2 + part % stages); }  // by all blocks of the cluster
+  ELMO_DEVICE PhaseBarrier* gathered() const { return barrier(4); }  // m of all these blocks is there
+  // Of the phases of both barriers of a part in the next step or, once it is read, of those that ended.
+  ELMO_DEVICE uint32_t parity(int part) const { return parities_ >> part % stages & 1; }
+
+  // Initializes the barriers, and h in shared memory: multicasts write rows of slots that have not ended alone.
+  ELMO_DEVICE void begin_cluster() {
+    if (thread_ == 0) {
+      for (int part = 0; part < stages; ++part) {
+        begin_phases(copied(part), 1);
+        begin_phases(read(part), p_.cluster * (threads_ / 32));
+      }
+      begin_phases(gathered(), 1);
+      publish_barriers();
+    }
+    for (int at = p_.at.h + thread_ * 16; at < p_.at.m; at += threads_ * 16) store_shared(shared_ + at, uint4());
+  }
+
+  // One thread: copies the block's share of the rows of a part of h to all blocks, and expects that of the others.
+  ELMO_DEVICE void copy_part(const Step& now, int part) {
+    const int share = divided_up(now.size, p_.cluster), first = rank_ * share, row_bytes = p_.at.h_stride * 2;
+    arrive_and_expect(copied(part), now.size * row_bytes);
+    if (first < now.size)
+      multicast(staged(part * part_steps) + first * p_.at.h_stride, operand(now.t, first, part * part_columns),
+                smaller(share, now.size - first) * row_bytes, copied(part), p_.cluster);
+  }
+
+  // Called by a warp after its last product with a part.
+  ELMO_DEVICE void release(int part) {
+    __syncwarp();
+    if (lane_ < p_.cluster) arrive_remote(remote_address(read(part), lane_));
+    parities_ ^= 1u << part % stages;
+  }
+
+  // Stores m in every block of the cluster, over h, as rows [slot, gathered_stride], and waits for the others' m.
+  ELMO_DEVICE void gather_m(const Step& now) {
+    const int words = p_.units_per_block * unit_cells / 8, column = thread_ % words * 8;
+    const uint16_t* m = halves(p_.at.m) + column;
+    const uint16_t* to = halves(p_.at.h) + rank_ * words * 8 + column;
+    if (thread_ == 0) arrive_and_expect(gathered(), p_.cluster * now.size * words * 16);
+    wait_for_phase(read(p_.at.h_parts - 1), parity(p_.at.h_parts - 1) ^ 1);
+    for (int slot = thread_ / words; slot < now.size; slot += 32) {
+      const uint4 of_slot = *reinterpret_cast<const uint4*>(m + slot * p_.at.m_stride);
+#pragma unroll 4
+      for (int rank = 0; rank < p_.cluster; ++rank)
+        store_remote(remote_address(to + slot * p_.at.gathered_stride, rank), of_slot,
+                     remote_address(gathered(), rank));
+    }
+    wait_for_phase(gathered(), now.t & 1);
   }
 
   // ---- a step ----
@@ -102,23 +158,26 @@ class Team {
     read_inputs(now);
     if (!wait()) return false;
     const int k_steps = p_.layout.k_steps(), streamed = register_steps() + p_.shared_steps;
-    for (int part = 0; part < (take_turns ? 1 : divided_up(k_steps, staged_steps)); ++part) stage(now, part);
+    if (!in_cluster()) {
+      for (int part = 0; part < (take_turns ? 1 : divided_up(k_steps, part_steps)); ++part) stage(now, part);
+    } else if (thread_ == 0) {
+      for (int part = 0; part < smaller(stages, p_.at.h_parts); ++part) copy_part(now, part);
+    }
     cells_.begin_sums(now, slots().scale);
 #pragma unroll
     for (int j = 0; j < depth; ++j)
       if (streamed + j < k_steps) fetch(streamed + j, ahead_[j]);
     gates(now);
     cells_.update(now, slots().starts, halves(p_.at.m), p_.at.m_stride);
-    if (has_clusters && p_.cluster > 1) {
-      if (!exchange(now.t)) return false;
-      gather_m();
-    }
     sync();
+    if (in_cluster()) gather_m(now);
     project(now);
+    if (in_cluster()) fence_shared();
     arrive();
     const int pairs = now.size * (p_.layout.h_width() / 2);
     if (!wait()) return false;
     for (int at = index_ * threads_ + thread_; at < pairs; at += p_.blocks * threads_) finish_h(now, at);
+    if (in_cluster()) fence_global();
     if (now.t + 1 < p_.steps) arrive();
     return true;
   }
@@ -150,39 +209,47 @@ class Team {
       a[tile] = load_weights(record_ + p_.layout.gate_offset(warp_ % 2, k) + tile * tile_bytes + lane_ * 16);
   }
 
-  static constexpr bool take_turns = double_buffered(NT);
-
-  // Offset of a part of h in shared memory, in 16-bit values.
-  ELMO_DEVICE int part_offset(int part) const {
-    return take_turns ? part % 2 * NT * tile_slots * p_.at.h_stride : part * staged_steps * 16;
-  }
-
   // Starts to copy a part of h, 8 k-steps: 16 threads per slot, 16 bytes each.
   ELMO_DEVICE void stage(const Step& now, int part) {
-    const int width = p_.layout.h_width(), column = thread_ % 16 * 8, slots_at_once = threads_ / 16;
-    if (part * staged_steps * 16 + column >= width) return;
-    const uint16_t* from = operand(now.t) + part * staged_steps * 16 + column;
-    uint16_t* to = halves(p_.at.h) + part_offset(part) + column;
+    const int column = thread_ % 16 * 8, slots_at_once = threads_ / 16;
+    if (part * part_columns + column >= p_.layout.h_width()) return;
+    const uint16_t* from = operand(now.t, 0, part * part_columns + column);
+    uint16_t* to = staged(part * part_steps) + column;
 #pragma unroll(R > 0 && NT > 2 ? 4 : 1)
     for (int slot = thread_ / 16; slot < NT * tile_slots; slot += slots_at_once)
-      copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
+      copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * p_.at.h_stride, slot < now.size);
   }
 
   // Called before the product of k-step k; with double buffering, waits for its part and starts to copy the next part.
+  // In a cluster one thread does so some k-steps later, when the other blocks have read what it overwrites.
   ELMO_DEVICE void enter(const Step& now, int k) {
-    if (!take_turns || k % staged_steps != 0) return;
-    wait_for_copies();
-    sync();
-    stage(now, k / staged_steps + 1);
+    if (!take_turns) return;
+    const int part = k / part_steps, into = k % part_steps, next = part + 1;
+    if (!in_cluster()) {
+      if (into != 0) return;
+      wait_for_copies();
+      sync();
+      stage(now, next);
+    } else if (into == 0) {
+      if (part > 0) release(part - 1);
+      wait_for_phase(copied(part), parity(part));
+    } else if (into == 2 && thread_ == 0 && next >= stages && next < p_.at.h_parts) {
+      wait_for_phase(read(next), parity(next) ^ 1);
+      copy_part(now, next);
+    }
   }
 
-  ELMO_DEVICE const uint16_t* staged(int k) const {
-    return halves(p_.at.h) + part_offset(k / staged_steps) + k % staged_steps * 16;
+  // Slot 0 of 16 columns of h in shared memory.
+  ELMO_DEVICE uint16_t* staged(int k) const {
+    const int into = take_turns ? k / part_steps % 2 * NT * tile_slots * p_.at.h_stride + k % part_steps * 16 : k * 16;
+    return halves(p_.at.h) + into;
   }
 
   ELMO_DEVICE void gates(const Step& now) {
     const int k_steps = p_.layout.k_steps(), in_registers = register_steps();
-    if (!take_turns) {
+    if (!take_turns && in_cluster()) {
+      wait_for_phase(copied(0), parity(0));
+    } else if (!take_turns) {
       wait_for_copies();
       sync();
     }
@@ -208,29 +275,7 @@ class Team {
         if (k + depth < k_steps) fetch(k + depth, ahead_[j]);
       }
     }
-  }
-
-  // Copies m of the cluster's blocks into rows [slot, gathered_stride], over h, 32 slots at a time.
-  ELMO_DEVICE void gather_m() {
-    const int cells = p_.units_per_block * unit_cells, column = thread_ % (cells / 8) * 8;
-    const uint16_t* m = halves(p_.at.m) + column;
-    uint16_t* to = halves(p_.at.h) + column;
-    const auto rank_at = [&](int at) { return smaller(at, p_.cluster - 1); };  // a cluster of 2 reads rank 1 again
-#pragma unroll
-    for (int first = 0; first < NT * tile_slots; first += 32) {
-      const int slot = first + thread_ / (cells / 8);
-      if (slot >= NT * tile_slots) return;
-#pragma unroll 1
-      for (int base = 0; base < p_.cluster; base += 4) {
-        uint4 words[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          words[j] = load_remote(remote_address(m + slot * p_.at.m_stride, rank_at(base + j)));
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-          store_shared(to + slot * p_.at.gathered_stride + rank_at(base + j) * cells, words[j]);
-      }
-    }
+    if (in_cluster()) release(p_.at.h_parts - 1);
   }
 
   // ---- projection ----
@@ -250,9 +295,8 @@ class Team {
 
   // Computes partial sums of the block's projected values over the cluster's cells.
   ELMO_DEVICE void project(const Step& now) {
-    const bool gathered = has_clusters && p_.cluster > 1;
-    const uint16_t* m = halves(gathered ? p_.at.h : p_.at.m);
-    const int stride = gathered ? p_.at.gathered_stride : p_.at.m_stride;
+    const uint16_t* m = halves(in_cluster() ? p_.at.h : p_.at.m);
+    const int stride = in_cluster() ? p_.at.gathered_stride : p_.at.m_stride;
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
     for (int tile = warp_; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); tile += threads_ / 32) {
       const char* kept = shared_ + p_.at.projection + tile * p_.cluster * p_.units_per_block * tile_bytes + lane_ * 16;
@@ -303,7 +347,7 @@ class Team {
     for (float& value : h) value = clipped(value, p_.proj_clip);
     // Not read where the slot ends.
     const uint32_t next = O::from(starts ? initial[0] : h[0]) | uint32_t(O::from(starts ? initial[1] : h[1])) << 16;
-    *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(slot) * size_t(width) + column) = next;
+    *reinterpret_cast<uint32_t*>(operand(now.t + 1, slot, column)) = next;
     for (int e = 0; e < 2; ++e)
       if (column + e < p_.layout.projection) store_h(p_, now, packed_row, slot, column + e, h[e]);
   }
@@ -313,7 +357,7 @@ class Team {
   char* const shared_;
   const char* record_;
   Cells<O, NT> cells_;
-  uint32_t target_ = 0;
+  uint32_t target_ = 0, parities_ = 0;
   TileA kept_[R > 0 ? R : 1][2];
   TileA ahead_[depth][2];
 };
@@ -322,10 +366,10 @@ template <class O, int NT, int R, int depth, int most_threads>
 __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __grid_constant__ Launch p) {
   extern __shared__ __align__(16) char shared[];
   Team<O, NT, R, depth> team(p, shared);
-  team.begin();
-  // blocks of a cluster may read each other's shared memory once all have started and until the first exits
+  const bool runs = team.begin();
+  // blocks of a cluster may write each other's shared memory once all have started and until the first exits
   if (has_clusters && p.cluster > 1) sync_cluster();
-  team.run();
+  if (runs) team.run();
   if (has_clusters && p.cluster > 1) sync_cluster();
 }
 

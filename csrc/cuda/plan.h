@@ -29,9 +29,10 @@ constexpr int tile_bytes = 512;  // 32 threads, 4 registers
 constexpr int bias_bytes = 4 * unit_cells * 4;
 constexpr int most_cluster = 8;
 constexpr int most_units = 3;  // per block and direction, with 2 warps each
-constexpr int staged_steps = 8;  // k-steps of h that are copied at once
+constexpr int part_steps = 8;  // k-steps of a part of h, of two that alternate
+constexpr int part_columns = 16 * part_steps;
 
-// Stages of h in shared memory: all of them for few slots (latency-bound), two that alternate for many.
+// Parts of h in shared memory: a single one for few slots (latency-bound), two that alternate for many.
 constexpr ELMO_HD bool double_buffered(int row_tiles) { return row_tiles > 2; }
 
 constexpr ELMO_HD int divided_up(int a, int b) { return (a + b - 1) / b; }
@@ -97,42 +98,46 @@ struct Plan {
 // gathered m overwrites h.
 struct SharedLayout {
   int h_stride, m_stride, gathered_stride;  // 16-bit values between two slots
-  int projection, h, m, slots, flags, team;
+  int h_parts;  // of which `h` has one or two; in device memory as well
+  int projection, h, m, slots, barriers, flags, team;
 
   explicit SharedLayout(const Plan& plan) {
     const int row_tiles = instances[plan.instance].row_tiles, stages = double_buffered(row_tiles) ? 2 : 1;
     const int rows = row_tiles * tile_slots, cells = plan.units_per_block * unit_cells;
     const int tiles = divided_up(plan.layout.p_tiles(), plan.cluster);
-    h_stride = padded_columns(16 * (stages == 1 ? plan.layout.k_steps() : staged_steps));
+    h_parts = stages == 1 ? 1 : divided_up(plan.layout.k_steps(), part_steps);
+    h_stride = padded_columns(stages == 1 ? plan.layout.h_width() : part_columns);
     m_stride = padded_columns(cells);
     gathered_stride = plan.cluster > 1 ? padded_columns(plan.cluster * cells) : 0;
     projection = 2 * plan.units_per_block * plan.shared_steps * 2 * tile_bytes;
     h = projection + (plan.projection_resident ? tiles * plan.cluster * plan.units_per_block * tile_bytes : 0);
     m = h + larger(stages * rows * h_stride, rows * gathered_stride) * 2;
     slots = m + rows * m_stride * 2;
-    flags = slots + 3 * most_slots * 4;
-    team =
-        flags + (most_cluster + 2) * 4 + 8;  // a flag for each block of the cluster, a barrier's result, whether to run
+    barriers = slots + 3 * most_slots * 4;
+    flags = barriers + 5 * 8;
+    team = flags + 2 * 4;  // whether a wait ended, whether to run
   }
 };
 
-// A grid barrier: a count that is only incremented, on its own cache line.
+// A grid barrier: a count that is only incremented, on its own cache line. Its highest bit: the launch gave up.
 struct Barrier {
   uint32_t count;
   uint32_t unused[31];
 };
 
-// Offsets in bytes into a call's scratch. It begins with a barrier for each direction and the abort flag on its own
-// cache line, all zeroed before a launch.
+// Offsets in bytes into a call's scratch. It begins with a barrier for each direction, the abort flag on its own cache
+// line and the operands with their padding, all zeroed before a launch.
 struct Scratch {
   size_t abort, operands, partials, size;
 
   Scratch(const Plan& plan, int slots) {
-    const size_t values = 2 * size_t(slots) * size_t(plan.layout.h_width());
+    const SharedLayout at(plan);
+    const size_t rows = 2 * size_t(slots);
     abort = 2 * sizeof(Barrier);
-    operands = abort + sizeof(Barrier);  // [2 parities, 2, slots, h_width] 16-bit
-    partials = operands + 2 * values * 2;  // [2, clusters, slots, h_width] fp32
-    size = partials + values * size_t(plan.blocks / plan.cluster) * 4;
+    operands = abort + sizeof(Barrier);  // [2 parities, 2, h_parts, slots, h_stride] 16-bit
+    partials =
+        operands + 2 * rows * size_t(at.h_parts) * size_t(at.h_stride) * 2;  // [2, clusters, slots, h_width] fp32
+    size = partials + rows * size_t(plan.layout.h_width()) * size_t(plan.blocks / plan.cluster) * 4;
   }
 };
 

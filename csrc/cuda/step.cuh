@@ -9,7 +9,7 @@ namespace elmo_fast::cuda {
 // The arguments of the kernels.
 struct Launch : Call, Plan {
   SharedLayout at;
-  uint16_t* operands;  // [2 parities, 2, slots, h_width]
+  uint16_t* operands;  // [2 parities, 2, h_parts, slots, h_stride]
   float* partials;     // [2, clusters, slots, h_width]
   Barrier* barriers;   // [2]
   uint32_t* abort;
@@ -20,18 +20,19 @@ struct Step {
   int d, t, size, next;
 };
 
-// Polls until `reached`. False: the launch gives up.
-template <class Reached>
-ELMO_DEVICE bool poll(const Launch& p, Reached&& reached) {
+// Polls until so many have arrived. False: the launch gives up, and then every block does so at this barrier.
+ELMO_DEVICE bool poll(const Launch& p, uint32_t* count, uint32_t target) {
+  constexpr uint32_t gave_up = 1u << 31;
   int64_t begin = 0;
-  for (uint32_t count = 1; !reached(); ++count) {
-    if (count % 32 != 0) continue;
+  for (uint32_t polls = 1;; ++polls) {
+    const uint32_t found = load_acquire(count);
+    if (found >= target) return found < gave_up;
+    if (polls % 32 != 0) continue;
     const int64_t now = nanoseconds_now();
     if (begin == 0) begin = now;
     if (now - begin > p.timeout_ns) store_relaxed(p.abort, 1u);
-    if (load_relaxed(p.abort) != 0) return false;
+    if (load_relaxed(p.abort) != 0) compare_and_swap(count, found, found | gave_up);
   }
-  return true;
 }
 
 ELMO_HD int slot_of(int n, int e, int lane) { return n * tile_slots + lane % 4 * 2 + e; }

@@ -1,6 +1,6 @@
 # elmo_fast_usable_nvcc(REASON): sets ELMO_FAST_NVCC, and REASON to the empty string if the CUDA kernels can be built,
 # else to why not. An nvcc that is old, broken or rejects the host compiler is a reason and does not fail the build.
-set(elmo_fast_oldest_nvcc 12.0)  # older ones have not been tried
+set(elmo_fast_oldest_nvcc 12.1)  # the first with st.async
 
 function(elmo_fast_usable_nvcc reason)
   find_program(ELMO_FAST_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin PATHS /usr/local/cuda/bin)
@@ -39,7 +39,8 @@ function(elmo_fast_try_nvcc reason)
        "__global__ void trial(__half* x, __nv_bfloat16* y) { *x = __float2half(float(*y)); }\n"
        "int main() { trial<<<1, 1>>>(nullptr, nullptr); return int(cudaDeviceSynchronize()); }\n")
   elmo_fast_nvcc(said last -std=c++17 -fmad=false -gencode=arch=compute_80,code=[compute_80,sm_80]
-                 -gencode=arch=compute_90,code=[compute_90,sm_90] ${flags} "${folder}/trial.cu" -o "${folder}/trial")
+                 -gencode=arch=compute_90a,code=sm_90a -gencode=arch=compute_90,code=compute_90
+                 ${flags} "${folder}/trial.cu" -o "${folder}/trial")
   if(last)
     set(${reason} "${ELMO_FAST_NVCC} cannot compile a small kernel: ${last}" PARENT_SCOPE)
   endif()

@@ -12,7 +12,7 @@ VERSION = 'if [ "$1" = --version ]; then echo "Cuda compilation tools, release {
 NEW = VERSION.format("12.4")
 # What nvcc does; why there are no kernels, without what a compile definition does not take.
 FAKES = {
-    "old": (VERSION.format("11.8") + "exit 0\n", "nvcc 12.0 or newer is needed, and NVCC is 11.8"),
+    "old": (VERSION.format("11.8") + "exit 0\n", "nvcc 12.1 or newer is needed, and NVCC is 11.8"),
     "refuses the host compiler": (
         NEW + "echo 'host_config.h:143:2: error: #error -- \"unsupported\"; GNU version!' >&2\nexit 1\n",
         "NVCC cannot compile a small kernel: host_config.h:143:2: error:  error --  unsupported , GNU version "),
@@ -57,4 +57,4 @@ def test_a_compiler_that_will_do_is_tried(tmp_path):
     assert not reason(tmp_path, f"-DELMO_FAST_NVCC={nvcc}", "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
     (call,) = (tmp_path / "calls").read_text().splitlines()
     assert "-allow-unsupported-compiler" in call and "trial.cu" in call
-    assert "arch=compute_90,code=[compute_90,sm_90]" in call
+    assert "arch=compute_90a,code=sm_90a" in call and "arch=compute_90,code=compute_90" in call

@@ -15,10 +15,10 @@ from benchmarks.gpu import read_sass
 from tests.support.ptx_machine import NVCC, ROOT, lines, machine, object_file
 from tests.support.ptx_text import parsed
 
-FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90,code=sm_90", "-gencode",
+FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-gencode",
          "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
 INSTANCES = {"persistent_kernel": 14, "replay_kernel": 2}
-SYSTEM_SHARED = {"sm_90": 1024, "sm_80": 0}  # bytes that CUDA takes; the plans' own have tests of their own
+SYSTEM_SHARED = {"sm_90a": 1024, "sm_80": 0}  # bytes that CUDA takes; the plans' own have tests of their own
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def test_time_loops_do_not_wait_in_line(compiled):
 LOAD, USE = "LDG.E R8, desc[UR4][R2.64] -> 1\n", "FADD R9, R8, R9 <- 1\n"
 WIDE, STREAMED = (f"LDG.E.128{kind} R8, desc[UR4][R2.64] -> 1\n" for kind in ("", ".CONSTANT"))
 # By kernel of micro.cu: what each repetition executes, over all threads of a cluster of 8 blocks.
-WAITS = {"0": ("red.release.gpu", 8), "1": ("ld.relaxed.gpu", 8), "2": ("st.release.cluster", 64),
-         "3": ("barrier.cluster.wait", 8 * 256), "4": ("st.release.cluster", 8), "5": ("ld.shared::cluster", 8)}
+WAITS = {"0": ("red.release.gpu", 8), "1": ("ld.relaxed.gpu", 8), "2": ("st.async", 64),
+         "3": ("barrier.cluster.wait", 8 * 256), "4": ("cp.async.bulk", 8)}
 
 
 @pytest.mark.long
@@ -71,7 +71,7 @@ def test_micro_times_repeat_what_they_name(tmp_path):
         for times in (3, 10):
             memory = torch.zeros(32 * 11, dtype=torch.int32)
             module.register_memory(memory.data_ptr(), memory.nbytes, "memory", True)
-            kernel.launch((8, 1, 1), (256, 1, 1), 2048, 8, [memory.data_ptr(), 8, 8, times])
+            kernel.launch((8, 1, 1), (256, 1, 1), 2 * 8 * 1024 + 16, 8, [memory.data_ptr(), 8, 8, times])
             module.forget_memory()
             counts.append(lines([kernel]))
         wait = re.search(r"4Wait(\d)", counts[0][0].kernel)[1]
@@ -139,10 +139,16 @@ def test_rounds_of_a_step(text, loads):
     assert [each.loads for each in found.rounds(found.time_loop)] == loads
 
 
-def test_streamed_weights_and_the_cluster_are_counted_apart():
-    found = kernel(in_loop(STREAMED + USE + WIDE.replace("LDG", "LD") + USE))
+def test_streamed_weights_and_copies_are_counted_apart():
+    copy = "LDGSTS.E.BYPASS.128 [R7], desc[UR4][R2.64]\nDEPBAR.LE SB0, 0x0\n"
+    found = kernel(in_loop(STREAMED + USE + copy + LOAD + USE))
     assert found.problems() == []
-    assert "1 streamed weights, 1 grid barriers, 0 rounds of global loads, 1 in the cluster" in found.summary()
+    assert "1 streamed weights, 1 grid barriers, 2 rounds of global loads, 1 of them copies" in found.summary()
+
+
+def test_a_larger_loop_from_behind_the_exit_is_not_the_time_loop():
+    found = kernel(f"{LOAD}S: {USE}{in_loop(LOAD + USE)}\nBRA S")
+    assert [each.loads for each in found.rounds(found.time_loop)] == [1] and found.grid_barriers == 1
 
 
 @pytest.mark.parametrize("body, said", [

@@ -189,10 +189,10 @@ def test_the_page_says_what_fits_a_chip():
 def test_a_prediction_adds_up():
     """Counts of round numbers on a chip of round rates."""
     chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, special=1e9, l2_latency=2e-7,
-                        cluster_latency=1e-7, fence=5e-7)
+                        cluster_latency=3.5e-7)
     counts = dict(blocks=100, mma=1000, wavefronts=100_000, ideal=90_000, weight_sectors=125_000,
                   exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000, special=2500,
-                  barriers=2, rounds=4, cluster_rounds=2, fences=1)
+                  barriers=2, rounds=4, cluster_rounds=2)
     found = predict.predict(counts, chip)
     parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "special": 0.8,
              "waits": 3.5}
@@ -220,15 +220,16 @@ def test_counts_of_a_step_are_told_apart_by_opcode():
         return dict.fromkeys(("executed", "threads", "bytes", "sectors", "wavefronts", "ideal"), 0) | given
 
     opcodes = {
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": fields(executed=10), "ld.global.nc.v4.u16": fields(sectors=3),
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": fields(executed=10),
+        "ld.global.nc.v4.u16": fields(sectors=3),
         "ld.shared.v2.u32": fields(wavefronts=7, ideal=5), "ld.global.nc.L1::no_allocate.v4.u32": fields(sectors=16),
         "ld.global.cg.v2.f32": fields(sectors=4), "st.global.u32": fields(sectors=5),
         "ld.acquire.gpu.global.u32": fields(sectors=99), "ld.relaxed.gpu.global.u32": fields(sectors=99),
         "cp.async.cg.shared.global": fields(sectors=6, wavefronts=2, ideal=2),
-        "ld.shared::cluster.v4.u32": fields(bytes=512, wavefronts=4, ideal=4),
-        "red.release.gpu.global.add.u32": fields(executed=8),
-        "st.release.cluster.shared::cluster.u32": fields(executed=4), "ex2.approx.ftz.f32": fields(executed=5),
+        "cp.async.bulk.shared::cluster.global.mbarrier": fields(sectors=7, bytes=1792),
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32": fields(bytes=512, wavefronts=4, ideal=4),
+        "red.release.gpu.global.add.u32": fields(executed=8), "ex2.approx.ftz.f32": fields(executed=5),
         "rcp.approx.ftz.f32": fields(executed=6), "rcp.rn.f32": fields(executed=90)}
     assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == dict(
-        blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100,
-        cluster_bytes=512, special=11, barriers=2, fences=1, rounds=4, cluster_rounds=1)
+        blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=22, input_sectors=3, z_bytes=100,
+        cluster_bytes=512, special=11, barriers=2, rounds=4, cluster_rounds=1)

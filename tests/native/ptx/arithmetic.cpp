@@ -246,6 +246,7 @@ void add_arithmetic(Table& t) {
   add_integers<int32_t>(t, "s32"), add_integers<int64_t>(t, "s64"), add_choices<int16_t>(t, "s16");
   add_floats(t, "f32");
   add_half<from_half, to_half>(t, "f16"), add_half<from_bfloat, to_bfloat>(t, "bf16");
+  t["cvt.u16.u32"] = lanes([](uint32_t a) { return uint16_t(a); });
   t["cvt.u32.u16"] = lanes([](uint16_t a) { return uint32_t(a); });
   t["cvt.u32.u64"] = lanes([](uint64_t a) { return uint32_t(a); });
   t["cvt.u64.u32"] = lanes([](uint32_t a) { return uint64_t(a); });

@@ -186,6 +186,9 @@ static void leave(Warp& warp, Mask mask) {
   for (Barrier& barrier : block.barriers) barrier.complete(block.alive);
   block.leader->cluster_barrier.complete(block.leader->cluster_alive);
   if (block.alive) return;
+  for (const auto& [to, complete] : warp.machine->copies)
+    if (to >= block.shared.data() && to < block.shared.data() + block.shared.size())
+      throw Trap("a block leaves while what is in its shared memory is being copied");
   // Who used this block's shared memory must have done so before it leaves.
   Warp last;
   for (const Warp& w : warp.machine->warps)
@@ -230,6 +233,11 @@ static void wait_for_cluster(Warp& warp, Mask) {
   warp.block->leader->cluster_barrier.wait(warp, uint32_t(std::exchange(warp.cluster_round, -1)));
 }
 
+template <Fence of>
+static void fence(Parser& s) {
+  s.in.run = [](Warp& warp, Mask) { warp.proxied[of] = warp.clocks; };
+}
+
 // "d, a, b, 31, -1" or "d, a, -1": d = f(values of a, the thread, its b).
 template <class F>
 static Binder exchange(F f) {
@@ -255,7 +263,8 @@ void add_control(Table& t) {
   t["bar.warp.sync"] = bind_warp_barrier;
   t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);
   t["barrier.cluster.wait.acquire"] = action(wait_for_cluster);
-  t["fence.proxy.async.shared::cta"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
+  t["fence.proxy.async.shared::cta"] = fence<fence_of_shared>;
+  t["fence.proxy.async.global"] = fence<fence_of_global>;
   t["shfl.sync.idx.b32"] = exchange([](const uint32_t* values, int, int from) { return values[from & 31]; });
   t["shfl.sync.bfly.b32"] = exchange([](const uint32_t* values, int lane, int by) { return values[lane ^ (by & 31)]; });
   t["redux.sync.max.s32"] = exchange([](const uint32_t* values, int, int) {

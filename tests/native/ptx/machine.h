@@ -30,7 +30,7 @@ struct Epoch {
 };
 
 // `same`: writes the bytes that are there. Several warps may do so without order between them, as Triton's do.
-// From `starts` to `ends` nobody may touch what cp.async writes, nor write what the tensor cores read.
+// From `starts` to `ends` nobody may touch what an asynchronous copy writes, nor write what the tensor cores read.
 enum class Use { plain, atomic, same, starts, ends };
 
 struct Word {
@@ -39,6 +39,7 @@ struct Word {
   uint8_t defined = 0, last = 0, seen = 0;  // bytes: ever written, last written, read since
   int8_t writer = 0, reader = 0;            // threads of the warps in `written` and `read`
   bool copies = false;
+  bool by_proxy = false;                    // last written by a bulk copy
   std::vector<Epoch> others;  // that have read since, in no order with `read`
 };
 using Shadow = std::vector<Word>;
@@ -53,8 +54,15 @@ struct Place {
   Shadow* shadow = nullptr;
   size_t offset = 0;  // in the shadow
   void read(size_t bytes, const Warp& warp, int thread, Use use = Use::plain) const;
-  void write(size_t bytes, const Warp& warp, int thread, Use use) const;
+  // `issued`: the warp's clock then, of copies whose end a barrier in shared memory makes known; 0: as of now
+  void write(size_t bytes, const Warp& warp, int thread, Use use, Clock issued = 0) const;
+  Word* word() const { return shadow ? &(*shadow)[offset / 4] : nullptr; }
 };
+
+// A fence.proxy.async makes visible to bulk copies and to the tensor cores what others wrote.
+enum Fence { fence_of_shared, fence_of_global };
+// A Trap unless it did so for `warp`: of the writer, of `warp` or of the block that owns the memory.
+void demand_visible(const Word& word, const Warp& warp, Fence fence, const Block& owner);
 
 // Global memory is what of the host's is registered.
 struct GlobalMemory {
@@ -93,7 +101,7 @@ struct Warp {
   uint32_t pc = 0, meets = ~0u;  // of the next instruction; the next pc where others stand
   Mask active = 0, alive = 0;
   std::map<uint32_t, Mask> others;  // by pc: threads that stand elsewhere
-  Clocks clocks, proxied;           // proxied: as of the last fence.proxy.async
+  Clocks clocks, proxied[2];        // proxied: as of the last fence.proxy.async, by Fence
   int64_t cluster_round = -1;       // of the barrier of the cluster, where it has arrived
   Pending copies, products;
   // By register, in kernels with wgmma: how many products that are not complete write it, and whether another
@@ -116,6 +124,20 @@ struct Barrier {
   uint32_t arrive(Warp& warp, uint32_t alive);  // the round
   void wait(Warp& warp, uint32_t round);
   void complete(uint32_t alive);  // the round, if all have arrived
+};
+
+// An mbarrier.
+struct PhaseBarrier {
+  PhaseBarrier(uint32_t count, const Warp& warp);
+  uint32_t arrivals, missing, phase = 0;
+  int64_t bytes = 0;  // that are expected, less those that came
+  Epoch begun;
+  bool published = false;      // to the cluster
+  Clocks arriving, released;  // released: of all phases that ended
+
+  void expect(int64_t more);
+  void arrive(const Clocks& clocks);
+  void release(const Clocks& clocks);  // without an arrival; ends the phase if nothing is missing
 };
 
 struct Block {
@@ -160,7 +182,11 @@ struct Machine {
   const Clock base;         // of everything before
   std::vector<Warp> warps;  // by blocks
   std::vector<Block> blocks;
-  std::unordered_map<const char*, Clocks> released;  // by address
+  std::unordered_map<const char*, Clocks> released;      // by address
+  std::unordered_map<const char*, PhaseBarrier> phases;  // by address
+  std::vector<std::pair<const char*, std::function<void()>>> copies;  // under way in clusters: where to; the end
+
+  bool complete_copy();  // one of them, if there is one
 
  private:
   bool turn(Warp& warp, uint64_t instructions);  // whether that affects others

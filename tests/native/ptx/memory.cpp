@@ -13,11 +13,11 @@ inline void demand_order(const Epoch& before, int by, const Warp& warp, int thre
   throw Trap(std::string("race: ") + doing + " by warp " + std::to_string(before.warp) + " with no order between them");
 }
 
-// A fence.proxy.async of the writer or of `warp` has made it visible.
-bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
-  for (const Warp* by : {&warp, &std::as_const(warp.machine->warps[written.warp])})
-    if (written.warp < by->proxied.size() && by->proxied[written.warp] >= written.clock) return true;
-  return written.clock <= warp.machine->base;
+// A fence of `by`, which is in order before what `warp` does next, came after what was written.
+bool has_fenced(const Warp& by, const Epoch& written, const Warp& warp, Fence fence) {
+  const Clocks& proxied = by.proxied[fence];
+  return !proxied.empty() && proxied[written.warp] >= written.clock &&
+         warp.machine->ordered({by.index, proxied[by.index]}, warp);
 }
 
 // Calls f(word, the access's bytes in it as a mask).
@@ -47,6 +47,16 @@ void add_reader(Word& word, const Epoch& reader, const Warp& warp) {
 
 }  // namespace
 
+void demand_visible(const Word& word, const Warp& warp, Fence fence, const Block& owner) {
+  const Epoch& written = word.written;
+  const std::vector<Warp>& warps = warp.machine->warps;
+  if (word.by_proxy || written.clock <= warp.machine->base) return;
+  if (has_fenced(warp, written, warp, fence) || has_fenced(warps[written.warp], written, warp, fence)) return;
+  for (size_t i = owner.first; i < warps.size() && warps[i].block == &owner; ++i)
+    if (has_fenced(warps[i], written, warp, fence)) return;
+  throw Trap("what was written with no fence.proxy.async since");
+}
+
 void join(Clocks& to, const Clocks& from) {
   if (to.size() < from.size()) to.resize(from.size());
   for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
@@ -56,10 +66,9 @@ void Place::read(size_t bytes, const Warp& warp, int thread, Use use) const {
   for_words(*this, bytes, [&](Word& word, uint8_t mine) {
     if (~word.defined & mine) throw Trap("reading bytes that were never written");
     if (use == Use::atomic) return;
-    if (word.copies) throw Trap("reading bytes that cp.async still copies");
+    if (word.copies) throw Trap("reading bytes that are still being copied");
     if (word.last & mine) demand_order(word.written, word.writer, warp, thread, "reading what was written");
-    if (use == Use::starts && !visible_to_tensor_cores(word.written, warp))
-      throw Trap("wgmma reads what was written with no fence.proxy.async since");
+    if (use == Use::starts) demand_visible(word, warp, fence_of_shared, *warp.block);
     word.operands = uint16_t(word.operands + (use == Use::starts) - (use == Use::ends));
     word.seen |= mine;
     const Epoch now = {warp.index, warp.clocks[warp.index]};
@@ -70,19 +79,20 @@ void Place::read(size_t bytes, const Warp& warp, int thread, Use use) const {
   });
 }
 
-void Place::write(size_t bytes, const Warp& warp, int thread, Use use) const {
+void Place::write(size_t bytes, const Warp& warp, int thread, Use use, Clock issued) const {
   for_words(*this, bytes, [&](Word& word, uint8_t mine) {
     word.defined |= mine;
     if (use == Use::atomic) return;
-    if (word.copies && use != Use::ends) throw Trap("writing bytes that cp.async still copies");
+    if (word.copies && use != Use::ends) throw Trap("writing bytes that are still being copied");
     if (word.last & mine && use != Use::same)
       demand_order(word.written, word.writer, warp, thread, "writing what was written");
     if (word.operands) throw Trap("writing an operand of a wgmma that is not complete");
     if (word.seen & mine) end_reads(word, warp, thread);
     word.last = mine;
     word.writer = int8_t(thread);
-    word.written = {warp.index, warp.clocks[warp.index]};
+    word.written = {warp.index, issued ? issued : warp.clocks[warp.index]};
     word.copies = use == Use::starts;
+    word.by_proxy = false;
   });
 }
 
@@ -244,6 +254,23 @@ static void bind_store(Parser& s) {
   };
 }
 
+// atom.cas "found, [at], expected, next"
+static void bind_swap(Parser& s) {
+  const Operand found = s.write(0), expected = s.read(3), next = s.read(4);
+  s.in.run = [=, at = s.address(1, Space::global, 4)](Warp& warp, Mask mask) {
+    count(warp, at, mask);
+    warp.acts = true;
+    for_threads(mask, [&](int lane) {
+      const Place place = place_of(warp, at, lane);
+      place.read(4, warp, lane, Use::atomic);
+      uint32_t* value = reinterpret_cast<uint32_t*>(place.at);
+      const bool same = *value == warp.lanes<uint32_t>(expected)[lane];
+      if (found.bank != Operand::none) set(warp, found, lane, *value);
+      if (same) *value = warp.lanes<uint32_t>(next)[lane];
+    });
+  };
+}
+
 // cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.
 static void bind_copy(Parser& s) {
   const size_t bytes = s.number(4);
@@ -279,6 +306,7 @@ static void bind_unpacking(Parser& s) {
 void add_access(Table& t) {
   t["ld"] = bind_load;
   t["st"] = t["red"] = bind_store;
+  t["atom.relaxed.gpu.global.cas.b32"] = bind_swap;
   t["unpack"] = bind_unpacking;
   t["cp.async.ca.shared.global"] = t["cp.async.cg.shared.global"] = bind_copy;
   t["cp.async.commit_group"] = action([](Warp& warp, Mask) { warp.copies.commit(); });

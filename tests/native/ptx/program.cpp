@@ -25,7 +25,7 @@ void Parser::instruction(const Statement& statement) try {
   in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
   static const Table table = [] {
     Table all;
-    for (auto add : {add_arithmetic, add_access, add_control}) add(all);
+    for (auto add : {add_arithmetic, add_access, add_control, add_phases}) add(all);
     return all;
   }();
   auto found = table.find(key);

@@ -115,5 +115,6 @@ using Table = std::map<std::string, Binder>;
 void add_arithmetic(Table& table);
 void add_access(Table& table);
 void add_control(Table& table);
+void add_phases(Table& table);
 
 }  // namespace ptx

@@ -87,6 +87,7 @@ INTEGER = [
     ("I=ll", {"setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;":
               lambda a, b: 5 + (a >= b)}),
     ("I=H", {"cvt.u32.u16": int, "setp.eq.s16 %p, %a, 2; selp.u32 %d, 1, 0, %p;": lambda a: a == 2}),
+    ("H=I", {"cvt.u16.u32": int}),
     ("H=HH", {"setp.eq.s16 %p, %a, 2; selp.u16 %d, %a, %b, %p;": lambda a, b: a if a == 2 else b}),
     ("L=II", {"mov.b64 %d, {%a, %b};": lambda a, b: b << 32 | a}),
     ("I=I", {".reg .b16 %l, %h; mov.b32 {%l, %h}, %a; mov.b32 %d, {%h, %l};": lambda a: a >> 16 | a << 16}),
@@ -133,6 +134,7 @@ def test_against_numpy(kinds, text, model, each):
 
 PAIR = {"grid": 2, "cluster": 2, "threads": 32}
 SECOND = "setp.eq.s32 %p, %r0, 1; @!%p "
+SHOWN = "ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; "
 STORE_REMOTE = SECOND + "bra past; mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], %r0; past:"
 CLUSTER_BARRIER = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
 INIT = "@%p st.shared.u32 [s], 0; bar.sync 0; "
@@ -141,6 +143,19 @@ COPY = PLACE + "cp.async.cg.shared.global [%x], [%g], 16, 16;"
 FILL = PLACE + "st.shared.v2.u64 [%x], {0, 0}; bar.sync 0; mov.b64 %at, 0x1000080000; "
 FENCES = "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned; "
 WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r3, %r4}, %at, %at, 0, 1, 1, 0, 0; "
+PHASES = "setp.eq.u32 %q, %t, 0; @%q mbarrier.init.shared::cta.b64 [s+16], 1; "
+PUBLISHED = PHASES + "fence.mbarrier_init.release.cluster; " + CLUSTER_BARRIER
+ARRIVE = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [s+16], 16; "
+AGAIN = ("again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %q, [s+16], 0; "
+         "@!%q bra again; ld.shared.u32 %x, [s+4]; st.global.u32 [%g], %x; ")
+# Thread 0 of block 1 stores 5 in block 0, which waits for it; a block copies 4 to 7 to both.
+PUSH = """sub.s32 %z, %r0, %t; setp.eq.s32 %p, %z, 1; @!%p bra past; mapa.shared::cluster.u32 %x, s, 0; mov.u32 %y, 5;
+st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%x], {%y, %y, %y, %y}, [%x+16]; past: """
+EXPECT = "add.s32 %z, %r0, %t; setp.eq.s32 %q, %z, 0; @%q " + ARRIVE
+FIRST = "setp.eq.s32 %q, %r0, 1; @%q bra end; "
+MULTICAST = """sub.s32 %z, %r0, %t; setp.eq.s32 %p, %z, 1; mov.b32 %y, s;
+@%p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%y], [%g+16], 16, [%y+16], 3;
+"""
 # Message: what must be refused, and how it is launched.
 TRAPS = {
     "reading bytes that were never written": ("ld.shared.u32 %x, [s+16];", {}),
@@ -166,8 +181,8 @@ TRAPS = {
         "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%x];", {"threads": 32}),
     "a barrier of some threads": ("bar.warp.sync 7;", {}),
     "after some threads have left": ("setp.lt.u32 %p, %t, 7; @%p ret; bar.warp.sync -1;", {}),
-    "cp.async still copies": (COPY + "ld.shared.u32 %y, [%x];", {}),
-    "race: reading what was written by warp|never written|still copies": (COPY
+    "bytes that are still being copied": (COPY + "ld.shared.u32 %y, [%x];", {}),
+    "race: reading what was written by warp|never written|still being copied": (COPY
         + "cp.async.wait_all; ld.shared.u32 %y, [s+512];", {}),
     "may not have started": (STORE_REMOTE + CLUSTER_BARRIER, PAIR),
     "has left|may leave": (CLUSTER_BARRIER + STORE_REMOTE, PAIR),
@@ -177,11 +192,23 @@ TRAPS = {
     "no fence.proxy.async": (FILL + "wgmma.fence.sync.aligned;" + WGMMA, {"threads": 128}),
     "writing an operand of a wgmma": (FILL + FENCES + WGMMA + "st.shared.u64 [%x], 0;", {"threads": 128}),
     "wgmma not complete": (FILL + FENCES + WGMMA + "wgmma.wait_group.sync.aligned 0;", {"threads": 128}),
+    "no mbarrier is there": ("@%p st.shared.u64 [s+16], 0; bar.sync 0; " + ARRIVE, {}),
+    "may not have been initialized|never written": (PHASES + "@!%p " + ARRIVE, {}),
+    "more arrivals at an mbarrier": (PHASES + "bar.sync 0; " + ARRIVE, {}),
+    "in place of another": (PHASES + PHASES, {}),
+    "counts 2.20 bytes": (PHASES + "@%q mbarrier.arrive.expect_tx.shared::cta.b64 _, [s+16], 1048576;", {}),
+    "no fence.mbarrier_init": (PHASES + CLUSTER_BARRIER + PUSH + EXPECT + CLUSTER_BARRIER, PAIR),
+    "deadlock: 1 warps": (PUBLISHED + EXPECT + FIRST + AGAIN + "end:", PAIR),
+    "still being copied|never written": (PUBLISHED + PUSH + EXPECT + FIRST + SHOWN + "end:" + CLUSTER_BARRIER, PAIR),
+    "a block leaves while": (PUBLISHED + PUSH + EXPECT + CLUSTER_BARRIER, PAIR),
+    "no fence.proxy.async since": (PUBLISHED + "@%q st.shared.u32 [s], 0; " + CLUSTER_BARRIER + MULTICAST
+                                 + CLUSTER_BARRIER, PAIR),
+    "a bulk copy of 8 bytes": (PUBLISHED + MULTICAST.replace(", 16, [", ", 8, ["), PAIR),
+    "not aligned to 16": (PUBLISHED + MULTICAST.replace("[%g+16]", "[%g+8]"), PAIR),
     r"line 9: unknown instruction frob.u32": ("frob.u32 %x, %t;", {}),
     r"unknown instruction add.odd.s32": ("add.odd.s32 %x, %t, %t;", {}),
     r"unknown modifier .odd": ("ld.odd.shared.u32 %x, [s];", {}),
 }
-SHOWN = "ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; "
 # What is in order, and stores 5.
 ORDERED = {
     "barrier": ("@%p st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; @!%p st.global.u32 [%g], %x;", {}),
@@ -198,6 +225,12 @@ mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5;
 st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end;
 wait: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; setp.eq.u32 %p, %y, 0; @%p bra wait;
 """ + SHOWN + "end:", PAIR),
+    "a store that an mbarrier counts": (PUBLISHED + PUSH + EXPECT + FIRST + AGAIN + "end:" + CLUSTER_BARRIER, PAIR),
+    "a copy to two blocks": (PUBLISHED + "@%q " + ARRIVE + MULTICAST + AGAIN + CLUSTER_BARRIER, PAIR),
+    "a copy over what is fenced": (PUBLISHED + "@%q st.shared.u32 [s], 0; fence.proxy.async.shared::cta; "
+                                   + CLUSTER_BARRIER + "@%q " + ARRIVE + MULTICAST + AGAIN + CLUSTER_BARRIER, PAIR),
+    "a swap": ("""setp.eq.u32 %q, %t, 0; @%q atom.relaxed.gpu.global.cas.b32 %x, [%g], 0, 5;
+@%q atom.relaxed.gpu.global.cas.b32 _, [%g], 0, 7;""", {}),
 }
 
 
