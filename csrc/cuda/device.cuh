@@ -164,8 +164,12 @@ ELMO_DEVICE void multicast(void* to, const void* from, int bytes, PhaseBarrier* 
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(uint16_t((1 << blocks) - 1))
       : "memory");
 }
-// What the thread wrote to global memory before is seen by a later `multicast`; what it accessed in the block's shared
-// memory may be overwritten by one.
+// Copies bytes from L2 to the block's own shared memory.
+ELMO_EFFECT(copy_bulk(void* to, const void* from, int bytes, PhaseBarrier* barrier),
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];",
+            "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)))
+// What the thread wrote to global memory before is seen by later copies of bytes; what it accessed in the block's
+// shared memory may be overwritten by one.
 ELMO_EFFECT(fence_global(), "fence.proxy.async.global;", )
 ELMO_EFFECT(fence_shared(), "fence.proxy.async.shared::cta;", )
 // A barrier of all threads of all blocks of the cluster.

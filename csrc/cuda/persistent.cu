@@ -106,6 +106,10 @@ void run_persistent(const Call& call) {
   launch.abort = reinterpret_cast<uint32_t*>(call.scratch + at.abort);
   launch.operands = reinterpret_cast<uint16_t*>(call.scratch + at.operands);
   launch.partials = reinterpret_cast<float*>(call.scratch + at.partials);
+  int device, major;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
+  launch.multicasts = major < 12;  // 12.0 and 12.1 have no instruction for it
   const Config steps(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, call.stream, plan.cluster, true);
   const Config replay(dim3(unsigned(call.slots), 2), replay_threads, int64_t(replay_shared(plan.layout)), call.stream);
   check(cudaMemsetAsync(call.scratch, 0, at.partials, steps.stream), "clear");

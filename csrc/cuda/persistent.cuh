@@ -121,11 +121,15 @@ class Team {
 
   // One thread: copies the block's share of the rows of a part of h to all blocks, and expects that of the others.
   ELMO_DEVICE void copy_part(const Step& now, int part) {
-    const int share = divided_up(now.size, p_.cluster), first = rank_ * share, row_bytes = p_.at.h_stride * 2;
+    const int share = p_.multicasts ? divided_up(now.size, p_.cluster) : now.size;
+    const int first = p_.multicasts ? rank_ * share : 0, row_bytes = p_.at.h_stride * 2;
     arrive_and_expect(copied(part), now.size * row_bytes);
-    if (first < now.size)
-      multicast(staged(part * part_steps) + first * p_.at.h_stride, operand(now.t, first, part * part_columns),
-                smaller(share, now.size - first) * row_bytes, copied(part), p_.cluster);
+    if (first >= now.size) return;
+    uint16_t* to = staged(part * part_steps) + first * p_.at.h_stride;
+    const uint16_t* from = operand(now.t, first, part * part_columns);
+    const int bytes = smaller(share, now.size - first) * row_bytes;
+    if (p_.multicasts) multicast(to, from, bytes, copied(part), p_.cluster);
+    else copy_bulk(to, from, bytes, copied(part));
   }
 
   // Called by a warp after its last product with a part.

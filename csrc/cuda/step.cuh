@@ -13,6 +13,7 @@ struct Launch : Call, Plan {
   float* partials;     // [2, clusters, slots, h_width]
   Barrier* barriers;   // [2]
   uint32_t* abort;
+  bool multicasts;  // else each block copies all of h
 };
 
 // One direction's view of a step. `size` and `next` are the batch sizes of this step and of the next, 0 after the last.

@@ -140,6 +140,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* of, int) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  if (attribute != cudaDevAttrComputeCapabilityMajor) return cudaErrorNotSupported;
+  *value = runtime.capability.first;
+  return cudaSuccess;
+}
+
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
   return call([&] {
     if (runtime.capability.first < 9) throw Trap("clusters on a device that has none");

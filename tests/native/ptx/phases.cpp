@@ -86,11 +86,12 @@ void bind_store(Parser& s) {
   };
 }
 
-// cp.async.bulk "[to], [from], bytes, [barrier], ranks", to the same place in every block of the mask
+// cp.async.bulk "[to], [from], bytes, [barrier]" in the own block, or with ranks to the same place in each of them
 void bind_bulk_copy(Parser& s) {
+  const bool multicasts = s.words.back() == "multicast::cluster";
   const Address to = s.address(0, Space::cluster, 16), from = s.address(2, Space::global, 16);
   const Address barrier = s.address(5, Space::cluster, 8);
-  s.in.run = [=, size = s.read(4), ranks = s.read(7, -1)](Warp& warp, Mask mask) {
+  s.in.run = [=, size = s.read(4), ranks = multicasts ? s.read(7, -1) : Operand()](Warp& warp, Mask mask) {
     Machine& machine = *warp.machine;
     const Clock issued = warp.clocks[warp.index];
     const auto clocks = std::make_shared<Clocks>(warp.clocks);
@@ -101,7 +102,7 @@ void bind_bulk_copy(Parser& s) {
       if (!bytes || bytes % 16) throw Trap("a bulk copy of " + std::to_string(bytes) + " bytes");
       Counts& counts = warp.current->counts;
       counts.sectors += (source + bytes + 31) / 32 - source / 32;
-      const uint64_t members = value_of(warp, ranks, lane);
+      const uint64_t members = multicasts ? value_of(warp, ranks, lane) : 1u << warp.block->rank;
       for (uint32_t rank = 0; rank < 16; ++rank) {
         if (!(members >> rank & 1)) continue;
         counts.bytes += bytes;
@@ -174,6 +175,7 @@ void add_phases(Table& t) {
   t["mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"] = bind_wait;
   t["st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"] = bind_store;
   t["cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"] = bind_bulk_copy;
+  t["cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"] = bind_bulk_copy;
   t["fence.mbarrier_init.release.cluster"] = action(
       [](Warp& warp, Mask) {
         for (auto& [at, barrier] : warp.machine->phases) barrier.published |= barrier.begun.warp == warp.index;

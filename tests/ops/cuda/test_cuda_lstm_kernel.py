@@ -82,6 +82,17 @@ def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devic
     assert len(devices) == 1 or plans[-1]["streamed_bytes"] > 0
 
 
+@pytest.mark.parametrize("native", ["sm_90"], indirect=True)
+@pytest.mark.parametrize("slots", mostly_long([33, 3], quick=1))
+def test_a_chip_that_cannot_copy_to_several_blocks(slots, native):
+    processors, shared, of_processor, _, parts = DEVICES[90]
+    native.replace(native.machine.ptx)
+    native.machine.set_device(processors, shared, of_processor, (12, 0), parts)
+    check(native, ragged([slots, slots, slots // 2 + 1], 190, 400, TIGHT, seed=slots), least_clipped=0.02)
+    copies = [line.text for line in lines(native.kernels) if line.executed and "cp.async.bulk" in line.text]
+    assert copies and not any("multicast" in text for text in copies)
+
+
 @pytest.mark.parametrize("starts", mostly_long([True, False]))
 def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
     """Not on its batch mates, the order of warps, or where a launch ends."""
@@ -230,14 +241,18 @@ def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
     """Of the instances for so many slots, in two launches; 3 slots reach those of the replay as well."""
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
     most, scale = native.limits[1], torch.ones(2 * slots, 2)
-    processors, _, _, *others = DEVICES[native.generation]
-    native.machine.set_device(processors, LARGE, LARGE + 1024, *others)
+    processors, _, _, capability, parts = DEVICES[native.generation]
+    native.machine.set_device(processors, LARGE, LARGE + 1024, capability, parts)
     native.machine.cuda_device()  # allows launches so much
     cases = [(0, *case) for case in shapes(native, most, slots)]
     cases += [(late, *case, changes | {"timeout_ns": 1}) for late in ARRIVALS for _, *case, changes in cases
               if "scale" in changes and case[0] in (190, 380)[: 1 + (late < 3)]]
     native.replace(native.machine.ptx)
-    for (late, dim, projection, limits, changes), bf16 in itertools.product(cases, (False, True)):
+    chips = [capability, *[(12, 0)] * (native.limits[2] > 0)]  # the second cannot copy to several blocks
+    for (late, dim, projection, limits, changes), bf16, chip in itertools.product(cases, (False, True), chips):
+        if chip != capability and (late or "scale" in changes or not any(limits[2:])):
+            continue
+        native.machine.set_device(processors, LARGE, LARGE + 1024, chip, parts)
         native.machine.set(late=late)  # so long that the polls of other blocks enter their slow path
         native.device(*limits)
         native.changes = {"scale": scale.data_ptr()} | changes
@@ -268,8 +283,8 @@ MUTATIONS = {
     "another phase": (r"(mbarrier\.try_wait[^;]*p, \[[^;]*), [^;]*;", r"\1, 1;", 3, 0),
     "no arrival in the cluster": (r"mbarrier\.arrive[^;]*;", "", 4, 0),
     "more bytes": (r"(mbarrier\.arrive\.expect_tx[^;]*), [^;]*;", r"\1, 4096;", 2, 0),
-    "no copy": (r"cp\.async\.bulk[^;]*;", "", 2, 0),
-    "a copy to itself": (r"(cp\.async\.bulk[^;]*), [^;]*;", r"\1, 1;", 2, 0),
+    "no copy": (r"cp\.async\.bulk.*multicast[^;]*;", "", 2, 0),
+    "a copy to itself": (r"(cp\.async\.bulk.*multicast[^;]*), [^;]*;", r"\1, 1;", 2, 0),
     "no store in the cluster": (r"st\.async[^;]*;", "", 2, 0),
     # Each step waits for all copies before weights are used.
     "a wait for copies less": (r"cp\.async\.wait_all;", "", 4, 1),
