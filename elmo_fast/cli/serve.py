@@ -5,7 +5,7 @@ import dataclasses
 import elmo_fast
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES
 from elmo_fast.cli.flags import add_command, at_least, checked_type, pop_fields
-from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.serve.limits import Limits
 
 
@@ -31,6 +31,7 @@ def add_commands(commands) -> None:
 
 
 def _serve(**flags) -> None:
+    find_model(flags["model"])  # before torch, whose import takes seconds, is imported
     from elmo_fast.embed.jobs import ModelChoice
     from elmo_fast.serve.server import ServeJob, run
 

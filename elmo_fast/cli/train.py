@@ -3,11 +3,13 @@
 import argparse
 import math
 
-from elmo_fast.arguments import SIZES
+from elmo_fast.arguments import SIZES, check_file
 from elmo_fast.cli.flags import DEVICE_HELP, add_command, at_least, checked_type, shared
 from elmo_fast.environment import install_line
+from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.ops.precision import TRAINED
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
+from elmo_fast.train.places import check_run, choose, find_tf_checkpoint
 
 _TEXT = "files or globs of UTF-8 text, one tokenized sentence per line"
 _FRACTION = checked_type(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
@@ -146,6 +148,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 def train(**arguments) -> None:
     """Train with the parsed arguments of `add_train_arguments`."""
     _find_texts(train=arguments["train"], heldout=arguments["heldout"])
+    if arguments["resume"] or arguments["resume_from"]:
+        check_run(arguments["run_directory"])
     from elmo_fast.train.setup import start_or_resume
 
     start_or_resume(**{name: value for name, value in arguments.items() if value is not None})
@@ -177,6 +181,11 @@ def _perplexity(**arguments) -> list[str]:
 def _export(source, output, from_module, options_file, float16, mantissa_bits, allow_nonfinite, **run_options) -> None:
     if (source is None) == (from_module is None):
         raise ValueError(f"source: expected either RUN or --from-module, got {'neither' if source is None else 'both'}")
+    refuse_stdout(output, "output")
+    if from_module is None:
+        choose(source, run_options["checkpoint"])
+    else:
+        check_file("--from-module", from_module)
     from elmo_fast.train.export import export_run, export_state_dict
 
     if from_module is not None:
@@ -187,6 +196,8 @@ def _export(source, output, from_module, options_file, float16, mantissa_bits, a
 
 
 def _import_tf(output, **arguments) -> list[str]:
+    refuse_stdout(output, "output")
+    find_tf_checkpoint(arguments["source"])
     from elmo_fast.train.import_tf import import_checkpoint
 
     imported = import_checkpoint(output=output, **arguments)

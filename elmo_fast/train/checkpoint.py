@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,34 +27,14 @@ from elmo_fast.model.weights import check_finite, check_shapes, read_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
+from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, choose, folder, in_order
 
-OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
 RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
 FORMAT = 2  # format 1, which has no manifest, can be read too
-_NAME = re.compile(r"step-(\d+)\.pt")
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 # The smallest valid values of an optimizer's state, by name.
 _STATE_MINIMA = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_sq": 0.0}
 _MANIFEST = b'\n{"sha256": "%s"}\n'  # the last bytes of a file; hashes all bytes before them
-
-
-def folder(run: str | os.PathLike) -> Path:
-    """Return the directory that holds the checkpoints of a run."""
-    return Path(local_path(run)) / "checkpoints"
-
-
-def in_order(run: str | os.PathLike) -> list[Path]:
-    """Return the checkpoints of a run, oldest first."""
-    checkpoints = [file for file in folder(run).glob("*") if _NAME.fullmatch(file.name)]
-    return sorted(checkpoints, key=lambda file: int(_NAME.fullmatch(file.name)[1]))
-
-
-def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Path:
-    """Return `checkpoint` if it is given, else the run's best checkpoint, else its last."""
-    chosen = checkpoint or next(filter(Path.is_file, [Path(local_path(run)) / BEST, *in_order(run)[::-1]]), None)
-    if chosen is None:
-        raise FileNotFoundError(f"run {run}: expected a checkpoint, found none in {folder(run)}")
-    return Path(local_path(chosen))
 
 
 def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from elmo_fast.arguments import check_path, local_path
+from elmo_fast.arguments import local_path
 from elmo_fast.environment import install_line
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_directory
@@ -26,15 +26,14 @@ from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import check_finite, lstm_name
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
-from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
+from elmo_fast.train.checkpoint import copy_vocabulary
 from elmo_fast.train.config import OptimizerConfig, TrainConfig
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.optimizer import Replicas, Updater
+from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, find_tf_checkpoint
 
 PYTHON_VARIABLE = "ELMO_FAST_TENSORFLOW_PYTHON"
-STATE_FILE = "checkpoint"  # in bilm-tf's directory, names the last checkpoint
-_EXTENSION = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 _SCOPE, _ACCUMULATOR = "lm", "Adagrad"
 _TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}
 # Variables besides weights and accumulators: counters of bilm-tf and of TensorFlow's Adam.
@@ -125,7 +124,7 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     variables that do not fit the options, and for NaN and infinities unless `allow_nonfinite`.
     """
     with atomic_directory(output) as folder:
-        prefix = find_checkpoint(source)
+        prefix = find_tf_checkpoint(source)
         options_file = local_path(options_file or prefix.parent / OPTIONS_FILE)
         if not os.path.isfile(options_file):
             raise FileNotFoundError(f"options_file: expected bilm-tf's {OPTIONS_FILE}, found none at {options_file}")
@@ -228,39 +227,6 @@ def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulato
 def _summary(names: Iterable[str]) -> str:
     first, *more = sorted(names) or ["no variable"]
     return f"{first} and {len(more)} more" if more else first
-
-
-def find_checkpoint(path: str | os.PathLike) -> Path:
-    """Return a checkpoint's prefix, given its directory (the last one in it), its prefix or any of its files."""
-    if os.path.isdir(path := check_path("checkpoint", path)):
-        return _last(Path(path))
-    prefix = Path(_EXTENSION.sub("", path))
-    if not _exists(prefix):
-        raise FileNotFoundError(f"checkpoint: expected a directory of bilm-tf's, or a checkpoint's path such as "
-                                f"{Path('DIRECTORY', 'model.ckpt-1250')}, found nothing at {path}")
-    return prefix
-
-
-def _last(folder: Path) -> Path:
-    """The checkpoint named in the file `checkpoint` of a folder, which may have been moved since it was written."""
-    beside = sorted({_EXTENSION.sub("", path.name) for path in folder.iterdir() if path.name.endswith(".index")})
-    others = f"found the checkpoints {', '.join(beside)}: name one of them" if beside else "found no checkpoint"
-    if not (folder / STATE_FILE).is_file():
-        raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, {others}")
-    text = (folder / STATE_FILE).read_text(encoding="utf-8", errors="replace")
-    named = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE)
-    if not named:
-        raise ConfigurationError(f"checkpoint {folder / STATE_FILE}: expected a line with model_checkpoint_path, "
-                                 f"{others}")
-    for prefix in (folder / Path(named[1]).name, folder / named[1]):
-        if _exists(prefix):
-            return prefix
-    raise FileNotFoundError(f"checkpoint: expected {Path(named[1]).name}, which {folder / STATE_FILE} names, {others}")
-
-
-def _exists(prefix: Path) -> bool:
-    """Whether a checkpoint exists in either of TensorFlow's formats: an index with data beside it, or a single file."""
-    return prefix.with_name(f"{prefix.name}.index").is_file() or prefix.is_file()
 
 
 @contextlib.contextmanager

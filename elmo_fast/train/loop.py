@@ -24,6 +24,7 @@ from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import TrainLog, plot_losses
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
+from elmo_fast.train.places import BEST
 
 
 class Trainer:
@@ -274,7 +275,7 @@ class Run:
             self._evaluations.append({"step": trainer.step_number, **values})
             self._log.write("heldout", trainer.step_number, **values)
             if perplexities.total < best:
-                checkpoint.write(self._folder / checkpoint.BEST, {
+                checkpoint.write(self._folder / BEST, {
                     "step": trainer.step_number, "weights": trainer.weights(), "perplexity": perplexities.total,
                     "files": self._files})
             if not self._config.quiet:

@@ -25,12 +25,13 @@ from elmo_fast.ops.precision import TRAINED
 from elmo_fast.text.corpus import Shard, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
-from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
+from elmo_fast.train.checkpoint import write_json
 from elmo_fast.train.config import RunConfig, TrainArguments, TrainConfig, published_size
 from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
+from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run
 
 logger = logging.getLogger(__name__)
 
@@ -184,8 +185,7 @@ def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Sh
 def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,
             start: str | os.PathLike | None) -> Run:
     """Resume a run from the checkpoint `start`, by default its last."""
-    if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
-        raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
+    check_run(folder)
     read_log(folder)  # a damaged log fails before any work; the log is read again later
     data, path = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     data.pop("options", None)

@@ -349,7 +349,9 @@ for line in ("embed missing.txt o.h5", "embed in.txt o.csv", "embed in.txt no/o.
              "cache in.txt o.h5 --corpus --model nope", "compare a b --model nope", "compare a b -o x.jpg",
              "nearest nope --word a", "nearest in.txt --word a --model nope", "score nope", "score in.txt",
              "substitutes nope", "seqvec -i nope -o o.h5", "seqvec -i in.fasta -o o.h5 --model nope",
-             "bench --text nope", "train r --train nope", "perplexity r nope"):
+             "bench --text nope", "train r --train nope", "train nope --resume", "perplexity r nope",
+             "export nope out",
+             "export out --from-module nope --options-file in.txt", "import-tf nope out", "serve --model nope"):
     status, errors, output = run(line)
     assert status == 2 and errors.count("\\n") == 1 and not output, (line, status, errors)
 for line in ["info", "models"] + DOCTOR:

@@ -154,7 +154,7 @@ def test_bad_exports_are_refused(tmp_path, capsys):
         ([tmp_path / "no", out], "expected a checkpoint, found none in"),
         ([one_direction, out], "expected a model of two directions, since the file format"),
         ([*module, tmp_path / "m.pt"], "--options-file: expected the options.json"),
-        ([*module, tmp_path / "absent", *options], "--from-module: expected a file, found none"),
+        ([*module, tmp_path / "absent", *options], "--from-module: expected a file, found nothing"),
         ([*module, tmp_path / "m.pt", *options], "expected the state_dict of a module with one"),
         ([*module, folder / "weights.hdf5", *options], "expected what torch.save"),
     ]))

@@ -8,7 +8,7 @@ import torch
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.train.checkpoint import weights_of_run
-from elmo_fast.train.import_tf import find_checkpoint
+from elmo_fast.train.places import find_tf_checkpoint
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import full_disk, names, run
 from tests.support.tf_checkpoints import (
@@ -163,11 +163,11 @@ def test_a_checkpoint_is_found_by_directory_prefix_or_file(tmp_path):
     folder, *_ = write_folder(tmp_path / "tf", state='model_checkpoint_path: "/another/machine/tf/model.ckpt-7"\n'
                                                      'all_model_checkpoint_paths: "/another/machine/tf/model.ckpt-5"\n')
     (folder / "model.ckpt-5.index").write_bytes(b"")
-    assert find_checkpoint(folder) == folder / "model.ckpt-7"
+    assert find_tf_checkpoint(folder) == folder / "model.ckpt-7"
     for ending in ("", ".index", ".meta", ".data-00000-of-00001"):
-        assert find_checkpoint(folder / f"model.ckpt-5{ending}") == folder / "model.ckpt-5"
+        assert find_tf_checkpoint(folder / f"model.ckpt-5{ending}") == folder / "model.ckpt-5"
     (folder / "old.ckpt-3").write_bytes(b"")  # the format of a single file
-    assert find_checkpoint(folder / "old.ckpt-3") == folder / "old.ckpt-3"
+    assert find_tf_checkpoint(folder / "old.ckpt-3") == folder / "old.ckpt-3"
 
 
 def test_what_is_missing_is_named_in_a_line(tmp_path, capsys):

@@ -35,6 +35,7 @@ from elmo_fast.train.import_tf import bilm_tf_config
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import initial_weights
 from elmo_fast.train.optimizer import Replicas
+from elmo_fast.train.places import OPTIONS_FILE
 
 __all__ = ["dump_weights", "load_options_latest_checkpoint", "load_vocab", "test", "train"]
 
@@ -139,7 +140,7 @@ def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict
         raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "
                                 f"{tf_save_dir}; elmo-fast import-tf makes one from a TensorFlow checkpoint")
     checkpoint.check_files(tf_save_dir, checkpoints[-1], checkpoint.read(checkpoints[-1]))
-    return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(checkpoints[-1])
+    return read_json(Path(tf_save_dir) / OPTIONS_FILE), str(checkpoints[-1])
 
 
 def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None) -> Vocabulary:
