@@ -166,13 +166,16 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path, locks):
     ("out.h5", ["cache", "vocab.txt", "out.h5", "--quiet", "--model", "model"]),
     ("out.h5", ["seqvec", "-i", "in.fasta", "-o", "out.h5", "--model", "model", "--cpu", "--silent"]),
     ("words.txt", ["vocab", "in.txt", "words.txt", "--processes", 1]), ("out", ["export", "run", "out"]),
-    ("out", ["import-tf", "tf", "out"])], ids=lambda value: value[0] if isinstance(value, list) else "")
+    ("out", ["import-tf", "model.ckpt-1", "out"])], ids=lambda value: value[0] if isinstance(value, list) else "")
 def test_a_second_command_on_an_output_is_refused(tmp_path, capsys, monkeypatch, name, arguments):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")
     (tmp_path / "in.txt").write_text("a b\n")
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
     (tmp_path / "in.fasta").write_text(">p|1\nMK\n")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for file in ("run/checkpoints/step-00000001.pt", "model.ckpt-1.index"):  # they are found, and not read
+        (tmp_path / file).touch()
     process = hold(tmp_path / name)
     before = names(tmp_path)
     status, _, errors = run(capsys, *arguments)
