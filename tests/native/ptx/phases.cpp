@@ -107,10 +107,10 @@ void bind_bulk_copy(Parser& s) {
         if (!(members >> rank & 1)) continue;
         counts.bytes += bytes;
         const auto in_block = [&](uint32_t address) { return (rank + 1) << 24 | (address & 0xffffff); };
+        const uint32_t target = in_block(uint32_t(place + uint64_t(to.offset)));
+        if (target % 16 || source % 16) throw Trap("a bulk copy that is not aligned to 16 bytes");
         std::vector<std::pair<Place, Place>> words;
         for (uint32_t at = 0; at < bytes; at += 4) {
-          const uint32_t target = in_block(uint32_t(place + uint64_t(to.offset)));
-          if ((at == 0 && target % 16) || source % 16) throw Trap("a bulk copy that is not aligned to 16 bytes");
           const Place source_word = machine.place(warp, Space::global, source + at, 4);
           const Place target_word = machine.place(warp, Space::cluster, target + at, 4);
           source_word.read(4, warp, lane);
