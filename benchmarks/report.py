@@ -239,6 +239,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
     "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
     "precisions": precisions, "precisions machine": lambda: machine("precisions-original-amx"),
+    "avx2 machine": lambda: machine("precisions-original-avx2"),
     "bf16 machine": lambda: machine("precisions-original-avx512-bf16"),
     "precision levels": choosing.precision_levels, "medium sentence": lambda: choosing.sentence_ratios("medium"),
     "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table, "train": train,
