@@ -17,7 +17,7 @@ def add_commands(commands) -> None:
     add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file, also .gz, or "
         "a directory: all files below it with fasta in their names")
     add("-o", "--output", dest="output_path", required=True, type=Path, metavar="FILE", help="file to "
-        "write: .h5 (a dataset per sequence), .npz, or with --protein .npy plus a .json of identifiers")
+        "write: .h5 or .hdf5 (a dataset per sequence), .npz, or with --protein .npy plus a .json of identifiers")
     add("--model", dest="model_dir", metavar="MODEL", help="directory with weights.hdf5 and options.json, an "
         f"archive, or {', '.join(MODEL_NAMES)} (default: ./model if it exists, else seqvec, the published model, "
         "which is downloaded)")
@@ -35,6 +35,8 @@ def add_commands(commands) -> None:
     device.add_argument("--device", metavar="NAME", help=DEVICE_HELP.format("the first GPU if there is one"))
     add("--layer", choices=arguments.SEQVEC_LAYERS, default="sum", help="sum of the layers, all layers concatenated, "
         "or a single layer (default: %(default)s)")
+    add("--dtype", choices=arguments.STORAGES, default="float32", help="data type of the vectors (default: "
+        "%(default)s)")
     add("--resume", action="store_true", help="continue an interrupted run")
     add("--silent", dest="progress", action="store_false", help="print neither progress nor what was written")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elmo_fast.arguments import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count, check_path, shown
+from elmo_fast.arguments import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, check_choice, check_count, check_path, shown
 from elmo_fast.embed.jobs import summary
 from elmo_fast.embed.progress import Progress, progress_bar
 from elmo_fast.errors import ConfigurationError
@@ -169,23 +169,24 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
 
 def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
                         the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write (identifier, array) pairs with `write_arrays` to `.h5`, `.npz` or, for `per_protein`, `.npy`."""
+    """Write (identifier, array) pairs with `write_arrays` to `.h5`, `.hdf5`, `.npz` or, for `per_protein`, `.npy`."""
     _check_output(emb_path, per_protein)
     write_arrays(emb_path, the_generator)
 
 
 def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike | None,
                 per_protein: bool = False, split_char: str = "|", id_field: int = 1, cpu: bool = False,
-                layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE, *, progress: bool = True, resume: bool = False,
-                **arguments) -> str:
-    """Run SeqVec's command: write the embeddings of `get_embeddings` to `.h5`, `.npz` or, for `per_protein`, `.npy`.
+                layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE, *, dtype: str = "float32",
+                progress: bool = True, resume: bool = False, **arguments) -> str:
+    """Run SeqVec's command: write the embeddings of `get_embeddings` to a file, as `save_from_generator` does.
 
-    With `resume` it continues after the batches that an interrupted run has saved (see `write_corpus`). Returns a line
-    that says what was written.
+    `dtype` is `float32` or `float16`. With `resume` it continues after the batches that an interrupted run has saved
+    (see `write_corpus`). Returns a line that says what was written.
     """
     _check_output(output_path, per_protein)
     check_count("batchsize", batchsize)
-    form = _SeqVecSpec(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein)
+    form = _SeqVecSpec(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein,
+                       dtype=check_choice("dtype", dtype, STORAGES, ConfigurationError))
     with locked(output_path) as part:
         ordered = _sorted_by_length(read_fasta_file(input_path, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)

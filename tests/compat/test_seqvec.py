@@ -226,6 +226,19 @@ def test_the_command(folder, fasta, tmp_path, capsys, suffix, layer, mixed):
         np.testing.assert_allclose(found[key], mixed(layers).mean(0), rtol=0, atol=1e-6)
 
 
+def test_float16_in_a_file_named_hdf5(folder, fasta, tmp_path, capsys):
+    for name, dtype in (("x.hdf5", "float16"), ("x.h5", "float32")):
+        status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / name, "--model", folder, "--state", "zero",
+                             "--dtype", dtype, "--resume")
+        assert status == 0 and f"in {dtype}" in err
+    found, wanted = read_hdf5(tmp_path / "x.hdf5"), read_hdf5(tmp_path / "x.h5")
+    assert found.keys() == wanted.keys() == PROTEINS.keys()
+    for key, values in found.items():
+        assert values.dtype == np.float16 and (values == wanted[key].astype(np.float16)).all()
+    status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", folder, "--dtype", "int8")
+    assert status == 2 and "invalid choice: 'int8'" in err
+
+
 PEAK = """
 import resource, sys
 from elmo_fast import cli

@@ -225,6 +225,26 @@ def test_files_of_seqvec(model, tmp_path):
         open_embeddings(tmp_path / "v.npy")
 
 
+@pytest.mark.parametrize("paths", [[str(number) for number in range(12)], [f"{number:x}a" for number in range(12)]])
+@pytest.mark.parametrize("names", [[f"sp|P{11 - number}" for number in range(12)], list(range(20, 32))])
+def test_names_in_files_of_bio_embeddings(tmp_path, paths, names):
+    """Its pipeline numbers or hashes sequences and stores the names of the FASTA file as attributes."""
+    with h5py.File(tmp_path / "reduced_embeddings_file.h5", "w") as file:
+        for number, (path, name) in enumerate(zip(paths, names)):
+            file.create_dataset(path, data=np.full(4, number, np.float32)).attrs["original_id"] = name
+    with open_embeddings(tmp_path / "reduced_embeddings_file.h5") as found:
+        assert sorted(found.keys) == sorted(map(str, names)) and len(found) == 12
+        for number, name in enumerate(names):
+            assert (found.by_key(str(name)) == number).all()
+        if paths[11] == "11":
+            assert found.keys == list(map(str, names))
+        assert found.positions(0) is None
+    with h5py.File(tmp_path / "reduced_embeddings_file.h5", "a") as file:
+        del file[paths[1]].attrs["original_id"]
+    with open_embeddings(tmp_path / "reduced_embeddings_file.h5") as found:
+        assert (found.by_key(paths[1]) == 1).all() and (found.by_key(str(names[2])) == 2).all()
+
+
 def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
     TokenTable(np.ones((3, 6), np.float32), ["<S>", "</S>", "a"], "0123").save(tmp_path / "table.hdf5")
     with h5py.File(tmp_path / "bilm.hdf5", "w") as file:

@@ -24,6 +24,7 @@ from elmo_fast.vectors.spec import OutputSpec
 INDEX = "sentence_to_index"
 _WEIGHTS = "CNN", "char_embed", "RNN_0"
 _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
+_NAME = "original_id"  # attribute of a dataset in files of bio_embeddings: the name in the FASTA file
 _TOKENS = "tokens"  # attribute of a text's vectors: JSON of its tokens where splitting at whitespace gives others
 # HDF5 stores object headers in separate blocks of this size, so the vectors between the blocks are contiguous.
 _OPTIONS = {"meta_block_size": 1 << 16}
@@ -298,7 +299,10 @@ def _check_content(file: h5py.File, where: str) -> None:
 
 
 class AllennlpSource(Embeddings):
-    """A file of this layout. Texts are sorted by number if all keys are numbers, else as in the index, else by key."""
+    """A file of this layout. Texts are sorted by number if all keys are numbers, else as in the index, else by key.
+
+    In files of bio_embeddings, `keys` are the names in the FASTA file, which are attributes of the datasets.
+    """
 
     layout = "allennlp"
     _expected, _damage = "vectors that can be read, found damage", HDF5_ERRORS
@@ -319,10 +323,20 @@ class AllennlpSource(Embeddings):
             self.keys.sort(key=int)
         elif sorted(self._texts) == sorted(self.keys):
             self.keys = list(self._texts)
+        self._paths = self.keys
+        with self._reading():
+            if self.keys and about is None and not self._texts and _NAME in self._attributes(0):
+                self.keys = [str(self._attributes(number).get(_NAME, path)) for number, path in enumerate(self._paths)]
+
+    def _path(self, number: int) -> bytes:
+        return self._paths[number].encode("utf-8", "surrogateescape")
+
+    def _attributes(self, number: int) -> h5py.AttributeManager:
+        return self._file[self._path(number)].attrs
 
     def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
-            dataset = h5py.h5d.open(self._file.id, self.keys[number].encode("utf-8", "surrogateescape"))
+            dataset = h5py.h5d.open(self._file.id, self._path(number))
             if not isinstance(dataset, h5py.h5d.DatasetID) or dataset.dtype.kind != "f" or dataset.shape is None:
                 raise ValueError(f"{self.keys[number]!r:.60} is not a dataset of floats")
             values = np.empty(dataset.shape, dataset.dtype)
@@ -331,12 +345,12 @@ class AllennlpSource(Embeddings):
             return values
 
     def _text(self, number: int) -> str:
-        return self._texts[self.keys[number]]
+        return self._texts[self._paths[number]]
 
     def _tokens(self, number: int) -> list[str]:
         split = self._text(number).split()
         with self._reading():
-            dataset = self._file[self.keys[number].encode("utf-8", "surrogateescape")]
+            dataset = self._file[self._path(number)]
             where = f"embeddings {self._name}: {self.keys[number]:.80}"
             stored = attribute_of(dataset, _TOKENS, where, str)
             tokens = split if stored is None else parse_json(stored, f"{where}: attribute {_TOKENS}")
@@ -346,7 +360,7 @@ class AllennlpSource(Embeddings):
 
     def _positions(self, number: int) -> np.ndarray | None:
         with self._reading():
-            attributes = self._file[self.keys[number].encode("utf-8", "surrogateescape")].attrs
+            attributes = self._attributes(number)
             if "positions" not in attributes:
                 return None
             kind, where = attributes.get_id("positions").dtype, f"embeddings {self._name}: {self.keys[number]:.80}"

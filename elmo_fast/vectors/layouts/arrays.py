@@ -128,7 +128,7 @@ def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Seque
                 disk.check()
 
 
-WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
+WRITERS = {".h5": _h5, ".hdf5": _h5, ".npz": _npz, ".npy": _npy}
 
 
 class _ArrayWriter:
