@@ -7,7 +7,7 @@ from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, pop_fields, 
 def add_commands(commands) -> None:
     """Add the subcommand `cache`."""
     parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary into a token table for "
-                         "embed --token-table", *MODEL_FILES, *NUMERICS, "--device", "--quiet")
+                         "embed --token-table", *MODEL_FILES, *NUMERICS, "--tokenizer", "--device", "--quiet")
     parser.epilog = ("After an interruption, run the same command again to resume. embed refuses a table of a lower "
                      "precision than its own.")
     add = parser.add_argument

@@ -179,11 +179,12 @@ def summary(target: Target, written: "Written", bilm: "BiLm") -> str:
 
 @dataclass(frozen=True)
 class TableJob:
-    """A run of `elmo-fast cache`. `vocabulary` is a file of words, or with `corpus` a text whose words are taken."""
+    """A run of `elmo-fast cache`. `vocabulary` is a file of words, or with `corpus` a text whose tokens are taken."""
 
     vocabulary: str
     output_file: str
     corpus: bool
+    tokenizer: str
     storage: str
     model: ModelChoice
     progress: bool
@@ -192,8 +193,12 @@ class TableJob:
 def write_table(job: TableJob) -> str:
     """Write the token table of a vocabulary; the same job resumes after an interruption. Says what it wrote."""
     check_target(job.output_file, "output file")
+    if job.tokenizer != "whitespace" and not job.corpus:
+        raise ConfigurationError("--tokenizer: expected --corpus beside it, since a vocabulary has a word per line, "
+                                 "got none")
     with locked(job.output_file) as lock:
-        with (open_texts(job.vocabulary, allow_blank=True) if job.corpus else contextlib.nullcontext()) as texts:
+        with (open_texts(job.vocabulary, tokenizer=job.tokenizer, allow_blank=True) if job.corpus
+              else contextlib.nullcontext()) as texts:
             files = job.model.files(job.output_file, texts.paths if job.corpus else [job.vocabulary])
             if not job.corpus:
                 check_file("vocabulary", job.vocabulary)

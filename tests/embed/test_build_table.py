@@ -174,3 +174,8 @@ def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
     assert set(corpus.words) == {"<S>", "</S>", *"The children play . It rained and".split()}
     assert embed("--token-table", "all.hdf5", "--unknown", "error").keys() == plain.keys()
     assert BiLm.from_model("model").fingerprint() == corpus.fingerprint
+    (tmp_path / "raw.txt").write_text("They don't play (yet).\n", encoding="utf-8")
+    assert run(capsys, "cache", "raw.txt", "raw.hdf5", "--corpus", "--tokenizer", "auto", "--model", "model")[0] == 0
+    assert set(TokenTable.open("raw.hdf5").words) == {"<S>", "</S>", *"They do n't play ( yet ) .".split()}
+    status, _, error = run(capsys, "cache", "vocab.txt", "v.hdf5", "--tokenizer", "auto", "--model", "model")
+    assert status == 2 and "--tokenizer: expected --corpus beside it" in error and "v.hdf5" not in names(tmp_path)
