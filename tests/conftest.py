@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import hypothesis
@@ -12,6 +13,17 @@ hypothesis.settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores SIGINT, and so would the processes that the tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--until", type=float, default=float("inf"), metavar="SECONDS", help="skip the tests that have "
+                     "not begun at this time, in seconds since the epoch")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if time.time() > item.config.getoption("until"):
+        pytest.skip("the time of --until is over")
 
 
 def pytest_collection_modifyitems(items):
