@@ -170,3 +170,20 @@ def test_vectors_never_stand_beside_other_names(tmp_path, monkeypatch, is_old, r
     assert not is_old or len(np.load(path)) == 1 + renamed
     write_arrays(path, [("new", VECTORS), ("other", VECTORS)])
     assert names(tmp_path) == ["out.json", "out.npy"] and json.loads((tmp_path / "out.json").read_text())[0] == "new"
+
+
+def test_vectors_with_the_same_names_never_lack_them(tmp_path, monkeypatch):
+    """A kill before the only rename leaves the old result whole."""
+    path = tmp_path / "out.npy"
+    write_arrays(path, [("a", VECTORS), ("b", VECTORS)])
+
+    def replacing(*paths):
+        assert json.loads((tmp_path / "out.json").read_text()) == ["a", "b"]
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="killed"):
+        patched.setattr(os, "replace", replacing)
+        write_arrays(path, [("a", 2 * VECTORS), ("b", VECTORS)])
+    assert names(tmp_path) == ["out.json", "out.npy"] and (np.load(path)[0] == VECTORS).all()
+    write_arrays(path, [("a", 2 * VECTORS), ("b", VECTORS)])
+    assert names(tmp_path) == ["out.json", "out.npy"] and (np.load(path)[0] == 2 * VECTORS).all()

@@ -1,6 +1,7 @@
 """NumPy files: `.npz` with an array per text or target word, `.npy` of pooled vectors with their names in a `.json`."""
 
 import contextlib
+import filecmp
 import json
 import os
 import zipfile
@@ -70,9 +71,12 @@ def place(part: Path, target: str | os.PathLike) -> None:
 
 
 def _place(part: Path, final: Path, names_part: Path, names: Path) -> None:
-    """Rename the names first, so that vectors always have names; but last if old vectors exist, which need theirs."""
+    """Rename the names first, so that vectors always have names; but last if old vectors with other names exist."""
     renames = [(names_part, names), (part, final)]
-    if final.exists():
+    if final.exists() and names.exists() and filecmp.cmp(names_part, names, shallow=False):
+        names_part.unlink()
+        renames = renames[1:]
+    elif final.exists():
         names.unlink(missing_ok=True)
         renames.reverse()
     for source, target in renames:
