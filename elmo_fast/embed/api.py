@@ -156,8 +156,7 @@ class LoadedElmo:
         `.npy` the names are in a `.json` file beside it. The output is written atomically; `resume` continues an
         interrupted run.
         """
-        words = None if targets is None else frozenset(targets)
-        form = OutputSpec(layers, pool, dtype, words).check(self.bilm.num_layers)
+        form = OutputSpec(layers, pool, dtype, targets).check(self.bilm.num_layers)
         path = check_path("output", path)
         if layout is None and Path(path).suffix not in SUFFIXES:
             raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, or a "
@@ -172,7 +171,7 @@ class LoadedElmo:
     def _texts(self, sentences: Iterable[Given], pool: str | None, tokenizer: str | Tokenizer,
                state: str) -> Iterator[Text]:
         """The texts, lazily. Anything but a collection or generator of texts is refused at once."""
-        if isinstance(sentences, (str, bytes, FastaRecord)):
+        if isinstance(sentences, (str, bytes, FastaRecord, Text)):
             raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a "
                              "list")
         check_iterable(sentences, "sentences")

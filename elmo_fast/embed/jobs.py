@@ -4,6 +4,7 @@ Arguments and files are checked before torch, whose import takes seconds, is imp
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from elmo_fast.files.lock import locked
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 from elmo_fast.text.readers import Texts, open_texts
 from elmo_fast.vectors import layouts
+from elmo_fast.vectors.layouts.arrays import names_of
 from elmo_fast.vectors.layouts.table import is_directory, layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Target
 
@@ -105,10 +107,12 @@ class ModelChoice:
         model = DEFAULT_MODEL if self.model is self.options_file is self.weight_file is None else self.model
         files = find_model(model, options_file=self.options_file, weight_file=self.weight_file)
         output = local_path(output)
-        for path in (*inputs, files.options_file, files.weight_file):
-            path = path and local_path(path)
-            if path and os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
-                raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")
+        written = [output, *([os.fspath(names_of(output))] if Path(output).suffix == ".npy" else [])]
+        for path, read in itertools.product(written, (*inputs, files.options_file, files.weight_file)):
+            read = read and local_path(read)
+            if read and os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read):
+                raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}"
+                                         + f", whose names go to {path}" * (path != output))
         return files
 
     def open(self, files: ModelFiles, **arguments: Any) -> "BiLm":
@@ -217,7 +221,10 @@ def write_table(job: TableJob) -> str:
 
 def _words(path: str) -> frozenset[str]:
     try:
-        return frozenset(Path(path).read_text(encoding="utf-8-sig").split())
+        words = frozenset(map(str.strip, Path(path).read_text(encoding="utf-8-sig").splitlines())) - {""}
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"--targets: expected UTF-8 text, got undecodable bytes in {path} ({error})"
                                  ) from error
+    if not words:
+        raise ConfigurationError(f"--targets: expected a word a line, found none in {path}")
+    return words

@@ -3,6 +3,7 @@
 A run that was killed goes on after its last section (see `partial`). One thread writes what another computes.
 """
 
+import bisect
 import hashlib
 import itertools
 import json
@@ -22,6 +23,7 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.environment import version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
+from elmo_fast.files.atomic import to_disk
 from elmo_fast.files.lock import lock_of
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.ops.backend import runs_as
@@ -102,7 +104,7 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
         partial = PartialResult(Path(os.path.realpath(target.path)), {**runner.describe(), **target.settings()},
                                 part)
         feed = _Feed(_with_unique_keys(texts, target))
-        _begin(partial, feed, resume)
+        _begin(partial, feed, runner, resume)
         if partial.commits:
             runner.restore(partial.states())
         run = _Run(runner, target, partial, feed, part)
@@ -122,25 +124,62 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
 def _with_unique_keys(texts: Iterable[Text], target: Target) -> Iterator[Text]:
     """The texts; `ConfigurationError` at once for a key given twice, which would fail only when segments are joined."""
     by_sentence = target.options.get("use_sentence_keys", False)
-    has_keys = has_unique_keys(target.layout, target.form)
-    seen: set[bytes] = set()
+    if not has_unique_keys(target.layout, target.form):
+        yield from texts
+        return
+    keys = _Keys(has_groups=target.layout == "allennlp")
     for number, text in enumerate(texts):
         key = text.text if by_sentence else text.key
-        if has_keys and key != str(number):
-            digest = _digest(key.encode("utf-8", "surrogatepass")).digest()
-            if digest in seen:
-                what, way = (("use_sentence_keys: expected different sentences", "line numbers always work")
-                             if by_sentence else ("output: expected different identifiers", "layout packed takes them"))
-                raise ConfigurationError(f"{what}, got {key!r:.80} twice in {os.fspath(target.path)}; {way}")
-            seen.add(digest)
+        if not keys.add(key, number):
+            what, way = (("use_sentence_keys: expected different sentences", "line numbers always work")
+                         if by_sentence else ("output: expected different identifiers", "layout packed takes them"))
+            raise ConfigurationError(f"{what}, got {key!r:.80} twice in {os.fspath(target.path)}"
+                                     f"{', or a group of that name' * keys.has_groups}; {way}")
         yield text
+
+
+class _Keys:
+    """The keys of texts: digests, and ranges of those whose keys are their numbers. With groups a key may not be
+    another one's beginning before a slash."""
+
+    def __init__(self, has_groups: bool):
+        self.has_groups = has_groups
+        self._digests: set[bytes] = set()
+        self._groups: set[bytes] = set()
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, key: str, number: int) -> bool:
+        """Add the key of a text; whether no other has it."""
+        digest = self._digest_of(key) if self._digests or key != str(number) else b""
+        groups = [key[:at] for at, letter in enumerate(key) if letter == "/"] if self.has_groups else []
+        is_new = not self._has(key, digest) and digest not in self._groups and not any(
+            self._has(group, self._digest_of(group)) for group in groups)
+        self._groups.update(map(self._digest_of, groups))
+        if key != str(number):
+            self._digests.add(digest)
+        elif self._ends and self._ends[-1] == number:
+            self._ends[-1] += 1
+        else:
+            self._begins.append(number)
+            self._ends.append(number + 1)
+        return is_new
+
+    def _has(self, key: str, digest: bytes) -> bool:
+        if digest in self._digests or not (key.isascii() and key.isdecimal() and len(key) < 20):
+            return digest in self._digests
+        at = bisect.bisect_right(self._begins, int(key)) - 1
+        return at >= 0 and int(key) < self._ends[at] and str(int(key)) == key
+
+    def _digest_of(self, key: str) -> bytes:
+        return _digest(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def _remains(partial: PartialResult) -> str:
     return f"{partial.texts:,} texts are done; resume (--resume) goes on after them, from {partial.folder}"
 
 
-def _begin(partial: PartialResult, feed: "_Feed", resume: bool) -> None:
+def _begin(partial: PartialResult, feed: "_Feed", runner: Runner, resume: bool) -> None:
     """Take what is there, and skip its texts; or refuse it; or leave it to be replaced."""
     found = partial.find()
     if found is None or not found.commits:
@@ -157,7 +196,12 @@ def _begin(partial: PartialResult, feed: "_Feed", resume: bool) -> None:
     if differences:
         raise ConfigurationError(f"resume: expected the settings of {partial.folder}, which has {differences}")
     found.drop_damaged()
-    if found.commits and not feed.skip(found.texts, found.commits[-1].digest):
+    feed.skip(found.texts, runner.group if runner.state == "carry" else None)
+    if found.commits and feed.count > found.texts:
+        raise ConfigurationError(f"resume: expected an input whose batches end after the {found.texts:,} texts that "
+                                 f"are done in {partial.folder}, as states are carried from batch to batch; found more "
+                                 "texts")
+    if found.commits and (feed.count, feed.digest) != (found.texts, found.commits[-1].digest):
         raise ConfigurationError(f"resume: expected an input that begins with the {found.texts:,} texts that are done "
                                  f"in {partial.folder}, found others")
     partial.commits, partial.head = found.commits, found.head
@@ -188,11 +232,11 @@ class _Feed:
             value.update(_content(text))
         return len(first) == count and value.hexdigest() == digest
 
-    def skip(self, count: int, digest: str) -> bool:
-        """Read texts that are done, and say whether they are those that have the digest."""
-        for _ in itertools.islice(self, count):
+    def skip(self, count: int, group: Callable[[Iterator[Text]], Iterator[list[Text]]] | None) -> None:
+        """Read at least so many texts if there are, in complete groups where `group` is given."""
+        groups = iter(self) if group is None else group(iter(self))
+        while self.count < count and next(groups, None) is not None:
             stops.check()
-        return self.count == count and self.digest == digest
 
     def __iter__(self) -> Iterator[Text]:
         for text in self._texts:
@@ -242,7 +286,12 @@ class _Run:
         if partial.commits:
             layouts.join(target.layout, partial.links(), self._segment, target.path, target.form,
                          fingerprint=partial.settings, **target.options)
+            for path in self._segment.parent.glob(f"{self._segment.name}*"):
+                for each in (*path.rglob("*"), path):
+                    to_disk(each)
         layouts.place(target.layout, self._segment, target.path)
+        if partial.commits:
+            to_disk(Path(os.path.realpath(target.path)).parent)
         partial.remove()
 
     def _section(self, clock: "_Clock") -> Iterator[list[Text]]:

@@ -22,7 +22,7 @@ MAGIC = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 MOST_UNPACKED = 8 << 30  # bytes; more are accepted for files of at least a tenth of the unpacked size
 MOST_EXPANSION = 10
-_MOST_DEPTH = 256  # nested groups; a sentence used as a key has a group per slash
+MOST_DEPTH = 256  # nested groups; a sentence used as a key has a group per slash
 # Components of the paths of all links together; more are accepted if the file has 64 bytes per component.
 _MOST_STEPS = 1 << 16
 _KINDS = {"f": "floating-point numbers", "i": "signed integers", "u": "unsigned integers"}  # kinds of NumPy dtypes
@@ -92,10 +92,10 @@ def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]
         depth = 1 + link.count(b"/")
         left -= depth
         links.append((link, info.type))
-        return depth > _MOST_DEPTH or left < 0 or None
+        return depth > MOST_DEPTH or left < 0 or None
 
     if file.id.links.visit(visit, info=True):
-        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {_MOST_DEPTH} nested groups, "
+        raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {MOST_DEPTH} nested groups, "
                                  "and fewer paths in a file of this size, found more")
     return links
 

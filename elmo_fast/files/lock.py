@@ -33,6 +33,8 @@ class _Owner(NamedTuple):
     thread: int
 
 
+# What a lock file may contain, also after a power failure; `TARGET.lock` may be another program's.
+_NOTE = re.compile(rb"(\d+( \S*){0,3}\s*)?\0*")
 _PARTIAL = re.compile(r"\.[0-9a-f]{8}\.part")
 _owners: dict[Path, _Owner] = {}  # locks held by this process; the system's locks do not tell its threads apart
 
@@ -101,6 +103,9 @@ def _lock(final: Path, partial: Path, wait: bool) -> contextlib.ExitStack:
 
 def _acquire(stack: contextlib.ExitStack, final: Path, wait: bool) -> IO[bytes]:
     path, is_logged = final.with_name(f"{final.name}.lock"), False
+    if not _NOTE.fullmatch(_first_bytes_of_file(path)):
+        raise ConfigurationError(f"output {final}: expected nothing or a lock of elmo-fast at {path}, found another "
+                                 "file; move it away")
     while True:
         try:
             return stack.enter_context(lock_file(path))

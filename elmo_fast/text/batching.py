@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -37,8 +37,8 @@ def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Seq
 
 
 def check_iterable(batch: Iterable, name: str = "batch") -> None:
-    """Raise `ValueError` for anything but a collection or generator of sentences; strings are refused."""
-    if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable) or not getattr(batch, "ndim", 1):
+    """Raise `ValueError` for anything but a collection or generator of sentences; strings and mappings are refused."""
+    if isinstance(batch, (str, bytes, Mapping)) or not isinstance(batch, Iterable) or not getattr(batch, "ndim", 1):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
 
 

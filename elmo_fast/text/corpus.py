@@ -96,9 +96,12 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     check_target(output, "output")
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
+    paths = find_files(inputs, "inputs")
+    if os.path.exists(output) and any(os.path.samefile(output, path) for path in paths):
+        raise ConfigurationError(f"output: expected a file other than the inputs, got {os.fspath(output)}")
     with atomic_path(output) as part:
         counts: Counter[str] = Counter()
-        for _, words in map_chunks(_count_words, find_files(inputs, "inputs"), processes):
+        for _, words in map_chunks(_count_words, paths, processes):
             counts.update(words)
         total = counts.total()
         if not total:

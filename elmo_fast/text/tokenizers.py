@@ -78,6 +78,7 @@ def is_tokenized(text: str) -> bool:
     opening quote or bracket before it, a dash, and a period behind the last word unless that is an abbreviation. A text
     of more than 65,536 characters is judged by its beginning.
     """
+    text = text.strip()
     if len(text) > _AT_ONCE:
         text = text[:_AT_ONCE].rsplit(None, 1)[0]
     if _ATTACHED.search(_ENTITY.sub("", text) if "&" in text else text):

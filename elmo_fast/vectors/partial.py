@@ -65,8 +65,11 @@ class PartialResult:
         return [folder / _stem(number) for number in range(len(self.commits))]
 
     def find(self) -> "PartialResult | None":
-        """Read the existing partial result, or return None; `ConfigurationError` for anything else at its path."""
-        if not os.path.lexists(self.folder):
+        """Read the existing partial result; None if there is nothing or an empty directory.
+
+        `ConfigurationError` for anything else at its path.
+        """
+        if not os.path.lexists(self.folder) or (self.folder.is_dir() and not any(self.folder.iterdir())):
             return None
         if not (self.folder / _PROGRESS).is_file():
             raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found something "
@@ -106,7 +109,7 @@ class PartialResult:
             self.remove()  # left by another run
             new = self._workspace / "new"
             new.mkdir()
-            self._write_progress(new)
+            self._write_progress(new, [])
             new.rename(self.folder)
         for leftover in self.folder.glob(f"{stem}*"):
             leftover.unlink()
@@ -117,17 +120,18 @@ class PartialResult:
                     np.lib.format.write_array(file, values.numpy())
         files = tuple(map(_stored, sorted(self.folder.glob(f"{stem}*"))))
         to_disk(self.folder)
-        self.commits.append(Commit(texts, digest, files))
-        self._write_progress(self.folder)
+        commits = [*self.commits, Commit(texts, digest, files)]
+        self._write_progress(self.folder, commits)
+        self.commits = commits
 
     def remove(self) -> None:
         if self.folder.is_dir():
             self.folder.rename(self._workspace / "removed")
             shutil.rmtree(self._workspace / "removed")
 
-    def _write_progress(self, folder: Path) -> None:
+    def _write_progress(self, folder: Path, commits: list[Commit]) -> None:
         content = json.dumps({"settings": self.settings, "head": self.head,
-                              "commits": list(map(asdict, self.commits))}).encode()
+                              "commits": list(map(asdict, commits))}).encode()
         path = folder / f"{_PROGRESS}.new"
         path.write_bytes(b"%b\n%b" % (content, _seal(content)))
         to_disk(path)

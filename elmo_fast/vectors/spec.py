@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
@@ -33,7 +33,7 @@ class OutputSpec:
     layers: str | int | Sequence[float] = "all"
     pool: str | None = None
     dtype: str = "float32"
-    targets: frozenset[str] | None = None
+    targets: Iterable[str] | None = None
 
     def __post_init__(self):
         if isinstance(self.layers, Integral) and not isinstance(self.layers, bool):
@@ -44,9 +44,11 @@ class OutputSpec:
             raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {shown(self.pool)}")
         check_choice("dtype", self.dtype, STORAGES)
         if self.targets is not None:
-            if isinstance(self.targets, str) or not all(isinstance(word, str) for word in self.targets):
+            is_list = isinstance(self.targets, Iterable) and not isinstance(self.targets, (str, bytes))
+            words = list(self.targets) if is_list else []
+            if not words or not all(isinstance(word, str) for word in words):
                 raise ValueError(f"targets: expected words, got {shown(self.targets)}")
-            object.__setattr__(self, "targets", frozenset(self.targets))
+            object.__setattr__(self, "targets", frozenset(words))
             if self.pool:
                 raise ValueError("pool: expected None with targets, since targets select single tokens, got "
                                  f"{shown(self.pool)}")

@@ -16,6 +16,9 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / "texts" / f"{name}.txt").write_text("a b\n")
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\na\n")
     (tmp_path / "p.fasta").write_text(">P|1\nMKV\n>Q|2\nMK\n")
+    (tmp_path / "data.txt").write_text(" \n")
+    (tmp_path / "data.json").write_text('{"text": "a b"}\n')
+    (tmp_path / "names.json").write_text('["a"]')
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "options.json").write_bytes((tmp_path / "model" / "options.json").read_bytes())
     return tmp_path
@@ -41,6 +44,13 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("info run", "expected one file *.hdf5 or *.h5, found none; elmo-fast export makes a model of a training run"),
     ("embed texts/a.txt o.h5 --top --model run", "elmo-fast export makes a model of a training run"),
     ("embed texts/a.txt o.h5 --top --targets texts", "--targets: expected a file, got the directory texts"),
+    ("embed texts/a.txt o.h5 --top --targets data.txt", "--targets: expected a word a line, found none in data.txt"),
+    ("embed data.json data.npy --format jsonl --average --pool mean --model model",
+     "expected no other file at "),
+    ("embed names.json names.npy --format jsonl --average --pool mean --model model",
+     "expected a file other than the inputs, got names.npy, whose names go to "),
+    ("embed texts/a.txt data.npy --average --pool mean --model model",
+     "expected no other file at "),
     ("cache texts o.h5", "vocabulary: expected a file, got the directory texts"),
     *((command, f"{name}: expected the name of a file, got -: this output cannot be written to stdout")
       for command, name in (("cache vocab.txt -", "output file"), ("vocab texts/a.txt -", "output"),

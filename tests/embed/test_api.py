@@ -9,6 +9,7 @@ import elmo_fast
 from elmo_fast import BiLm, ContextIndex, FastaRecord, LoadedElmo
 from elmo_fast.embed import api
 from elmo_fast.ops.backend import native_module
+from elmo_fast.text.readers import Text
 from tests.support.files import names, paths, read_hdf5, tiny, write_model
 
 SENTENCES = ["The cat sat on the mat .", ["naïve", "café", "with space"], "One", FastaRecord("sp|P1 x", "MKTAY"),
@@ -148,6 +149,16 @@ def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(SENTENCES, layers="top", pool="mean"))
 
 
+@pytest.mark.parametrize("layout, name", [("packed", "v.h5"), ("allennlp", "v.h5"), ("npz", "v.npz")])
+def test_arrays_of_tokens_are_saved(model, tmp_path, layout, name):
+    texts = [["a"], np.array(["b", "c"]), np.array(["d"], object)]
+    model.save_vectors(tmp_path / name, texts, layout=layout)
+    with elmo_fast.open_embeddings(tmp_path / name) as found:
+        for values, expected in zip(found, model.embed(list(map(list, texts))), strict=True):
+            np.testing.assert_array_equal(values, expected)
+        assert layout != "packed" or [found.tokens(number) for number in range(3)] == [["a"], ["b", "c"], ["d"]]
+
+
 def test_what_a_model_says_of_itself(directory, model):
     assert (model.num_layers, model.dim) == (4, 8) == (len(model.embed(["a"])[0]), model.embed(["a"])[0].shape[-1])
     assert repr(model) == (f"LoadedElmo(model={str(directory)!r}, num_layers=4, dim=8, "
@@ -176,6 +187,10 @@ TWICE = [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")]
 @pytest.mark.parametrize("call, message", [
     (lambda m, _: m.embed("one string"), ".* put it into a list"),
     (lambda m, _: m.embed(FastaRecord("a", "MK")), ".* put it into a list"),
+    (lambda m, _: m.embed(Text("0", "a b", ["a", "b"])), ".* put it into a list"),
+    (lambda m, _: m.embed({"id": "a text"}), "sentences: expected a list of tokenized sentences, got dict"),
+    (lambda m, folder: m.save_vectors(folder / "v.h5", SENTENCES, targets="cat"), "targets: expected words, got 'cat'"),
+    (lambda m, folder: m.save_vectors(folder / "v.h5", SENTENCES, targets=[]), "targets: expected words"),
     (lambda m, _: m.embed([3]), r"sentences\[0\]"),
     (lambda m, _: m.embed(SENTENCES, layers="last"), "layers: expected one of all, top, average, the num"),
     (lambda m, _: m.embed(SENTENCES, layers=[1, 2]), "layers: expected 4 numbers"),

@@ -11,6 +11,7 @@ import pytest
 from elmo_fast import ConfigurationError
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.text.readers import Text
+from elmo_fast.vectors.partial import PartialResult
 from elmo_fast.vectors.spec import OutputSpec, Target
 from tests.support.engines import TILE_ISAS, isa
 from tests.support.files import flip, full_disk, names
@@ -28,6 +29,29 @@ def interrupted(tmp_path):
     with power_cut(4):
         embed(tmp_path / "o.h5")
     return tmp_path / "o.h5"
+
+
+def test_an_empty_directory_is_no_partial_result(tmp_path):
+    (tmp_path / "o.h5.part").mkdir()
+    embed(tmp_path / "o.h5")
+    assert names(tmp_path) == ["o.h5"]
+
+
+def test_a_commit_that_failed_does_not_count(tmp_path, monkeypatch, caplog):
+    write = PartialResult._write_progress
+
+    def writing(self, folder, commits):
+        if len(commits) == 3:
+            raise OSError("full")
+        write(self, folder, commits)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
+        patched.setattr(PartialResult, "_write_progress", writing)
+        embed(tmp_path / "o.h5")
+    assert [message[:22] for message in caplog.messages] == ["6 texts are done; resu"]
+    embed(tmp_path / "o.h5", resume=True)
+    embed(tmp_path / "whole.h5")
+    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -111,7 +135,12 @@ def test_damaged_progress_is_refused(interrupted, damage):
         embed(interrupted, resume=True)
 
 
-@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), os.mkdir])
+def directory_of_a_file(path):
+    path.mkdir()
+    (path / "mine").touch()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file])
 def test_what_is_not_a_partial_result_is_left_alone(tmp_path, make):
     make(tmp_path / "o.h5.part")
     for resume in (False, True):

@@ -18,7 +18,7 @@ from elmo_fast.embed.run import write_corpus
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts, writer
 from elmo_fast.vectors.partial import PartialResult
-from elmo_fast.vectors.spec import Target
+from elmo_fast.vectors.spec import OutputSpec, Target
 from tests.support.files import names
 from tests.support.grid import grid
 from tests.support.models import bilm
@@ -129,6 +129,42 @@ def test_files_of_text_go_on(tmp_path):
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
+@pytest.mark.parametrize("state", ["carry", "warm"])
+def test_more_texts_than_a_run_whose_end_failed(tmp_path, state):
+    """Carried states after an incomplete batch are not those of a longer input."""
+    with mock.patch.object(layouts, "join", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
+        embed(tmp_path / "o.h5", state, texts=TEXTS[:20])
+    if state == "carry":
+        with pytest.raises(ConfigurationError, match="^resume: expected an input whose batches end after the 20 texts"):
+            embed(tmp_path / "o.h5", state, resume=True)
+    else:
+        embed(tmp_path / "o.h5", state, resume=True)
+        embed(tmp_path / "whole.h5", state)
+        assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
+        return
+    embed(tmp_path / "o.h5", state, texts=TEXTS[:20], resume=True)
+    embed(tmp_path / "whole.h5", state, texts=TEXTS[:20])
+    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
+
+
+@pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("packed", "o"), ("npy", "o.npy")])
+def test_a_joined_output_is_on_the_disk_before_its_segments_go(tmp_path, monkeypatch, layout, name):
+    synced, remove = [], PartialResult.remove
+    monkeypatch.setattr(embed_run, "to_disk", lambda path: synced.append(path.name))
+
+    def removing(self):
+        if self.commits:
+            at = [name for name in synced if name.startswith(("segment", "0", "_"))], synced[-1]
+            expected = {"allennlp": ["segment"], "npy": ["segment", "segment.json"]}.get(layout)
+            assert sorted(at[0]) == (expected or sorted([*names(tmp_path / "o"), "segment"])) and at[1] == tmp_path.name
+        remove(self)
+
+    monkeypatch.setattr(PartialResult, "remove", removing)
+    form = OutputSpec("top", "mean") if layout == "npy" else OutputSpec()
+    embed(tmp_path / name, "zero", texts=TEXTS[:20], layout=layout, form=form)
+    assert synced
+
+
 def test_saved_vectors_go_on(tmp_path):
     loaded = LoadedElmo(bilm(state="warm"))
     texts = ["one text", ["two", "tokens"], FastaRecord("P1 a protein", "MKV"), Text("id", "a b", ["a", "b"])] * 2
@@ -219,6 +255,27 @@ def test_a_key_given_twice_is_refused_across_segments(tmp_path, name, options, m
     target = Target(tmp_path / name, "npz" if name == "o.npz" else "allennlp", options=options)
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         write_corpus(texts(), model("zero").runner(3), target)
+
+
+@pytest.mark.parametrize("keys", [["0", "1", "2", "1"], ["5", "1", "2", "3", "4", None], ["a/b/c", "1", "a/b"],
+                                  ["a", "1", "2", "a/b"], ["7/a", "1", "2", "3", "4", "5", "6", None]])
+def test_keys_that_clash_are_refused_at_once(tmp_path, keys):
+    """Keys that are numbers of other texts, and names of groups; None is the number of the text."""
+    def texts():
+        for number, key in enumerate(keys):
+            yield Text(str(number) if key is None else key, "a", ["a"])
+        pytest.fail("read to the end")
+
+    with pytest.raises(ConfigurationError, match="^output: expected different identifiers, got "):
+        write_corpus(texts(), model("zero").runner(1), Target(tmp_path / "o.h5", "allennlp"))
+
+
+def test_keys_that_look_like_numbers_do_not_clash(tmp_path):
+    keys = ["01", "1", "3", "\u0662", "a/b", "a/c", "6", "2"]
+    texts = [Text(key, "a", ["a"]) for key in keys]
+    write_corpus(texts, model("zero").runner(1), Target(tmp_path / "o.h5", "allennlp"))
+    with open_embeddings(tmp_path / "o.h5") as found:
+        assert sorted(found.keys) == sorted(keys)
 
 
 def test_the_queue_is_bounded_in_bytes(tmp_path, monkeypatch):

@@ -287,11 +287,20 @@ def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path, locks):
 
 def test_a_damaged_lock_file_removes_nothing_else(tmp_path, locks):
     (tmp_path / "b").touch()
-    for content in (b"1 host ../b", b"1 host /b", bytes(100), b"1 host .0123abcd.part more", b"", b"\xff \xfe \xfd"):
+    for content in (b"1 host ../b", b"1 host /b", bytes(100), b"1 host .0123abcd.part more", b"", b"1"):
         (tmp_path / "a.lock").write_bytes(content)
         with locked(tmp_path / "a"):
             assert names(tmp_path) == [*(f"a{suffix}" for suffix in locks[1]), "b"]
     assert names(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize("content", [b"# This file is generated\n", b'{"version": 1}', b"\xff \xfe \xfd"])
+def test_a_lock_file_of_another_program_stays(tmp_path, locks, content):
+    (tmp_path / "a.lock").write_bytes(content)
+    with (pytest.raises(ConfigurationError, match="expected nothing or a lock of elmo-fast at .*a.lock, found"),
+          locked(tmp_path / "a")):
+        pytest.fail("locked")
+    assert names(tmp_path) == ["a.lock"] and (tmp_path / "a.lock").read_bytes() == content
 
 
 def test_a_lock_that_sqlite_cannot_take_is_an_error(tmp_path, monkeypatch):

@@ -14,7 +14,10 @@ PIECES = ["don't", "n't", "'s", "it's", "Mr.", "U.S.", "e.g.", "I.", "J.", "No."
           "&amp;", "<S>", "</S>", "<", "क्षि", "中文。", "é", "п’ять", "7:30", "9/11", "!?", "\u200d", "\u0301", "😀",
           " ", " ", "\n", ".", ",", "x", "ca", "N'T"]
 
+LONG_SPACE = " " * 70_000
+
 RAW = {
+    LONG_SPACE + "Stop there.": "Stop there .",
     "They saw a play.": "They saw a play .",
     "“I can’t go—now… Really?” she said.": '" I ca n\'t go — now ... Really ? " she said .',
     "Mr. Fink-Nottle's play (at 7:30 p.m.) didn't cost $3.50, did it?":

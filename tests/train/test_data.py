@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from elmo_fast import ConfigurationError
 from elmo_fast.text import corpus
 from elmo_fast.text.corpus import Lines, Order, Sentences, make_vocabulary, map_chunks, read_shards
 from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
@@ -112,6 +113,8 @@ def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_pat
     for processes in (1, 3):
         found = make_vocabulary(pattern, output, min_count=9, processes=processes)
         assert found == (len(expected), counts.total()) and output.read_text(encoding="utf-8").splitlines() == expected
+    with pytest.raises(ConfigurationError, match="output: expected a file other than the inputs, got"):
+        make_vocabulary([str(output), pattern], output)
     make_vocabulary(pattern, output, max_size=10)
     assert output.read_text(encoding="utf-8").splitlines() == expected[:10]
     with pytest.raises(ValueError, match="max_size: expected more than the 3 special words, got 3"):

@@ -9,6 +9,7 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddings
 from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.vectors.layouts.arrays import write_arrays
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import flip, tiny, write_model
@@ -204,6 +205,37 @@ def test_tokens_of_allennlp_files(tmp_path, stored, found):
         file["0"].attrs["tokens"] = stored
     with open_embeddings(path) as vectors, pytest.raises(ConfigurationError, match=f"0: attribute tokens.*{found}"):
         vectors.tokens(0)
+
+
+@pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("npz", "o.npz")])
+def test_keys_like_names_of_other_files(tmp_path, layout, name):
+    """Also of members of an archive, and of the datasets of weights and tables."""
+    form = OutputSpec("top")
+    items = [item._replace(key=key) for key, item in zip(
+        ["a", "a.npy", "a.npy.npy", "CNN", "char_embed", "embedding"], make_items(form, 6))]
+    write(layout, tmp_path / name, form, items, forget_sentences=True)
+    with elmo_fast.open_embeddings(tmp_path / name) as found:
+        for item in items:
+            np.testing.assert_array_equal(found.by_key(item.key), item.vectors)
+
+
+def test_texts_that_are_repeated(tmp_path):
+    items = [TextVectors(str(number), text, text.split(), None, np.full((len(text.split()), 8), number, np.float32))
+             for number, text in enumerate(["yes .", "the play .", "yes ."])]
+    write("allennlp", tmp_path / "o.h5", OutputSpec("top"), items, [1])
+    with elmo_fast.open_embeddings(tmp_path / "o.h5") as found:
+        assert [found.text(number) for number in range(3)] == ["yes .", "the play .", "yes ."]
+        assert found.occurrences("play") and found.keys == [item.key for item in items]
+
+
+def test_names_of_rows_lie_beside_the_file_of_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    write_arrays(tmp_path / "real" / "data.npy", [("old", np.zeros(3, np.float32))])
+    (tmp_path / "link.npy").symlink_to(tmp_path / "real" / "data.npy")
+    write_arrays(tmp_path / "link.npy", [("new", np.ones(3, np.float32))])
+    for path in (tmp_path / "link.npy", tmp_path / "real" / "data.npy"):
+        with elmo_fast.open_embeddings(path) as found:
+            assert found.keys == ["new"] and (found[0] == 1).all()
 
 
 def test_files_of_seqvec(model, tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, check_target
-from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, limit_cache, new_hdf5, open_hdf5
+from elmo_fast.files.hdf5 import HDF5_ERRORS, MOST_DEPTH, attribute_of, limit_cache, new_hdf5, open_hdf5
 from elmo_fast.files.json import parse_json
 from elmo_fast.vectors.layouts.embeddings import Embeddings
 from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrowed
@@ -69,6 +69,8 @@ class Hdf5Writer:
         try:
             if "\0" in key or key.rpartition("/")[2] in ("", "."):
                 raise ValueError("HDF5 would cut the name or read it as a group's")
+            if key.count("/") > MOST_DEPTH:
+                raise ValueError(f"it names more than {MOST_DEPTH} nested groups")
             parent, _, name = key.rpartition("/")
             place = self._file.require_group(parent).id if parent else self._file.id
             links = self._links["ascii" if name.isascii() else "utf-8"]
@@ -274,19 +276,19 @@ def _has_index(file: h5py.File) -> bool:
 
 
 def _read_index(file: h5py.File, where: str) -> dict[str, str]:
-    """Map keys to texts. A text that is repeated in the JSON has its last key."""
+    """Map keys to texts. The JSON has a pair for every text, also for repeated ones."""
     dataset = file[INDEX]
     if dataset.shape != (1,) or h5py.check_string_dtype(dataset.dtype) is None:
         raise ConfigurationError(f"{where}: {INDEX}: expected a string, found {dataset.dtype!s:.80} of shape "
                                  f"{dataset.shape}")
     try:
-        index = json.loads(dataset[0])
+        index = json.loads(dataset[0], object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where}: {INDEX}: expected JSON ({error!s:.160})") from error
-    if not isinstance(index, dict) or not all(isinstance(key, str) for key in index.values()):
+    if not isinstance(index, tuple) or not all(isinstance(key, str) for _, key in index):
         raise ConfigurationError(f"{where}: {INDEX}: expected an object that maps sentences to keys, found "
                                  f"{index!r:.80}")
-    return {key: text for text, key in index.items()}
+    return {key: text for text, key in index}
 
 
 def _check_content(file: h5py.File, where: str) -> None:
@@ -313,9 +315,10 @@ class AllennlpSource(Embeddings):
         self._file = self._stack.enter_context(open_hdf5(path, "embeddings"))
         with self._reading():
             where = f"embeddings {self._name}"
-            _check_content(self._file, where)
             about = attribute_of(self._file, _ABOUT, where, str)
-            if about is not None:
+            if about is None:
+                _check_content(self._file, where)
+            else:
                 self._describe(parse_json(about, f"{where}: attribute {_ABOUT}"))
             self._texts = _read_index(self._file, where) if _has_index(self._file) else {}
             self.keys = _keys(self._file)

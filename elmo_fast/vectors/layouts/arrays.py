@@ -24,13 +24,15 @@ from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrowed
 from elmo_fast.vectors.spec import OutputSpec
 
 _COPIED = 1 << 24  # bytes copied at a time
+_LONGEST = (1 << 16) - 1 - len(".npy")  # bytes of a name in a ZIP file
+_NAMES = b'["', b"[]"  # first bytes of a file of names
 _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays in order. A `.npy` has them stacked, and their names in a `.json` file beside it."""
     path = local_path(path)
-    suffix, final, names = Path(path).suffix, Path(os.path.realpath(path)), Path(os.path.realpath(names_of(path)))
+    suffix, final, names = Path(path).suffix, Path(os.path.realpath(path)), names_of(path)
     with (locked(names) if suffix == ".npy" else contextlib.nullcontext()) as names_part, locked(final) as part:
         with WRITERS[suffix](part, path, names_part) as write:
             for name, values in arrays:
@@ -43,8 +45,8 @@ def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray
 
 
 def names_of(path: str | os.PathLike) -> Path:
-    """The `.json` file of names beside a `.npy`."""
-    return Path(path).with_suffix(".json")
+    """The `.json` file of names beside a `.npy`, or beside the file that a symbolic link leads to."""
+    return Path(os.path.realpath(path)).with_suffix(".json")
 
 
 def names_of_part(path: Path) -> Path:
@@ -58,7 +60,13 @@ def check(target: str, form: OutputSpec, name: str) -> None:
         if not form.pool or form.layers == "all":
             raise ConfigurationError(f"{name}: expected .h5 or .npz for arrays of different lengths, got .npy, which "
                                      "needs one vector per text (pooled; --protein)")
-        check_target(names_of(target), name)
+        names = names_of(target)
+        check_target(names, name)
+        if names.exists():
+            with open(names, "rb") as file:
+                if file.read(2) not in _NAMES:
+                    raise ConfigurationError(f"{name}: expected no other file at {names}, where the names of {target} "
+                                             "go, found one")
 
 
 def place(part: Path, target: str | os.PathLike) -> None:
@@ -66,8 +74,9 @@ def place(part: Path, target: str | os.PathLike) -> None:
     if not names_of_part(part).exists():
         replace(part, Path(os.path.realpath(target)))
         return
-    names = (names_of if Path(target).suffix == ".npy" else names_of_part)(Path(target))
-    _place(part, Path(os.path.realpath(target)), names_of_part(part), Path(os.path.realpath(names)))
+    final = Path(os.path.realpath(target))
+    names = names_of(final) if Path(target).suffix == ".npy" else names_of_part(final)
+    _place(part, final, names_of_part(part), names)
 
 
 def _place(part: Path, final: Path, names_part: Path, names: Path) -> None:
@@ -94,15 +103,23 @@ def _npz(part: Path, target, _=None) -> Iterator:
     names: set[str] = set()
     with DeferredErrorFile(part, target) as disk, zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
         def write(name: str, values: np.ndarray) -> None:
-            if name in names or "\0" in name:
-                raise ConfigurationError(f"output: expected different identifiers without NUL for .npz, got "
-                                         f"{name!r:.60}")
+            if name in names or "\0" in name or not _fits_archive(name):
+                raise ConfigurationError("output: expected different identifiers without NUL for .npz, got "
+                                         f"{name!r:.60}" + f", which is not UTF-8 of at most {_LONGEST:,} bytes"
+                                         * (not _fits_archive(name)))
             names.add(name)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, values, allow_pickle=False)
             disk.check()
 
         yield write
+
+
+def _fits_archive(name: str) -> bool:
+    try:
+        return len(name.encode()) <= _LONGEST
+    except UnicodeEncodeError:
+        return False
 
 
 @contextlib.contextmanager
@@ -187,11 +204,19 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, **_) ->
     with contextlib.ExitStack() as stack, _npz(part, target) as write:
         archives = [stack.enter_context(np.load(path)) for path in segments]
         for name in dict.fromkeys(name for archive in archives for name in archive.files):
-            parts = [archive[name] for archive in archives if name in archive.files]
+            parts = [_member(archive, name) for archive in archives if name in archive.files]
             if len(parts) > 1 and form.targets is None:
                 raise ConfigurationError(f"output: expected different identifiers for .npz, got {name!r:.60} twice")
             write(name, parts[0] if len(parts) == 1 else np.concatenate(parts))
             stops.check()
+
+
+def _member(archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
+    """The array of a name. `NpzFile` takes `a.npy` for the array `a` if there is one."""
+    try:
+        return archive[f"{name}.npy"]
+    except KeyError:
+        return archive[name]
 
 
 def _check_floats(array: Any, name: str, least_axes: int = 0) -> None:
@@ -216,7 +241,7 @@ class NpzSource(Embeddings):
 
     def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
-            array = self._file[self.keys[number]]
+            array = _member(self._file, self.keys[number])
             _check_floats(array, f"{self.keys[number]!r:.80}")
             return array
 
@@ -236,6 +261,8 @@ class NpySource(Embeddings):
             self._rows = np.load(path, mmap_mode="r")
             _check_floats(self._rows, "the array", least_axes=1)
             keys, names = range(len(self._rows)), names_of(path)
+            if not names.exists():  # a link to a file that is stored under another name has its names beside it
+                names = Path(path).with_suffix(".json")
             if names.exists():
                 keys = parse_json(names.read_bytes(), f"embeddings {names}")
             if not isinstance(keys, (list, range)) or not all(isinstance(key, (str, int)) for key in keys):

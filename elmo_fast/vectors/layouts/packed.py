@@ -66,7 +66,7 @@ class PackedWriter:
             self._positions.frombytes(item.positions.tobytes())
         self._recent["keys"].append(item.key)
         self._recent["texts"].append(item.text)
-        self._recent["tokens"] += item.tokens
+        self._recent["tokens"].extend(item.tokens)
         if len(self._recent["tokens"]) >= 1 << 16:
             self._pack()
         self._gather(vectors)

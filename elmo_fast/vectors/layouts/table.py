@@ -63,7 +63,7 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
                                      f"(HDF5), or a layout beside it (--layout), got {os.fspath(target)}")
         return found or "allennlp"
     row = LAYOUTS[check_choice("layout", layout, tuple(LAYOUTS), ConfigurationError)]
-    is_taken = row.is_any_suffix_taken or (row.can_be_sharded and not suffix)
+    is_taken = row.is_any_suffix_taken or is_directory(layout, target)
     if suffix not in row.suffixes and (suffix in SUFFIXES or not is_taken):
         raise ConfigurationError(f"layout: expected a file that ends in {' or '.join(row.suffixes)} for {layout}, got "
                                  f"{os.fspath(target)}")
