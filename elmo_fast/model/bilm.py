@@ -364,6 +364,7 @@ class BiLm(StoredWeights):
         text = tuple(map(tuple, self.warm_text))
         return self._warm_state.get(text, self._layers(), lambda: self._run_warm_text(text))
 
+    @torch.inference_mode(False)  # the state is kept, and a training step may read it
     def _run_warm_text(self, text: Sequence[Sequence[str]]) -> State:
         """The state after the warm text, in precision `highest` also inside a call of lower precision."""
         first, last = self._token_embedder.boundaries

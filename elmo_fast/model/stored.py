@@ -3,6 +3,7 @@
 from typing import Self
 
 import numpy as np
+import torch
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.layers.state_dict import require_data
@@ -72,10 +73,16 @@ class StoredWeights(OutsideGraphs):
             for module in (self._token_embedder, self._elmo_lstm):
                 require_data(module._parameters)
         options, weights = self._files.family.implementation.read(self._files)
+        weights = self._in_type(weights)
         if fingerprint(weights, options) != self._dropped_fingerprint:
             raise RuntimeError(f"weights: expected those that the model was made of in {self._files.weight_file}, "
                                "got others; read the model again")
         return weights
+
+    def _in_type(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Weights as rounded to the type of the model's parameters."""
+        dtype = self._elmo_lstm.B_0_0.dtype
+        return {name: torch.from_numpy(values).to(dtype).float().numpy() for name, values in weights.items()}
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_files": None}  # the paths of one machine
@@ -85,14 +92,18 @@ class StoredWeights(OutsideGraphs):
             return super().__reduce_ex__(protocol)
         arguments = {"state": self.state, "precision": self.precision, "backend": self.backend,
                      "warm_text": self.warm_text, "token_table": self.token_table}
-        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states, arguments)
+        kept = {"_word_embedding": self._word_embedding, "training": self.training}
+        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states,
+                              self._elmo_lstm.B_0_0.dtype, kept, arguments)
 
 
 def _packed_copy(kind: type[StoredWeights], files: ModelFiles, expected: str, states: State | None,
-                 arguments: dict) -> StoredWeights:
-    """A model like one without fp32 weights, from the same files."""
-    bilm = kind.from_model(files, **arguments)
+                 dtype: torch.dtype, kept: dict, arguments: dict) -> StoredWeights:
+    """A model like one without fp32 weights, from the same files; `kept` are cached words and the mode."""
+    bilm = kind.from_model(files, **arguments).to(dtype)
     bilm.lstm._states = states
+    bilm._word_embedding = kept["_word_embedding"]
+    bilm.train(kept["training"])
     bilm.drop_fp32()
     if bilm.fingerprint() != expected:
         raise RuntimeError(f"weights: expected those that the model was made of in {files.weight_file}, got others")

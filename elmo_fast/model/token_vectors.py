@@ -150,5 +150,6 @@ def vectors_of_ids(spare: SpareVectors, key: Callable[[], Hashable], ids: torch.
     if new := vectors.unencoded(len(rows)):
         new_ids = np.frombuffer("".join(new).encode("latin-1"), np.int16).reshape(len(new), -1)
         vectors.append(encode(torch.from_numpy(new_ids.astype(np.int64))))
+    table = vectors.table  # before another thread may take them
     spare.put(vectors)
-    return vectors.table, torch.from_numpy(rows).long()
+    return table, torch.from_numpy(rows).long()

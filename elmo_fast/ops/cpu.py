@@ -49,7 +49,7 @@ def threads() -> int:
 
 def aligned_bytes(size: int) -> torch.Tensor:
     """An uninitialized uint8 tensor that begins on a cache line."""
-    padded = torch.empty(size + 64, dtype=torch.uint8)
+    padded = torch.empty(size + 64, dtype=torch.uint8, device="cpu")
     return padded[-padded.data_ptr() % 64 :][:size]
 
 

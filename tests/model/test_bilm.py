@@ -110,6 +110,64 @@ def test_16_bit_parameters_compute_in_full_precision(dtype):
     assert all(state.dtype == torch.float32 for state in model._elmo_lstm._states)
 
 
+@pytest.mark.parametrize("dtype, limit", [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_cached_words_of_16_bit_parameters(dtype, limit, backend):
+    numbers = torch.tensor([[1, 2, 3], [2, 0, 0]])
+    model = bilm(state="zero", backend=backend)
+    model.cache_words(["<pad>", "a", "cat", "dog"])
+    expected = [layer.detach() for layer in model(None, word_inputs=numbers).activations]
+    model.to(dtype)
+    for _ in range(2):
+        for found, right in zip(model(None, word_inputs=numbers).activations, expected, strict=True):
+            assert relative_error(found.float(), right) < limit
+
+
+def test_token_vectors_of_another_type_than_the_lstm():
+    model = bilm(state="zero")
+    expected = layers(model, SENTENCES)
+    model.token_source.double()
+    assert relative_error(layers(model, SENTENCES), expected) < SAME_MODEL
+    words, other = word_bilm(state="zero"), word_bilm(state="zero")
+    words.token_source.embedding = torch.nn.Parameter(words.token_source.embedding.double(), requires_grad=False)
+    ids = torch.tensor([[1, 2, 3]])
+    for found, right in zip(*(each(ids, boundaries="present").activations for each in (words, other)), strict=True):
+        assert relative_error(found, right) < SAME_MODEL
+
+
+def test_a_warm_state_of_inference_serves_training():
+    model, other = (bilm(state="warm", requires_grad=True) for _ in range(2))
+    with torch.inference_mode():
+        model(IDS)
+    for each in (model, other):
+        torch.stack(each(IDS).activations).sum().backward()
+    for one, right in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, right.grad)
+
+
+@needs_native
+def test_the_default_device_is_not_the_models():
+    expected, model = layers(bilm(backend="native"), SENTENCES), bilm(backend="native")
+    torch.set_default_device("meta")
+    try:
+        found = torch.stack(model(IDS).activations)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(found, expected)
+
+
+def test_other_memory_formats():
+    model = bilm(backend="torch").to(memory_format=torch.channels_last)
+    assert relative_error(layers(model, SENTENCES), layers(bilm(backend="torch"), SENTENCES)) < SAME_MODEL
+
+
+def test_autocast_does_not_change_single_tokens():
+    source = bilm(requires_grad=True).token_source
+    expected = source(IDS[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(source(IDS[0]), expected)
+
+
 @pytest.mark.parametrize("share_a_hash", [False, True])
 def test_unique_rows(monkeypatch, share_a_hash):
     if share_a_hash:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, ElmoEmbedder, load, read_weights, write_weights
+from elmo_fast import BiLm, ConfigurationError, ElmoEmbedder, batch_to_ids, load, read_weights, write_weights
 from elmo_fast.ops.backend import native_module, number_of
 from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.ops.weight_snapshot import _current
@@ -86,6 +86,30 @@ def test_copies_read_the_file_again(folder, duplicate):
     assert not np.array_equal(first[0], again[0])
     for found, right in zip(twin._embedder.embed_batch(SENTENCES), again, strict=True):
         np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_keep_the_type_the_mode_and_cached_words(folder, duplicate):
+    model = BiLm.from_model(folder, precision="low", state="zero").bfloat16().eval()
+    model.cache_words(["<pad>", "a", "cat"])
+    model.drop_fp32()
+    twin, numbers = duplicate(model), torch.tensor([[1, 2], [2, 0]])
+    assert twin.is_packed and not twin.training and twin._elmo_lstm.B_0_0.dtype == torch.bfloat16
+    for found, right in zip(twin(None, word_inputs=numbers).activations, model(None, word_inputs=numbers).activations,
+                            strict=True):
+        assert torch.equal(found, right)
+    stored = read_weights(folder / "weights.hdf5", SIZES)
+    for name, values in twin.weights().items():
+        np.testing.assert_array_equal(values, torch.from_numpy(stored[name]).bfloat16().float().numpy())
+
+
+def test_parameters_that_were_made_in_inference_mode(folder):
+    model, other = (BiLm.from_model(folder, precision="medium") for _ in range(2))
+    with torch.inference_mode():
+        model.half()
+    ids = batch_to_ids(SENTENCES)
+    for found, right in zip(model.drop_fp32()(ids).activations, other.half()(ids).activations, strict=True):
+        assert torch.equal(found, right)
 
 
 def test_another_file_is_refused(folder):

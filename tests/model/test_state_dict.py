@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import prune
 
 from elmo_fast import Elmo, batch_to_ids
 from elmo_fast.testing import SAME_MODEL
@@ -87,6 +89,41 @@ def test_missing_unexpected_and_misshapen_keys_are_named():
     before = target._elmo_lstm._elmo_lstm.B_0_0.clone()
     assert target.load_state_dict(gone, strict=False).missing_keys == [missing]
     assert torch.equal(target._elmo_lstm._elmo_lstm.B_0_0, before)
+
+
+@pytest.mark.parametrize("missing, kept", [
+    ("_elmo_lstm.forward_layer_0.state_linearity.bias", {"_elmo_lstm.B_0_0"}),
+    ("_elmo_lstm.backward_layer_1.input_linearity.weight", {"_elmo_lstm.W_0_1_1"}),
+    ("_token_embedder._highways._layers.0.weight",
+     {"_token_embedder.W_carry_0", "_token_embedder.W_transform_0"})])
+def test_all_but_the_missing_is_loaded(missing, kept):
+    found, other, before = bilm(seed=1), bilm(seed=2), dict(bilm(seed=1).named_parameters())
+    stored = other.state_dict()
+    del stored[missing]
+    assert found.load_state_dict(stored, strict=False).missing_keys == [missing]
+    for (name, one), loaded in zip(found.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, before[name] if name in kept else loaded, rtol=0, atol=1e-6)
+
+
+def test_weights_that_other_libraries_add_or_change():
+    """A pruned weight and what is registered have their own names, and all others AllenNLP's."""
+    def changed(seed):
+        model = bilm(seed=seed, requires_grad=True)
+        prune.random_unstructured(model.lstm, "W_0_0_0", 0.5)
+        model.lstm.register_parameter("adapter", nn.Parameter(torch.full((3,), float(seed))))
+        model.lstm.register_buffer("table", torch.full((2,), float(seed)))
+        return model
+
+    one, other = changed(1), changed(2)
+    stored = one.state_dict()
+    assert {f"_elmo_lstm.{name}" for name in ("W_0_0_0_orig", "W_0_0_0_mask", "adapter", "table")} < stored.keys()
+    assert stored.keys() - bilm().state_dict().keys() == {
+        f"_elmo_lstm.{name}" for name in ("W_0_0_0_orig", "W_0_0_0_mask", "adapter", "table")}
+    other.load_state_dict(stored)
+    ids = batch_to_ids(SENTENCES)
+    for found, expected in zip(other(ids).activations, one(ids).activations, strict=True):
+        assert (found - expected).abs().max() < SAME_MODEL
+    assert torch.equal(other.lstm.table, one.lstm.table) and torch.equal(other.lstm.adapter, one.lstm.adapter)
 
 
 def test_gradients_flow_through_kept_variables():

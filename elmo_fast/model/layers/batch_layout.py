@@ -117,4 +117,4 @@ def unique_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @functools.lru_cache(maxsize=16)
 def _multipliers(count: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(count)
-    return torch.randint(-(2**62), 2**62, (count,), generator=generator).mul_(2).add_(1).to(device)
+    return torch.randint(-(2**62), 2**62, (count,), generator=generator, device="cpu").mul_(2).add_(1).to(device)

@@ -45,6 +45,7 @@ class AllenNlpStateDict(OutsideGraphs):
         own = self._parameters  # not those of a replica of DataParallel, and not parametrized weights
         return [own[name] if name in own else getattr(self, name, None) for name in names]
 
+    @torch.inference_mode(False)
     def _apply(self, *arguments, **named) -> "AllenNlpStateDict":
         require_data(self._parameters)
         return super()._apply(*arguments, **named)
@@ -53,33 +54,46 @@ class AllenNlpStateDict(OutsideGraphs):
         """The conversions of all parameters, in the order of AllenNLP's `state_dict`."""
         raise NotImplementedError
 
-    def _to_allennlp(self, parameters: Tensors) -> Tensors:
-        return {name: value for part in self.conversions()
-                for name, value in zip(part.theirs, part.to_allennlp(*(parameters[name] for name in part.own)))}
+    def _converted(self) -> list[Conversion]:
+        """The conversions whose parameters the module has: not those of pruned or parametrized weights."""
+        return [part for part in self.conversions() if all(name in self._parameters for name in part.own)]
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         require_data(self._parameters)
-        parameters = {name: value if keep_vars else value.detach() for name, value in self._parameters.items()}
-        destination.update({prefix + name: value for name, value in self._to_allennlp(parameters).items()})
+        parts, rest = self._converted(), {}
+        for part in parts:
+            values = part.to_allennlp(*(self._parameters[name] if keep_vars else self._parameters[name].detach()
+                                        for name in part.own))
+            destination.update({prefix + name: value for name, value in zip(part.theirs, values)})
+        super()._save_to_state_dict(rest, prefix, keep_vars)
+        saved = {prefix + name for part in parts for name in part.own}
+        destination.update({name: value for name, value in rest.items() if name not in saved})
 
+    @torch.inference_mode(False)
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
                               error_msgs):
+        parts = self._converted()
         empty = {name: torch.empty_like(value, device="meta") for name, value in self._parameters.items()}
-        shapes = {prefix + name: value.shape for name, value in self._to_allennlp(empty).items()}
+        shapes = {prefix + name: value.shape for part in parts
+                  for name, value in zip(part.theirs, part.to_allennlp(*(empty[name] for name in part.own)))}
         theirs = {name: state_dict.pop(name) for name in shapes if name in state_dict}
         missing = [name for name in shapes if name not in theirs]
         wrong = [f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, "
                  f"the shape in current model is {tuple(shapes[name])}."
                  for name, value in theirs.items() if value.shape != shapes[name]]
         error_msgs.extend(wrong)
-        if missing or wrong:
-            missing_keys.extend(missing)
+        missing_keys.extend(missing)
+        if wrong:  # the caller raises an error
             unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and strict)
             return
-        converted = {prefix + name: value for part in self.conversions() for name, value in
+        kept = {prefix + name for part in parts if any(prefix + name in missing for name in part.theirs)
+                for name in part.own}
+        converted = {prefix + name: value for part in parts if prefix + part.own[0] not in kept for name, value in
                      zip(part.own, part.from_allennlp(*(theirs[prefix + name] for name in part.theirs)))}
-        super()._load_from_state_dict(state_dict | converted, prefix, local_metadata, strict, missing_keys,
-                                      unexpected_keys, error_msgs)
+        absent: list[str] = []
+        super()._load_from_state_dict(state_dict | converted, prefix, local_metadata, strict, absent, unexpected_keys,
+                                      error_msgs)
+        missing_keys.extend(name for name in absent if name not in kept)
 
 
 def require_data(parameters: Tensors) -> None:

@@ -44,7 +44,7 @@ def filter_values(ids: torch.Tensor, filters: Filters, activation: str,
     """Values [N, filters] for ids [N, C]; with `save` also the window that each comes from, int32, otherwise [0]."""
     ids, biases, relu = _contiguous(ids), filters.biases, activation == "relu"
     values = biases.new_empty(len(ids), len(biases))
-    picks = torch.empty(values.shape if save else 0, dtype=torch.int32)
+    picks = torch.empty(values.shape if save else 0, dtype=torch.int32, device="cpu")
     native_module()[0].char_cnn_forward(**_call(ids, filters), biases=biases.data_ptr(), relu=relu,
                                         values=values.data_ptr(), picks=picks.data_ptr() if save else 0)
     if not relu:

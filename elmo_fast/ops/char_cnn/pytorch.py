@@ -83,7 +83,7 @@ def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.T
     pooled = []
     for weight, bias in filters:
         width = weight.shape[1]
-        kernel = weight.view(width * dim, -1)
+        kernel = weight.reshape(width * dim, -1)
         starts = min(longest, positions - width + 1)
         windows = characters.unfold(1, width * dim, dim)[:, :starts]  # [N, starts, width * E]
         value = (windows.reshape(-1, width * dim) @ kernel).view(len(ids), starts, -1)

@@ -42,7 +42,7 @@ def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
     half = 4 * (inputs.shape[1] // 2 if is_split else inputs.numel())  # bytes between the two directions
     grad_inputs = pointer(by_direction)
     weights, biases, *projections = _by_direction([pointer(grad) for grad in grads.weights])
-    scratch = torch.empty(module.lstm_backward_scratch_size(**common), dtype=torch.uint8)
+    scratch = torch.empty(module.lstm_backward_scratch_size(**common), dtype=torch.uint8, device="cpu")
     module.lstm_backward(
         **common, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(),
         grad_h=grads.h.data_ptr(), grad_c=grads.c.data_ptr(),
@@ -76,7 +76,7 @@ class _Operands:
 
     def __init__(self, call: LstmArguments, packed: torch.Tensor):
         self.call, self.packed = call, packed
-        self.row_numbers = torch.arange(call.packed_rows, dtype=torch.int32).expand(2, -1).contiguous()
+        self.row_numbers = torch.arange(call.packed_rows, dtype=torch.int32, device="cpu").expand(2, -1).contiguous()
         self.rows = self.row_numbers if call.rows is None else call.rows.to(torch.int32).contiguous()
         self.inputs = call.inputs.contiguous()
         self.h, self.c = (_in_slot_order(x, call.slots) for x in (call.h, call.c))

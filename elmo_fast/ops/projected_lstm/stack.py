@@ -20,17 +20,17 @@ def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, st
                   precomputed: bool = False, precision: str = "highest") -> State:
     """Run every layer over the packed rows of a schedule, and return the final state (see `LstmStack.run`).
 
-    `inputs` [R, P] and `rows` int32 [2, S] are those of the first layer, `layers` the weights of every layer.
-    `addresses` uint64 [L, 2, S]: where each layer writes the output float32 [P] of each direction at each packed row;
-    the next layer reads it there. No two are equal, and the caller keeps the memory. With `skips` the layers above the
-    first add their input to their output. `state` is not changed. The bits are those of
+    `inputs` [R, P], of any float type, and `rows` int32 [2, S] are those of the first layer, `layers` the weights of
+    every layer. `addresses` uint64 [L, 2, S]: where each layer writes the output float32 [P] of each direction at each
+    packed row; the next layer reads it there. No two are equal, and the caller keeps the memory. With `skips` the
+    layers above the first add their input to their output. `state` is not changed. The bits are those of
     `elmo_fast.ops.projected_lstm.projected_lstm`, layer by layer.
     """
     module, precision = native_module()[0], effective_precision(precision)
     h, c = (_in_slot_order(values, schedule) for values in state)  # [L, slots, 2 P], [L, slots, 2 D]
     initial = None if initial_state is None else [_array(values) for values in initial_state]  # [L, 2 P], [L, 2 D]
     projection, dim = h.shape[2] // 2, c.shape[2] // 2
-    inputs, rows = inputs.contiguous(), np.ascontiguousarray(rows, dtype=np.int32)
+    inputs, rows = inputs.float().contiguous(), np.ascontiguousarray(rows, dtype=np.int32)
     starts = schedule.sequence_starts.ctypes.data if initial else 0
     same = {"dim": dim, "projection": projection, "steps": len(schedule.batch_sizes), "packed_rows": rows.shape[1],
             "batch_sizes": schedule.batch_sizes.ctypes.data, "sequence_start": starts, "slots": h.shape[1],
@@ -58,13 +58,13 @@ def flat_stack(layers: Iterable[tuple[LstmWeights, LstmWeights]]) -> list[torch.
 
 
 def _array(values: torch.Tensor) -> np.ndarray:
-    return np.ascontiguousarray(values.detach().numpy(), dtype=np.float32)
+    return np.ascontiguousarray(values.detach().float().numpy())
 
 
 def _in_slot_order(values: torch.Tensor, schedule: Schedule) -> np.ndarray:
     """A contiguous copy of states [L, slots, n], which the engine updates in place."""
-    values = values.detach().numpy()
-    return np.array(values, np.float32, order="C") if schedule.is_in_order else values.take(schedule.slots, 1)
+    values = values.detach().float().numpy()
+    return np.array(values, order="C") if schedule.is_in_order else values.take(schedule.slots, 1)
 
 
 def _in_caller_order(values: np.ndarray, schedule: Schedule) -> torch.Tensor:
