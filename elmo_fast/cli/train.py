@@ -129,7 +129,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="maximum norm of all gradients together (default: 10)")
     add("--seed", type=at_least(0), metavar="N", help="random seed of weights, order, dropout and samples "
         "(default: 0)")
-    add("--patience", **_COUNT, help="stop after N evaluations without a new best perplexity (default: never)")
+    add("--precision", choices=TRAINED, help="numerical precision (default: medium, which is bf16, on GPUs "
+        "that have it, else highest)")
     add = parser.add_argument_group("run").add_argument
     add("--evaluate-every", **_COUNT, help="steps between evaluations (default: ten evaluations per epoch)")
     add("--evaluate-batch-size", **_COUNT, help="rows per batch of held-out text (default: 256)")
@@ -139,8 +140,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=_WORKERS, metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 on a "
         "GPU)")
     add("--device", metavar="NAME", help=DEVICE_HELP.format("a GPU if there is one"))
-    add("--precision", choices=TRAINED, help="numerical precision (default: medium, which is bf16, on GPUs "
-        "that have it, else highest)")
+    add("--patience", **_COUNT, help="stop after N evaluations without a new best perplexity (default: never)")
     add("--tensorboard", action="store_true", default=None, help="also write TensorBoard events into RUN")
     add("--quiet", action="store_true", default=None, help="no progress bar")
 

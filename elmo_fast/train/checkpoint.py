@@ -37,9 +37,14 @@ _STATE_MINIMA = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_s
 _MANIFEST = b'\n{"sha256": "%s"}\n'  # the last bytes of a file; hashes all bytes before them
 
 
+def name_of(step: int) -> str:
+    """Return the file name of a step's checkpoint."""
+    return f"step-{step:08d}.pt"
+
+
 def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
     """Write a checkpoint; then remove those of later steps, left before a resume, and all but the last `keep`."""
-    path = folder(run) / f"step-{content['step']:08d}.pt"
+    path = folder(run) / name_of(content["step"])
     write(path, content)
     checkpoints = in_order(run)
     end = checkpoints.index(path) + 1
@@ -84,7 +89,7 @@ def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
     if version == FORMAT and not has_manifest:
         raise ConfigurationError(f"checkpoint {path}: expected its checksum at the end, found none: the file is damaged"
                                  f"{_remedy(path)}")
-    optional = {"losses", "files"} & content.keys()  # earlier versions did not write them
+    optional = {"losses", "files", "heldout"} & content.keys()  # earlier versions did not write them
     for name in ("step", "weights", *required, *optional):
         if not _FITS[name](content.get(name, ...)):
             raise ConfigurationError(f"checkpoint {path}: {name}: expected what elmo-fast train writes, got something "
@@ -147,6 +152,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
                              and len(set(map(len, value))) == 1),
     "shards": lambda value: value is None or _is_list(
         value, lambda shard: isinstance(shard, list) and [type(field) for field in shard] in _SHARDS),
+    "heldout": lambda value: _FITS["shards"](value) and value is not None,
     "evaluations": lambda value: _is_list(
         value, lambda entry: isinstance(entry, dict) and isinstance(entry.get("perplexity"), float)),
     "files": lambda value: isinstance(value, dict) and value.keys() == set(RUN_FILES),
@@ -168,7 +174,7 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
         file, expected = Path(run) / name, content["files"][name]
         digest = sha256_of(file) if file.is_file() else "none"
         replaced = _options_digests(run) if name == OPTIONS_FILE else []
-        if digest != expected and not (expected in replaced and digest == replaced[-1]):
+        if digest != expected and not (expected in replaced and digest in replaced[-2:]):  # before or after a kill
             raise ConfigurationError(f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 "
                                      f"{expected}, found {digest}: it was damaged or changed; put a copy of the "
                                      f"original at {file}")
@@ -264,6 +270,9 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         config, weights = weights_of_run(model, checkpoint, files, allow_nonfinite)
         model_vocabulary = Path(model) / VOCABULARY_FILE
     else:
+        if checkpoint is not None:
+            raise ConfigurationError(f"checkpoint: expected none beside the exported files of {model}, got "
+                                     f"{os.fspath(checkpoint)}")
         files = find_model(model)
         options, weights = read_model(replace(files, vocab_file=None, allow_nonfinite=allow_nonfinite))
         softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)

@@ -15,6 +15,7 @@ from elmo_fast.model.options import Options
 DECAYS = ("constant", "linear", "cosine")
 OPTIMIZERS = ("adagrad", "adamw")
 _ADAMW = {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}  # AdamW's defaults, unlike the fields'
+_MODEL_KEYS = "bidirectional", "lstm", "char_cnn", "n_tokens_vocab", "n_train_tokens"
 _MAX_INTEGER = (1 << 63) - 1
 FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
@@ -175,12 +176,28 @@ class TrainArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "TrainArguments":
-        """Make arguments from keywords; those that are fields of neither this class nor `RunConfig` are options."""
-        names, names_of_run = ({field.name for field in dataclasses.fields(kind)} - {"run", "options"}
-                               for kind in (cls, RunConfig))
-        return cls(run={name: given[name] for name in given.keys() & names_of_run},
-                   options={name: value for name, value in given.items() if name not in names | names_of_run},
+        """Make arguments from keywords; those that are fields of neither this class nor `RunConfig` are options.
+
+        `n_epochs` without `max_steps` replaces a `max_steps` of the options file or the run. `ConfigurationError` for
+        a keyword that is nothing of these.
+        """
+        names, names_of_run, names_of_options = (
+            {field.name for field in dataclasses.fields(kind)} - {"run", "options"}
+            for kind in (cls, RunConfig, OptimizerConfig))
+        options = {name: value for name, value in given.items() if name not in names | names_of_run}
+        unknown = sorted(options.keys() - names_of_options - {*_MODEL_KEYS})
+        if unknown:
+            raise ConfigurationError(f"train: expected arguments of elmo-fast train and keys of options.json, got "
+                                     f"{', '.join(unknown):.80}")
+        if options.get("n_epochs") is not None and options.get("max_steps") is None:
+            options["max_steps"] = None
+        return cls(run={name: given[name] for name in given.keys() & names_of_run}, options=options,
                    **{name: given[name] for name in given.keys() & names})
+
+    @property
+    def is_fine_tuning(self) -> bool:
+        """Whether the run starts from the weights of a model."""
+        return bool(self.from_model or self.from_options or self.from_weights or self.from_softmax)
 
     def names(self) -> set[str]:
         """Return the names of the given arguments, except those in `run`."""

@@ -37,6 +37,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
     direction is refused, and so are NaN and infinities unless `allow_nonfinite`.
     """
     run, storage = check_path("run", run), _storage(float16, mantissa_bits)
+    _check_is_no_run(output)
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
         config, weights = runs.weights_of_run(run, checkpoint, allow_nonfinite=allow_nonfinite)
         if not config.bidirectional:
@@ -49,6 +50,13 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
         runs.copy_vocabulary(os.fspath(Path(run) / runs.VOCABULARY_FILE), folder)
 
 
+def _check_is_no_run(output: str | os.PathLike) -> None:
+    """Raise `ConfigurationError` for the directory of a training run, whose options the model's would replace."""
+    output = check_path("output", output)
+    if os.path.exists(os.path.join(output, runs.RUN_FILE)) or runs.in_order(output):
+        raise ConfigurationError(f"output: expected a directory other than that of a training run, got {output}")
+
+
 def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False,
                   mantissa_bits: int | None = None) -> None:
     """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`; `mantissa_bits` as in `write_weights`."""
@@ -57,6 +65,7 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
     if len(bilms) != 1:
         raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(bilms)} of "
                                  f"them in {type(module).__name__}")
+    _check_is_no_run(output)
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
         options = bilms[0].options
         _write(folder, options.to_dict(), bilms[0].weights(), storage)

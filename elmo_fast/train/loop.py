@@ -1,7 +1,9 @@
 """Runs the training loop: steps, checkpoints, evaluation, the log, early stops and signals."""
 
 import contextlib
+import logging
 import math
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +28,10 @@ from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
 from elmo_fast.train.places import BEST
 
+_MAX_STEPS = 1 << 62
+
+logger = logging.getLogger(__name__)
+
 
 class Trainer:
     """Trains a model on shards. All random numbers depend only on the seed, the stream and the step.
@@ -43,7 +49,7 @@ class Trainer:
         self.streams = replicas.world * config.accumulate
         self.positions_per_step = config.batch_size * config.unroll_steps * self.streams
         self.steps_per_epoch = sum(shard.predictions for shard in shards) // self.positions_per_step  # complete steps
-        self.total_steps = config.max_steps or max(1, int(config.n_epochs * self.steps_per_epoch))
+        self.total_steps = config.max_steps or max(1, int(min(config.n_epochs * self.steps_per_epoch, _MAX_STEPS)))
         negatives = config.n_negative_samples_batch if config.sample_softmax else None
         self._numbering = model.numbering(vocabulary, negatives)
         first = replicas.rank * config.accumulate
@@ -80,7 +86,8 @@ class Trainer:
                              self.config.unroll_steps, self.step_number, position)
         return iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=self._workers,
                                                 pin_memory=self.replicas.device.type == "cuda",
-                                                prefetch_factor=4 if self._workers else None))
+                                                prefetch_factor=4 if self._workers else None,
+                                                worker_init_fn=_ignore_termination))
 
     def _orders(self, number: int) -> list[Order]:
         """Return the order of a stream's sentences, per direction."""
@@ -172,6 +179,11 @@ class Trainer:
                                              f"{group} of files, sentence {sentence} and {done} inputs")
 
 
+def _ignore_termination(worker: int) -> None:
+    """In a process that prepares batches: SIGTERM to a group of processes is for the one that writes a checkpoint."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _to_device(value, device: torch.device):
     """Move the tensors in nested tuples to a device."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
@@ -197,13 +209,16 @@ class Run:
         trainer = self._trainer
         with (self._bar, stops.stoppable(terminate=True), contextlib.closing(trainer),
               contextlib.closing(self._log) if self._log else contextlib.nullcontext()):
+            if self._is_first and self._stops_early() and trainer.step_number < self._steps:
+                logger.warning("%s: %d evaluations without a new best perplexity have ended the run; a larger "
+                               "--patience goes on", self._folder, self._config.patience)
             self._restart_clock()
             while trainer.step_number < self._steps and not self._stops_early():
                 self._norm, self._rate = trainer.step()
                 self._timed += 1
                 self._bar.update()
                 self._after_step(trainer.step_number, self._is_stopped())
-            self._save()
+            self.save()
             if self._is_first:
                 self._log.write("end", trainer.step_number, why="early stop" if self._stops_early() else "done")
                 if no_plot := plot_losses(self._folder):
@@ -217,9 +232,9 @@ class Run:
             self._restart_clock()
         if number % self._config.checkpoint_every == 0:
             self._report()
-            self._save()
+            self.save()
         if is_stopped:
-            self._save()
+            self.save()
             raise KeyboardInterrupt(f"interrupted after step {number} of {self._steps}; --resume continues from there")
 
     def _restart_clock(self) -> None:
@@ -287,13 +302,14 @@ class Run:
         values, patience = [evaluation["perplexity"] for evaluation in self._evaluations], self._config.patience
         return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint, unless the last one is of this step."""
         if self._saved == self._trainer.step_number:
             return
         if self._trainer.losses:
             self._mean_loss()
         state = self._trainer.state()
         if state is not None:
-            checkpoint.save(self._folder, {**state, "evaluations": self._evaluations, "files": self._files},
-                            self._config.keep)
+            checkpoint.save(self._folder, {**state, "heldout": [list(shard) for shard in self._heldout],
+                                           "evaluations": self._evaluations, "files": self._files}, self._config.keep)
         self._saved = self._trainer.step_number

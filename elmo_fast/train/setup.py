@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import glob
 import logging
 import os
 from pathlib import Path
@@ -31,7 +32,7 @@ from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run
+from elmo_fast.train.places import BEST, OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +75,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
 
 
 def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments) -> Run:
-    if checkpoint.in_order(folder):
-        raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
-                                 "or name another directory")
+    _check_is_new(folder, arguments)
     run_config, vocab_file = RunConfig.from_dict(arguments.run), _absolute(arguments.vocab)
     data = _data(arguments, {}, replicas)
     for name, files in (("train", data["train"]), ("vocab", vocab_file)):
@@ -89,10 +88,33 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
     trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if replicas.is_first:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in (*checkpoint.in_order(folder), folder / BEST):
+            left.unlink(missing_ok=True)
         checkpoint.copy_vocabulary(vocab_file, folder)
         write_json(folder / OPTIONS_FILE, config.to_dict())
+    run = Run(folder, trainer, vocabulary, heldout, run_config, [])
+    if arguments.is_fine_tuning:
+        run.save()  # a run without checkpoints resumes from random weights
+    if replicas.is_first:
         write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
-    return Run(folder, trainer, vocabulary, heldout, run_config, [])
+    return run
+
+
+def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
+    """Raise `ConfigurationError` if the directory has checkpoints, a model, or the options file of the arguments.
+
+    A start that was killed may have left the first checkpoint of a fine-tuning.
+    """
+    found, target = checkpoint.in_order(folder), folder / OPTIONS_FILE
+    if found and ((folder / RUN_FILE).exists() or [path.name for path in found] != [checkpoint.name_of(0)]):
+        raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
+                                 "or name another directory")
+    options_file = arguments.options_file and local_path(arguments.options_file)
+    weights = [path.name for path in sorted(folder.glob("*")) if path.suffix in (".hdf5", ".h5")]
+    if weights or (options_file and target.exists() and os.path.exists(options_file)
+                   and target.samefile(options_file)):
+        raise ConfigurationError(f"run {folder}: expected a new directory, found {[*weights, OPTIONS_FILE][0]:.80}, "
+                                 "whose options.json and vocab.txt the run's would replace")
 
 
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
@@ -109,8 +131,11 @@ def _tokens(shards: list[Shard]) -> int:
 
 def _absolute(value: list[str] | str | None) -> list[str] | str | None:
     if isinstance(value, list):
-        return [os.path.abspath(local_path(path)) for path in value]
-    return value and os.path.abspath(local_path(value))
+        return list(map(_absolute, value))
+    value = value and local_path(value)
+    if not value or os.path.isabs(value) or os.path.exists(value):
+        return value and os.path.abspath(value)
+    return os.path.join(glob.escape(os.getcwd()), os.path.normpath(value))  # perhaps a pattern
 
 
 def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:
@@ -128,7 +153,7 @@ def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], li
 def _config_and_weights(arguments: TrainArguments, options: dict[str, Any],
                         vocabulary: Vocabulary) -> tuple[TrainConfig, dict[str, np.ndarray]]:
     """Make those of a new run: `options` override those of the options file, the size or the model to fine-tune."""
-    if arguments.from_model or arguments.from_options or arguments.from_weights or arguments.from_softmax:
+    if arguments.is_fine_tuning:
         if arguments.size:
             raise ConfigurationError("--size: expected none beside a model to fine-tune, which has its sizes; got one")
         return _fine_tuned(arguments, options, vocabulary)
@@ -151,13 +176,26 @@ def _fine_tuned(arguments: TrainArguments, options: dict[str, Any], vocabulary: 
     weights = {**initial_weights(config, config.training.seed),
                **read_weights(files.weight_file, config.model, allow_nonfinite)}
     softmax_file = arguments.from_softmax or files.weight_file.parent / SOFTMAX_FILE
+    if config.model.char_cnn is None:
+        _check_words(files.vocab_file, vocabulary)
     if arguments.from_softmax or softmax_file.is_file():
+        if not arguments.from_softmax:
+            _check_words(files.vocab_file, vocabulary)
         softmax = read_softmax(softmax_file, config.model.lstm.projection_dim, allow_nonfinite)
         if len(softmax[SOFTMAX[0]]) != vocabulary.size:
             raise ConfigurationError(f"softmax {softmax_file}: expected the {vocabulary.size} words of the vocabulary, "
                                      f"got {len(softmax[SOFTMAX[0]])}: give the vocabulary it was trained with")
         weights.update(softmax)
     return config, weights
+
+
+def _check_words(vocab_file: str | os.PathLike | None, vocabulary: Vocabulary) -> None:
+    """Raise `ConfigurationError` if the vocabulary beside a model has other words: its rows belong to them."""
+    words = Vocabulary(vocab_file, validate_file=True).words if vocab_file else vocabulary.words
+    if len(words) == vocabulary.size and words != vocabulary.words:
+        first = next(k for k, word in enumerate(words) if word != vocabulary.words[k])
+        raise ConfigurationError(f"--vocab: expected the words of {vocab_file} in their order, which the model was "
+                                 f"trained with, got {vocabulary.words[first]!r:.40} in place of {words[first]!r:.40}")
 
 
 def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Shard], vocabulary: Vocabulary,
@@ -200,7 +238,9 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
                                      "text; got none")
     shards, heldout = _read_text(data, run_config)
     if state is not None and not is_first:
-        _check_shards(state["shards"] or [], shards, f"checkpoint {path}")
+        _check_shards("train", state["shards"] or [], shards, f"checkpoint {path}")
+        if "heldout" in state:  # earlier versions did not write it
+            _check_shards("heldout", state["heldout"], heldout, f"checkpoint {path}")
     changes = {**arguments.options, **({"n_train_tokens": _tokens(shards)} if is_first else {})}
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **changes)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
@@ -208,6 +248,8 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
                        workers)
     if state is not None:
         _restore(trainer, state, path)
+    if state is None and replicas.is_first:
+        (folder / BEST).unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
     if changes and replicas.is_first:
         checkpoint.write_options(folder, config.to_dict())
     if is_first and replicas.is_first:
@@ -242,11 +284,11 @@ def _restore(trainer: Trainer, state: dict[str, Any], path: str | os.PathLike) -
         raise ConfigurationError(f"{error}, in {path}") from error
 
 
-def _check_shards(before: list[list], shards: list[Shard], source: str) -> None:
+def _check_shards(name: str, before: list[list], shards: list[Shard], source: str) -> None:
     """Raise `ConfigurationError` if files have changed. Shards saved without a hash are compared by size and counts."""
     expected = [[os.path.basename(path), *rest] for path, *rest in before]
     present = [[os.path.basename(path), *rest] for path, *rest in shards]
     changed = [old[0] for old, new in zip(expected, present) if old != new[: len(old)]]
     if changed or len(present) != len(expected):
-        raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
-                                 f"a difference in {(changed or ['their number'])[0]:.80} ({source})")
+        raise ConfigurationError(f"{name}: expected the {len(expected)} files that the run began with, unchanged, "
+                                 f"found a difference in {(changed or ['their number'])[0]:.80} ({source})")

@@ -44,7 +44,8 @@ def weights(run):
 def as_old(path, content=None):
     """Write a checkpoint as it was before there were checksums."""
     content = {**(content or checkpoint.read(path)), "format": 1}
-    content.pop("files", None)
+    for name in ("files", "heldout"):
+        content.pop(name, None)
     if isinstance(content.get("shards"), list):
         content["shards"] = [shard[:4] if isinstance(shard, list) else shard for shard in content["shards"]]
     torch.save(content, path)
@@ -132,7 +133,12 @@ def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run, tmp_path, c
         start_or_resume(run, resume=True, max_steps=7)
     assert whole.read_bytes() == first and "options" in json.loads((run / "run.json").read_text())
     start_or_resume(run, resume=True, max_steps=6)
-    assert whole.read_bytes() != first
+    second = whole.read_bytes()
+    assert second != first
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(checkpoint, "write_json", killed)
+        start_or_resume(run, resume=True, max_steps=7)
+    assert whole.read_bytes() == second
     start_or_resume(run, resume_from=checkpoint.in_order(run)[0], max_steps=8)
     for path in (*checkpoint.in_order(run), run / "best.pt", early):
         checkpoint.weights_of_run(run, path)
@@ -234,6 +240,17 @@ def test_a_text_of_the_same_size_is_another_text(tmp_path, capsys):
     resume = ["train", tmp_path / "run", "--resume", "--max-steps", "4", "--quiet"]
     check_refusals(capsys, (resume, "unchanged, found a difference in part-1.txt"))
     as_old(checkpoint.in_order(tmp_path / "run")[-1])  # there the sizes alone are compared
+    start_or_resume(tmp_path / "run", resume=True, max_steps=4)
+
+
+def test_another_heldout_text_is_refused(tmp_path, capsys):
+    corpus = corpus_arguments(tmp_path)
+    start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=2)
+    with open(read_shards(corpus["heldout"], "heldout")[0].path, "a") as file:
+        file.write("ka lo\n")
+    resume = ["train", tmp_path / "run", "--resume", "--max-steps", "4", "--quiet"]
+    check_refusals(capsys, (resume, "heldout: expected the 1 files that the run began with, unchanged"))
+    as_old(checkpoint.in_order(tmp_path / "run")[-1])
     start_or_resume(tmp_path / "run", resume=True, max_steps=4)
 
 

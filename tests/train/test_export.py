@@ -10,9 +10,11 @@ import torch
 from elmo_fast import BiLm, ConfigurationError, Elmo, Options, batch_to_ids, read_weights, write_weights
 from elmo_fast.text.corpus import read_shards
 from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train import setup
 from elmo_fast.train.checkpoint import load_language_model, weights_of_run
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.export import export_module, export_run
+from elmo_fast.train.loop import Trainer
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import names, python, run, write_model
 from tests.support.models import SENTENCES
@@ -142,6 +144,63 @@ def test_fine_tuning_starts_from_the_files(tmp_path):
     assert np.allclose(found["char_embed"], weights["char_embed"], atol=1e-6)
     assert not np.allclose(found["softmax/W"], weights["softmax/W"], atol=1e-2)
     assert config.model.lstm.dim == 12
+
+
+def test_fine_tuning_that_ends_before_a_checkpoint_goes_on_from_the_model(tmp_path, monkeypatch):
+    _, out, pattern = train(tmp_path)
+    arguments = {"train": [pattern], "vocab": str(out / "vocab.txt"), "from_model": str(out), "max_steps": 2,
+                 "quiet": True, "batch_size": 3, "unroll_steps": 4, "n_negative_samples_batch": 7}
+    start_or_resume(tmp_path / "whole", **arguments)
+    write = setup.write_json
+
+    def killed(*_):
+        raise ZeroDivisionError
+
+    def writing(path, content):
+        (killed if path.name == "run.json" else write)(path, content)
+
+    for name, call in (("before", (setup, "write_json", writing)), ("after", (Trainer, "step", killed))):
+        with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+            patched.setattr(*call)
+            start_or_resume(tmp_path / name, **arguments)
+    start_or_resume(tmp_path / "before", **arguments)  # anew, since the run had no settings yet
+    start_or_resume(tmp_path / "after", resume=True)
+    _, expected = weights_of_run(tmp_path / "whole")
+    for name in ("before", "after"):
+        _, found = weights_of_run(tmp_path / name)
+        assert all(np.array_equal(found[each], expected[each]) for each in expected)
+
+
+def test_fine_tuning_needs_the_vocabulary_of_the_rows(tmp_path, capsys):
+    """Of the softmax beside a model, and of a model of words; another softmax has its own."""
+    _, out, pattern = train(tmp_path)
+    words = (out / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    other = tmp_path / "v.txt"
+    other.write_text("\n".join([*words[:3], *words[:2:-1]]) + "\n", encoding="utf-8")
+    tune = ["train", tmp_path / "new", "--train", pattern, "--vocab", other, "--max-steps", 1, "--quiet",
+            "--batch-size", 3, "--unroll-steps", 4, "--negatives", 7]
+    refused = f"--vocab: expected the words of {out / 'vocab.txt'} in their order"
+    check_refusals(capsys, ([*tune, "--from-model", out], refused))
+    (out / "softmax.hdf5").unlink()
+    assert run(capsys, *tune, "--from-model", out)[0] == 0
+
+
+def test_a_run_and_a_model_are_not_mixed(tmp_path, capsys):
+    folder, out, pattern = train(tmp_path)
+    before = {path: path.read_bytes() for path in (*folder.iterdir(), *out.iterdir()) if path.is_file()}
+    new = ["--train", pattern, "--vocab", out / "vocab.txt", "--max-steps", 1, "--quiet"]
+    check_refusals(
+        capsys, (["export", folder, folder], "output: expected a directory other than that of a training run, got"),
+        (["train", out, *new], "expected a new directory, found softmax.hdf5, whose options.json"))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "options.json").write_bytes((folder / "options.json").read_bytes())
+    check_refusals(capsys, (["train", tmp_path / "new", *new, "--options-file", tmp_path / "new" / "options.json"],
+                            "expected a new directory, found options.json"))
+    with pytest.raises(ConfigurationError, match="output: expected a directory other than that of a training run"):
+        export_module(BiLm.from_files(out / "options.json", out / "weights.hdf5"), folder)
+    with pytest.raises(ConfigurationError, match="checkpoint: expected none beside the exported files of"):
+        load_language_model(out, "nowhere.pt")
+    assert before == {path: path.read_bytes() for path in before}
 
 
 def test_bad_exports_are_refused(tmp_path, capsys):

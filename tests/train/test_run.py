@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 
@@ -10,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from elmo_fast import ConfigurationError
 from elmo_fast.text.corpus import read_shards
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import read_log
+from elmo_fast.train.loop import Run
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import full_disk, names, python, run, start, until
 from tests.support.grid import mostly_long
@@ -114,6 +117,53 @@ def test_a_signal_saves_and_exits(tmp_path, corpus, number):
     assert final(folder)[0]["step"] == state["step"] + 2
 
 
+def test_a_signal_to_all_processes_saves(tmp_path, corpus):
+    """As `timeout`, systemd and torchrun send it: also to the processes that prepare batches."""
+    process = start([*command_arguments(corpus, tmp_path), "--max-steps", "1000000", "--log-every", "1", "--workers",
+                     "1"], start_new_session=True)
+    until(lambda: len(read_log(tmp_path / "new")) > 2 or process.poll() is not None, seconds=120)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    state, _ = final(tmp_path / "new")
+    assert process.returncode == 1 and f"interrupted after step {state['step']} of 1000000" in errors
+
+
+def test_the_best_of_another_attempt_is_not_exported(tmp_path, corpus, monkeypatch):
+    """Of a run that was killed before its first checkpoint."""
+    def killed(*_):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(Run, "save", killed)
+        start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=4, evaluate_every=2)
+    assert "best.pt" in names(tmp_path / "run")
+    start_or_resume(tmp_path / "run", **{**corpus, "heldout": None}, **QUIET, max_steps=3)
+    assert "best.pt" not in names(tmp_path / "run")
+
+
+def test_epochs_replace_the_number_of_steps(tmp_path, corpus):
+    """Where both are known: of the command, and of the options file or the run."""
+    corpus["options_file"] = str(write_options(tmp_path / "o.json", max_steps=2))
+    epoch = sum(shard.predictions for shard in read_shards(corpus["train"], "train")) // (3 * 4)
+    start_or_resume(tmp_path / "run", **corpus, **QUIET, n_epochs=3.5 / epoch)
+    assert final(tmp_path / "run")[0]["step"] == 3
+    start_or_resume(tmp_path / "run", resume=True, max_steps=4)
+    start_or_resume(tmp_path / "run", resume=True, n_epochs=6.5 / epoch)
+    assert final(tmp_path / "run")[0]["step"] == 6
+    with pytest.raises(ConfigurationError, match="got learning_rat"):
+        start_or_resume(tmp_path / "run", resume=True, learning_rat=3)
+
+
+def test_patterns_in_a_directory_with_special_characters(tmp_path, corpus, monkeypatch):
+    (tmp_path / "x[1]").mkdir()
+    (tmp_path / "text").rename(tmp_path / "x[1]" / "text")
+    monkeypatch.chdir(tmp_path / "x[1]")
+    start_or_resume("run", **{**corpus, "train": ["text/part-*.txt"], "vocab": "text/vocab.txt"}, **QUIET, max_steps=2)
+    monkeypatch.chdir(tmp_path)
+    start_or_resume("x[1]/run", resume=True, max_steps=3)
+    assert final(tmp_path / "x[1]" / "run")[0]["step"] == 3
+
+
 def test_a_full_disk_loses_no_checkpoint(tmp_path, corpus):
     folder = tmp_path / "run"
     start_or_resume(folder, **{**corpus, "heldout": None}, **QUIET, max_steps=10, checkpoint_every=5)
@@ -162,7 +212,7 @@ def test_learning_lowers_the_perplexity(tmp_path, corpus):
     assert all(value < 1.5 for value in last["by_direction"])
 
 
-def test_an_early_stop_leaves_the_best(tmp_path, corpus):
+def test_an_early_stop_leaves_the_best(tmp_path, corpus, caplog):
     folder = tmp_path / "run"
     start_or_resume(folder, **corpus, **QUIET, max_steps=400, learning_rate=5.0, evaluate_every=2, patience=3)
     values = [line["perplexity"] for line in log_of(folder, "heldout")]
@@ -170,7 +220,9 @@ def test_an_early_stop_leaves_the_best(tmp_path, corpus):
     assert read_log(folder)[-1] == end and len(values) < 200
     assert values.index(min(values)) == len(values) - 4
     assert checkpoint.read(folder / "best.pt")["perplexity"] == min(values)
-    start_or_resume(folder, resume=True)  # nothing left to do
+    with caplog.at_level(logging.WARNING):
+        start_or_resume(folder, resume=True)  # nothing left to do
+    assert "3 evaluations without a new best perplexity have ended the run; a larger --patience" in caplog.text
     assert final(folder)[0]["step"] == 2 * len(values)
 
 

@@ -73,7 +73,7 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
         raise NotADirectoryError(f"tf_save_dir: expected a directory, got the file {folder}")
     trainer = _Trainer(config, data, initial_weights(config, config.training.seed))
     if restart_ckpt_file is not None:
-        trainer.restore(checkpoint.read(restart_ckpt_file))
+        trainer.restore({**checkpoint.read(restart_ckpt_file, "optimizer"), "streams": None})
     elif checkpoint.in_order(folder):
         raise ConfigurationError(f"tf_save_dir: expected a directory without checkpoints, or restart_ckpt_file, found "
                                  f"checkpoints in {folder}")
@@ -118,6 +118,7 @@ def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset
     """
     weights = {name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()}
     config = bilm_tf_config({"bidirectional": any(name.startswith("RNN_1/") for name in weights), **options}, "options")
+    _check_vocabulary(config, data)
     model = networks.LanguageModel(config, initial_weights(config, 0)).to(available_device(None))
     model.load_weights(weights)
     groups = groups_of(data.iter_batches(batch_size, 1), STEPS)
@@ -163,15 +164,19 @@ def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike, *, 
     write_weights(outfile, {name: values for name, values in weights.items() if name not in SOFTMAX})
 
 
+def _check_vocabulary(config: TrainConfig, data: Dataset) -> None:
+    if data.vocab.size != config.model.n_tokens_vocab:
+        raise ConfigurationError(f"options: n_tokens_vocab: expected the {data.vocab.size} words of the data's "
+                                 f"vocabulary, got {config.model.n_tokens_vocab}")
+
+
 class _Trainer(Trainer):
     """Trains on the batches of a data set, and splits their rows among its streams."""
 
     def __init__(self, config: TrainConfig, data: Dataset, weights: Arrays):
         device = available_device(None)
         super().__init__(networks.LanguageModel(config, weights).to(device), [], data.vocab, Replicas(device))
-        if data.vocab.size != config.model.n_tokens_vocab:
-            raise ConfigurationError(f"options: n_tokens_vocab: expected the {data.vocab.size} words of the data's "
-                                     f"vocabulary, got {config.model.n_tokens_vocab}")
+        _check_vocabulary(config, data)
         batches = data.iter_batches(config.training.batch_size * self.streams, config.training.unroll_steps)
         self._parts = itertools.tee(batches, self.streams)
 
