@@ -24,7 +24,7 @@ from elmo_fast.environment import extra, peak_memory
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path, check_target
 from elmo_fast.model.families.models import open_bilm
-from elmo_fast.model.sources import find_model
+from elmo_fast.model.sources import find_model, name_of
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import numerics, type_of
@@ -90,7 +90,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
     rows = _time(elmo, chosen, sentences, _flop(elmo, sentences), progress)
     for row in rows:
         row["error"] = errors[row["variant"]]
-    facts = {"model": Path(model).name, "precision": precision, "computes_in": elmo.bilm.computes_in,
+    facts = {"model": name_of(model), "precision": precision, "computes_in": elmo.bilm.computes_in,
              **_facts(elmo, sentences, text_file), "limit": PRECISIONS[precision].model_tolerance}
     return _document(facts, rows)
 
@@ -118,7 +118,7 @@ def bench_precisions(model: str | os.PathLike = "bundled", device: str | None = 
             with variant.active(elmo):
                 measured[variant.name]["perplexity"] = accuracy.perplexity(head, sentences)
     rows = [{**measured[same[name]], "variant": name, "runs_as": same[name]} for name in names]
-    return _document({"model": Path(model).name, "precisions": names, **_facts(elmo, sentences, text_file)}, rows)
+    return _document({"model": name_of(model), "precisions": names, **_facts(elmo, sentences, text_file)}, rows)
 
 
 def _open(model: str | os.PathLike, device: str | None, precision: str) -> LoadedElmo:

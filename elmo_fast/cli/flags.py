@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -91,7 +92,7 @@ def at_least(least: int) -> Callable[[str], int]:
 def add_weights(group, meaning: str, dest: str = "weights") -> None:
     """Add the flag `--weights`, whose numbers `join_weights` has joined by commas."""
     factors = checked_type(lambda text: tuple(map(float, text.split(","))), "numbers, as 0.2,0.3,0.5 or 0.2 0.3 0.5",
-                           bool)
+                           lambda numbers: bool(numbers) and all(map(math.isfinite, numbers)))
     group.add_argument("--weights", dest=dest, type=factors, metavar="W", help=meaning)
 
 

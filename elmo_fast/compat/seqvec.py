@@ -76,6 +76,8 @@ def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_c
     `ConfigurationError` for a missing field, and for an identifier that is empty or occurs twice.
     """
     source = os.fspath(fasta_path)
+    if not split_char and id_field != -1:
+        raise ConfigurationError("split_char: expected at least one character, got ''")
     for header, sequence in fasta.read_fasta(fasta_path):
         header = header.replace(">", "")
         fields = [header] if id_field == -1 else header.split(split_char)

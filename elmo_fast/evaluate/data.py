@@ -113,6 +113,8 @@ def _conllu(path: Path | None) -> Texts | None:
             if columns[0].isdigit():  # neither 3-4 (a joined spelling) nor 3.1 (an elided word)
                 texts[-1].append(columns[1].replace(" ", "") or "_")
                 tags[-1].append(columns[3])
+    if not texts[0]:
+        raise ConfigurationError(f"data: expected sentences of CoNLL-U, got none in {path}")
     return Texts(texts[:-1], tags[:-1], path.name)
 
 
@@ -181,10 +183,12 @@ _BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 def read_secondary_structure(folder: Path) -> Split:
     """FLIP's `sequences.fasta`, and `sampled.fasta` with a letter (H, E, C) a residue and SET= in its headers."""
     path = find(folder, "sampled.fasta")
-    sequences = {record.header.split()[0]: record.sequence for record in read_fasta(find(folder, "sequences.fasta"))}
+    known = find(folder, "sequences.fasta")
+    sequences = {_name_of(header, known): sequence for header, sequence in read_fasta(known)}
     parts: dict[str, tuple[list, list]] = {part: ([], []) for part in ("train", "dev", "test")}
     for header, labels in read_fasta(path):
-        name, sequence = header.split()[0], sequences.get(header.split()[0])
+        name = _name_of(header, path)
+        sequence = sequences.get(name)
         if sequence is None or len(sequence) != len(labels):
             raise ConfigurationError(f"data: expected a label for every residue of sequences.fasta, got {len(labels)} "
                                      f"for the {len(sequence or '')} of {name} in {path}")
@@ -192,6 +196,12 @@ def read_secondary_structure(folder: Path) -> Split:
         texts.append(list(sequence.upper()))
         all_labels.append(list(labels))
     return _split_of(parts, path)
+
+
+def _name_of(header: str, path: Path) -> str:
+    if not header.split():
+        raise ConfigurationError(f"data: expected an identifier in every header, got none in {path}")
+    return header.split()[0]
 
 
 def _part_of(header: str, path: Path) -> str:
@@ -233,6 +243,9 @@ def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
             if not {"sequence", "target", "set"} <= row.keys():
                 raise ConfigurationError(f"data: expected the columns sequence, target and set, got "
                                          f"{', '.join(map(str, row))} in {path}")
+            if None in (row["sequence"], row["target"]) or row["set"] not in ("train", "test"):
+                raise ConfigurationError(f"data: expected a sequence, a target and train or test as set in every row, "
+                                         f"got {list(row.values())!r:.80} in {path}")
             yield "dev" if row.get("validation") == "True" else row["set"], row["sequence"], row["target"]
 
 
@@ -288,7 +301,10 @@ def read_substitutes(folder: Path) -> tuple[list[Target], str]:
         if not match:
             raise _wrong(path, number, "WORD.CLASS NUMBER :: SUBSTITUTE COUNT;...", line)
         weights = (part.strip().rpartition(" ") for part in match[3].split(";") if part.strip())
-        gold[match[2]] = match[1], {words: float(weight) for words, _, weight in weights}
+        try:
+            gold[match[2]] = match[1], {words: float(weight) for words, _, weight in weights}
+        except ValueError:
+            raise _wrong(path, number, "a number behind every substitute", line) from None
     return [Target(*_in_context(text, gold[number][0], path), gold[number][1])
             for number, text in _instances(path) if number in gold], path.name
 

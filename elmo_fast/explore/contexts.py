@@ -21,6 +21,7 @@ from elmo_fast.arguments import (
     check_count,
     check_path,
     local_path,
+    shown,
 )
 from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.errors import ConfigurationError
@@ -56,6 +57,8 @@ class Comparison:
         if factors.shape != (len(self.first),):
             raise ValueError(f"weights: expected {len(self.first)} numbers, one for each layer, got shape "
                              f"{factors.shape}")
+        if not np.isfinite(factors).all():
+            raise ValueError(f"weights: expected finite numbers, got {shown(weights)}")
         return cosines(np.tensordot(factors, self.first, axes=1), np.tensordot(factors, self.second, axes=1))
 
     def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -263,6 +266,10 @@ class ContextIndex:
         check_count("top", top)
         numbers = np.arange(len(self)) if among is None else np.asarray(among, np.int64)
         is_number = isinstance(query, (int, np.integer))
+        for name, given in (("among", numbers), ("query", [query] if is_number else [])):
+            if len(given) and not 0 <= min(given) <= max(given) < len(self):
+                raise ValueError(f"{name}: expected numbers of occurrences, from 0 to {len(self) - 1}, got "
+                                 f"{shown(given)}")
         vector = np.asarray(self.vectors[query] if is_number else query, np.float32)
         if vector.shape != self.vectors.shape[1:]:
             raise ValueError(f"query: expected a vector of {self.vectors.shape[1]} values, those of the index's model, "
@@ -318,6 +325,8 @@ def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
 def _chosen(texts: Iterable[Given], words: Collection[str] | None,
             split: Tokenizer) -> Iterator[tuple[int, list[str], np.ndarray]]:
     """(number, tokens, positions int64 of the words) of the texts that have at least one of the words."""
+    if isinstance(words, (str, bytes)):
+        raise ValueError(f"words: expected a list of words, got {shown(words)}")
     wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
         tokens = list(tokens_of(text, f"texts[{number}]", split))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elmo_fast.arguments import check_path
+from elmo_fast.arguments import check_count, check_path
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.explore.contexts import FORMAT, ContextIndex, principal_plane
@@ -98,6 +98,7 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
     `ContextIndex.nearest`, and `tokenizer`, for a `sentence` that is a string, as in `LoadedElmo.embed`. `ValueError`
     for a word that is not in the corpus, or not in the sentence.
     """
+    check_count("queries", queries)
     numbers = index.check(elmo).occurrences(word)
     least = 1 if sentence or any_word else 2
     if len(numbers) < least:

@@ -43,7 +43,7 @@ class ElmoModule(InputModule):
         super().__init__()
         self.layers, self.state, self.requires_grad, self.precision, self.backend, self.allow_nonfinite = (
             layers, state, requires_grad, precision, backend, allow_nonfinite)
-        self.max_seq_length = max_seq_length and check_count("max_seq_length", max_seq_length)
+        self.max_seq_length = None if max_seq_length is None else check_count("max_seq_length", max_seq_length)
         self.bilm = BiLm.from_model(model, state=state, requires_grad=requires_grad, precision=precision,
                                     backend=backend, allow_nonfinite=allow_nonfinite)
         self._tokenizer, self._split = tokenizer, find_tokenizer(tokenizer)

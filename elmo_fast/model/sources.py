@@ -25,6 +25,12 @@ _OPTIONS, _WEIGHTS = "options.json", "*.hdf5 or *.h5"
 _BLOCK = 1 << 20
 
 
+def name_of(model: str | os.PathLike) -> str:
+    """The last part of what names a model; of its absolute path if it is a file or directory."""
+    path = Path(check_path("model", model))
+    return (path.resolve() if path.exists() else path).name
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """Local paths of a model's options, weights and vocabulary (if any), and the family that reads them.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 
 from elmo_fast.arguments import shown
 from elmo_fast.environment import extra
-from elmo_fast.serve.batching import Batching, SharedElmo
+from elmo_fast.serve.batching import Batching, SharedElmo, TimedOut
 from elmo_fast.serve.limits import Limits
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.spec import OutputSpec
@@ -52,8 +53,11 @@ class Service:
         return self.batching.bilm
 
     def form(self, **arguments) -> OutputSpec:
-        """Make an output spec and check that it fits the model."""
-        return OutputSpec(**arguments).check(self.bilm.num_layers)
+        """Make an output spec and check that it fits the model; `Refusal` names the field."""
+        try:
+            return OutputSpec(**arguments).check(self.bilm.num_layers)
+        except ValueError as error:
+            raise Refusal(422, str(error), "invalid_value", str(error).partition(":")[0]) from error
 
     def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
         """Split texts into tokens; `Refusal` for texts beyond the limits, and for an empty one to be pooled."""
@@ -89,8 +93,7 @@ class Service:
             job.release()
             if gone.done():
                 raise Refusal(CLIENT_GONE, "the client has gone")
-            raise Refusal(504, f"expected an answer within {self.limits.request_seconds} s; a smaller request or a "
-                          "later one may succeed", "timeout", headers={"x-should-retry": "false"})
+            raise TimedOut(self.limits.request_seconds)
         finally:
             done.cancel()
             gone.cancel()
@@ -104,9 +107,10 @@ class Service:
 
 def create_app(service: Service) -> FastAPI:
     """Make the ASGI application; the service's batching must be running."""
+    # FastAPI's pages load their scripts from another host, and its redirections name the host of the request.
     app = FastAPI(title="elmo-fast", version=service.version, summary="ELMo embeddings of texts",
-                  docs_url=None, redoc_url=None)  # FastAPI's pages load their scripts from another host
-    page = page_routes(SharedElmo(service.batching), service.index, service.split)
+                  redirect_slashes=False, docs_url=None, redoc_url=None)
+    page = page_routes(SharedElmo(service.batching, service.limits.request_seconds), service.index, service.split)
     for router in (_status_routes(service), _embed_routes(service), page):
         app.include_router(router)
     service.metrics.watch(service.batching)
@@ -214,7 +218,9 @@ def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
 
 def _accepted_type(accept: str) -> str:
     for part in accept.split(","):
-        media_type = part.partition(";")[0].strip().lower()
+        media_type, *parameters = (each.strip().lower() for each in part.split(";"))
+        if any(re.fullmatch(r"q\s*=\s*0(\.0*)?", each) for each in parameters):
+            continue
         if media_type in (_JSON, _BINARY):
             return media_type
         if media_type in ("", "*/*", "application/*"):
@@ -226,7 +232,11 @@ def _apply_spec(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[
     """Select, mix and pool vectors as `form` says, in its dtype; removes the vectors from their list."""
     arrays = []
     for number, tokens in enumerate(texts):
-        array, vectors[number] = form.apply(vectors[number], tokens).vectors, None
+        with np.errstate(over="ignore", invalid="ignore"):
+            array, vectors[number] = form.apply(vectors[number], tokens).vectors, None
+        if isinstance(form.layers, tuple) and not np.isfinite(array).all():
+            raise Refusal(422, f"layers: expected smaller factors, for texts[{number}] has values beyond float32",
+                          "invalid_value", "layers")
         if form.dtype == "float16":
             with np.errstate(over="ignore"):
                 array = array.astype(np.float16)

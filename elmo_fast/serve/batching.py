@@ -50,6 +50,13 @@ class Draining(Unavailable):
     """The process shuts down and accepts no requests."""
 
 
+class TimedOut(RuntimeError):
+    """Vectors that were not ready in time."""
+
+    def __init__(self, seconds: float):
+        super().__init__(f"expected an answer within {seconds} s; a smaller request or a later one may succeed")
+
+
 class Job:
     """The texts of a request. `future` gets their vectors, a list of float32 [layers, T, 2 P]; `release` ends it."""
 
@@ -293,15 +300,20 @@ class _Rate:
 
 
 class SharedElmo(LoadedElmo):
-    """`LoadedElmo` that computes through the queue, in the server's state; not for use in the engine thread."""
+    """`LoadedElmo` that computes through the queue, in the server's state; not for use in the engine thread.
 
-    def __init__(self, batching: Batching):
-        self.bilm, self._batching = batching.bilm, batching
+    `TimedOut` if the vectors of a call take more than `seconds`, where they are given.
+    """
+
+    def __init__(self, batching: Batching, seconds: float | None = None):
+        self.bilm, self._batching, self._seconds = batching.bilm, batching, seconds
 
     def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
                 state: str | None = None) -> Iterator[np.ndarray]:
         job = self._batching.submit(list(sentences))
         try:
-            yield from job.future.result()
+            yield from job.future.result(self._seconds)
+        except TimeoutError:
+            raise TimedOut(self._seconds) from None
         finally:
             job.release()

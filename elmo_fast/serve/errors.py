@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from elmo_fast.serve.batching import Draining, QueueFull, TooLarge
+from elmo_fast.serve.batching import Draining, QueueFull, TimedOut, TooLarge
 
 CLIENT_GONE = 499  # as in nginx; appears in the metrics only, since nobody reads the answer
 _MAX_REASONS = 3  # shown for a body with many errors
@@ -59,6 +59,8 @@ def refusal_of(error: Exception) -> Refusal:
                        headers={"Retry-After": str(error.retry_after), "Connection": "close"})
     if isinstance(error, TooLarge):
         return Refusal(413, str(error), "too_many_tokens")
+    if isinstance(error, TimedOut):
+        return Refusal(504, str(error), "timeout", headers={"x-should-retry": "false"})
     if isinstance(error, RequestValidationError):
         return _body_refusal(error)
     if isinstance(error, HTTPException):
@@ -73,7 +75,8 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return refusal_of(error).response()
 
-    for cls in (Refusal, QueueFull, Draining, TooLarge, RequestValidationError, HTTPException, ValueError, Exception):
+    for cls in (Refusal, QueueFull, Draining, TooLarge, TimedOut, RequestValidationError, HTTPException, ValueError,
+                Exception):
         app.add_exception_handler(cls, answer)
 
 

@@ -83,7 +83,7 @@ class Guard:
                           headers={"WWW-Authenticate": 'Basic realm="elmo-fast", charset="UTF-8"'})
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        if headers.get("content-encoding", "identity") != "identity":
+        if headers.get("content-encoding", "identity").lower() != "identity":
             raise Refusal(415, "Content-Encoding: expected none", "encoded_body")
         max_bytes = self._limits.max_body_bytes
         too_large = Refusal(413, f"the body: expected at most {max_bytes:,} bytes", "body_too_large")

@@ -17,6 +17,7 @@ from elmo_fast.arguments import check_file
 from elmo_fast.embed.jobs import ModelChoice
 from elmo_fast.environment import extra
 from elmo_fast.files import stops
+from elmo_fast.model.sources import name_of
 from elmo_fast.serve.app import Service, create_app
 from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
@@ -61,7 +62,7 @@ def run(job: ServeJob) -> None:
         bilm.state = job.state
         with Batching(bilm, slots=job.slots, queue_tokens=job.limits.queue_tokens,
                       on_chunk=metrics.count_chunk) as batching:
-            serve(Service(batching, job.name or Path(job.model.model).name, job.version, job.limits, metrics,
+            serve(Service(batching, job.name or name_of(job.model.model), job.version, job.limits, metrics,
                           api_key=api_key, split=split, index=job.index), listener)
 
 
@@ -109,7 +110,7 @@ class Server(uvicorn.Server):
         limits = service.limits
         super().__init__(uvicorn.Config(
             create_app(service), http=functools.partial(Protocol, limits), ws="none", lifespan="off", log_config=None,
-            server_header=False, limit_concurrency=limits.max_connections,
+            server_header=False, limit_concurrency=limits.max_connections + 1,  # it counts the new one
             timeout_keep_alive=limits.keep_alive_seconds))
         self._service, self._on_ready = service, on_ready
         self._drain_until: float | None = None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
-from elmo_fast.arguments import check_choice, local_path, shown
+from elmo_fast.arguments import check_choice, check_path, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, open_text, split_suffix
@@ -272,7 +272,7 @@ def _position(file: Any) -> str:
 def _find(given: str | os.PathLike) -> list[str]:
     if not isinstance(given, (str, os.PathLike)):
         raise ConfigurationError(f"input: expected paths, got {shown(given)}")
-    name = local_path(given)
+    name = check_path("input", given)
     if name == STDIN:
         return [name]
     if not os.path.exists(name) and glob.has_magic(name):

@@ -1,5 +1,7 @@
 """AllenNLP's `common` modules and `commands.main`: what code around ELMo imports beside its classes, and cannot."""
 
+import argparse
+import io
 import runpy
 import shutil
 import sys
@@ -11,11 +13,12 @@ import pytest
 from elmo_fast import ConfigurationError, ElmoEmbedder
 from elmo_fast.compat.allennlp import run
 from elmo_fast.compat.allennlp.commands import main
+from elmo_fast.compat.allennlp.commands.elmo import elmo_command
 from elmo_fast.compat.allennlp.common import checks
 from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
 from elmo_fast.model.sources import cache_path
-from tests.support.files import spoil
+from tests.support.files import read_hdf5, spoil
 from tests.support.migrating import runs
 
 TEXT = "First sentence .\nSecond\n"
@@ -50,6 +53,23 @@ def test_elmo_command_writes_the_embedders_vectors(command, files, monkeypatch, 
         command(layers, "--forget-sentences", call=call)
         with h5py.File("out.h5") as file:
             assert set(file) == {"0", "1"}
+
+
+def test_elmo_command_takes_what_allennlps_own_parser_makes(command, files, monkeypatch):
+    """An open file, or stdin for `-`, and a flag for every layer."""
+    command("--top")
+    expected = read_hdf5("out.h5")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(TEXT))
+    monkeypatch.setattr(sys.stdin, "seekable", lambda: False)
+    for given in (io.StringIO(TEXT), "-"):
+        elmo_command(argparse.Namespace(
+            input_file=given, output_file="own.h5", all=False, top=True, average=False, options_file=files[0],
+            weight_file=files[1], batch_size=64, cuda_device=-1, forget_sentences=False, use_sentence_keys=False,
+            file_friendly_logging=False))
+        found = read_hdf5("own.h5")
+        assert found.keys() == expected.keys()
+        for key in found.keys() - {"sentence_to_index"}:
+            np.testing.assert_array_equal(found[key], expected[key])
 
 
 def test_weights_that_are_not_finite_on_request(command, files):

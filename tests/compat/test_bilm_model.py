@@ -159,6 +159,8 @@ def test_refuses(tmp_path, files, vocab, table, model):
     for call, wrong, why in [
         (model, [np.concatenate([ids, ids])], r"ids: expected at most max_batch_size \(3\) sentences, got 4"),
         (model, [ids.astype(np.float32)], "ids: expected integers, got float32"),
+        (model, [-ids.astype(np.int64)], "ids: expected integers of at least 0, got -"),
+        (model.token_embeddings, [-ids.astype(np.int64)], "ids: expected integers of at least 0, got -"),
         (model, [ids[0]], r"ids: expected integers of shape \[sentences, tokens, characters\], got shape"),
         (model, [ids[..., :49]], r"ids: .*\[batch, tokens, 50\], got shape"),
         (model, [ids + 200], "ids: expected character ids from 0 to 261"),

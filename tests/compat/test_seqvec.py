@@ -146,6 +146,7 @@ def test_identifiers_of_all_fasta_files_below_a_directory(tmp_path, split_char, 
     (">a|1\nMK\n", ["--layer", "LSTM3"], "invalid choice"),
     (">a|1\nMK\n", ["--batchsize", "0"], "batchsize: expected"),
     (">a|1\nMK\n", ["--id", "7"], "got number 7 of 'a|1'"),
+    (">a|1\nMK\n", ["--split-char", ""], "split_char: expected at least one character"),
     (">a|1\nMK\n", ["-i", "nowhere.fasta"], "found nothing at nowhere.fasta"),
 ])
 def test_refused_in_one_line_before_the_model_is_read(tmp_path, monkeypatch, capsys, text, flags, words):

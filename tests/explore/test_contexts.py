@@ -6,7 +6,7 @@ from elmo_fast import ConfigurationError, FastaRecord
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.explore import contexts
 from elmo_fast.explore.contexts import ContextIndex, compare, principal_plane
-from elmo_fast.explore.nearest import open_index
+from elmo_fast.explore.nearest import find_contexts, open_index
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import names, read_hdf5, tiny
@@ -209,6 +209,13 @@ def test_files_that_are_no_index(elmo, tmp_path):
     (lambda elmo: compare(elmo, "a", "b", state="carry"), "state: expected one of zero, warm, got 'carry'"),
     (lambda elmo: compare(elmo, "a", "b").mixed([1, 2]),
      r"weights: expected 3 numbers, one for each layer, got shape \(2,\)"),
+    (lambda elmo: compare(elmo, "a", "b").mixed([1, 2, np.nan]), "weights: expected finite numbers, got"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS, words="play"), "words: expected a list of words, got 'play'"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS).nearest(-1), "query: expected numbers of occurrences, from 0 to"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS).nearest(10**6), "query: expected numbers of occurrences"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS).nearest(0, among=[0, 10**6]), "among: expected numbers of occurr"),
+    (lambda elmo: find_contexts(elmo, ContextIndex.build(elmo, TEXTS), "play", queries=0),
+     "queries: expected an integer of at least 1, got 0"),
     *((lambda elmo, given=given: ContextIndex.build(elmo, TEXTS, **given), message) for given, message in (
         ({"layers": "all"}, "layers: expected a layer or a mixture"),
         ({"state": "carry"}, "state: expected one of zero, warm"),

@@ -113,7 +113,8 @@ def test_training_changes_and_saves_what_it_should(model, tmp_path, requires_gra
 @pytest.mark.parametrize("arguments, message", [
     ({"state": "carry"}, "state: expected one of zero, warm, got 'carry'"), ({"layers": "first"}, "layers: expected"),
     ({"layers": [1]}, "layers: expected 3 numbers"), ({"backend": "fast"}, "backend: expected one of"),
-    ({"max_seq_length": -1}, "max_seq_length: expected an integer of at least 1, got -1")])
+    ({"max_seq_length": -1}, "max_seq_length: expected an integer of at least 1, got -1"),
+    ({"max_seq_length": 0}, "max_seq_length: expected an integer of at least 1, got 0")])
 def test_bad_arguments_are_named(model, arguments, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         ElmoModule(model, **arguments)

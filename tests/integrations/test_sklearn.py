@@ -52,6 +52,11 @@ def test_vectors_are_those_of_embed(model, layers, pool, state, width):
     assert vectorizer.transform([]).shape == (0, width)
 
 
+def test_texts_that_can_be_read_once(model):
+    found = ElmoVectorizer(model).fit_transform(text for text in TEXTS)
+    np.testing.assert_array_equal(found, expected(model))
+
+
 def test_vectors_in_low_are_those_of_embed_in_low(model):
     elmo = elmo_fast.load(model, precision="low")
     found = ElmoVectorizer(model, precision="low").fit_transform(["A good film ."])
@@ -91,6 +96,7 @@ def test_a_tokenizer_and_columns_of_texts(model):
 
 
 @pytest.mark.parametrize("arguments, texts, message", [
+    ({}, {"id": "a text"}, "X: expected a list of texts, got dict"),
     ({}, "one text", "X: expected a list of texts, got str"), ({}, 3, "X: expected a list of texts, got int"),
     ({}, ["a", float("nan")], r"X\[1\]: expected a list of tokens, got float"),
     ({"state": "carry"}, ["a"], "state: expected one of zero, warm, got 'carry'"),

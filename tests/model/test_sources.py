@@ -10,7 +10,7 @@ import pytest
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.files import downloads, hdf5
 from elmo_fast.model import sources
-from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
+from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model, name_of
 from tests.support.files import full_disk, names, paths, tiny, write_model
 from tests.support.grid import mostly_long
 from tests.support.sources import assert_is, contents, left, pack
@@ -38,6 +38,13 @@ def test_a_missing_path_is_named(model, name, value, error, message):
         find_model(**{**both, name: value})
     with pytest.raises(ConfigurationError, match="^model: expected either model or options_file and weight_file"):
         find_model(model, **{name: both[name]})
+
+
+def test_the_name_of_a_directory(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    assert [name_of(each) for each in (".", "../model/", "bundled", "nlpl:12", "https://x.org/a.zip")] == [
+        "model", "model", "bundled", "nlpl:12", "a.zip"]
 
 
 @pytest.mark.parametrize("options, weights", [

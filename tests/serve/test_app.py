@@ -71,6 +71,8 @@ def test_surrogates_are_dropped_as_everywhere(start):
 def test_values_beyond_float16_are_refused(start):
     factors = [1e38, 0, 0]
     assert embed(start(), texts=["a"], layers=factors, pool="mean").status_code == 200
+    assert "layers: expected smaller factors" in reason(
+        embed(start(), texts=["a b"], layers=[3e38, 3e38, 3e38], pool="mean"), 422, "invalid_value")
     assert "beyond float16" in reason(embed(start(), texts=["a"], layers=factors, dtype="float16"), 422,
                                       "invalid_value")
 
@@ -179,10 +181,13 @@ def test_headers_that_do_not_fit(start):
     assert "Content-Encoding" in reason(httpx.post(url, content=body, headers=encoded), 415, "encoded_body")
     accept = {**json_type, "Accept": "text/html"}
     assert "octet-stream" in reason(httpx.post(url, content=body, headers=accept), 406, "not_acceptable")
-    for accept in ("*/*", "text/html, application/json;q=0.9", "application/*"):
+    for accept in ("*/*", "application/octet-stream;q=0, application/json", "text/html, application/json;q=0.9",
+                   "application/*"):
         assert httpx.post(url, content=body, headers={**json_type, "Accept": accept}).json()["model"] == "tiny"
     reason(httpx.get(url), 405, "method_not_allowed")
-    reason(httpx.get(f"{url}/more"), 404, "not_found")
+    assert httpx.post(url, content=body, headers={**json_type, "Content-Encoding": "Identity"}).status_code == 200
+    for more in ("/", "/more"):
+        reason(httpx.post(f"{url}{more}", content=body, headers=json_type), 404, "not_found")
 
 
 def test_an_api_key(start):

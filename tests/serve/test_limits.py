@@ -118,6 +118,20 @@ def test_a_late_answer_is_504(start):
     assert embed(server, texts=["a"]).status_code == 200
 
 
+def test_a_late_answer_of_the_page_is_504(start):
+    server = start(request_seconds=1)
+    server.gate.close()
+    late = httpx.post(f"{server.url}/v1/compare", json={"first": "a b", "second": "c"}, timeout=SECONDS)
+    assert "within 1 s" in reason(late, 504, "timeout")
+    until(lambda: server.batching.held_tokens == 0)
+    server.gate.open()
+
+
+def test_a_server_of_one_connection(start):
+    server = start(max_connections=1)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
 def test_a_client_that_goes_frees_its_texts(start):
     server = start(slots=1)
     server.gate.close()

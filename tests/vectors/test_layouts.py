@@ -125,6 +125,15 @@ def test_float16_rounds_as_numpy_does_and_nan_stays():
     assert narrow(values, np.dtype(np.float32)) is not None and narrow(values[:0], np.dtype(np.float16)).size == 0
 
 
+@pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("packed", "o.h5"), ("npz", "o.npz")])
+def test_values_that_a_gpu_rounded_to_infinity_are_refused(tmp_path, layout, name):
+    form = OutputSpec("top", dtype="float16")
+    items = [item._replace(vectors=item.vectors.astype(np.float16)) for item in make_items(form, 3)]
+    items[1].vectors[0, 1] = np.inf
+    with pytest.raises(ConfigurationError, match=f"dtype: .* for float16, found inf in text {items[1].key}"):
+        write(layout, tmp_path / name, form, items)
+
+
 def test_a_packed_file_is_plain_hdf5(tmp_path):
     items = make_items(form := OutputSpec())
     with h5py.File(write("packed", tmp_path / "o.h5", form, items, [11])) as file:

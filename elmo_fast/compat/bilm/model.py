@@ -149,6 +149,8 @@ class BidirectionalLanguageModel(OutsideGraphs):
         axes = ["sentences", "tokens", *["characters"] * self.use_character_inputs]
         if ids.dim() != len(axes):
             raise ValueError(f"ids: expected integers of shape [{', '.join(axes)}], got shape {tuple(ids.shape)}")
+        if ids.numel() and ids.min() < 0:
+            raise ValueError(f"ids: expected integers of at least 0, got {int(ids.min())}")
         ids = ids.to(self.bilm.lstm.B_0_0.device)
         return ids, (ids > 0).any(2) if self.use_character_inputs else ids > 0
 

@@ -29,11 +29,15 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     torch converts to float16 thirty times as fast as NumPy.
     """
     values = np.ascontiguousarray(values)
-    if dtype != np.float16 or values.dtype != np.float32 or not values.size:
+    if dtype != np.float16 or values.dtype not in (np.float32, np.float16) or not values.size:
         return values.astype(dtype, copy=False)
     import torch  # it is loaded where vectors are computed, but not where an output is only checked
 
     given = torch.from_numpy(values)
+    if values.dtype == np.float16:  # rounded on a GPU, where values beyond float16 become infinite
+        if given.isinf().any():
+            raise OverflowError("beyond float16")
+        return values
     if not fits_float16(given) and beyond_float16(values).any():
         raise OverflowError("beyond float16")
     return given.half().numpy()

@@ -1,8 +1,12 @@
 """`allennlp.commands.elmo`: `ElmoEmbedder`, its default files, and the subcommand `elmo`."""
 
 import argparse
+import io
+import os
+import sys
+from typing import IO
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_file
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, LAYERS, check_file
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
 from elmo_fast.embed import embedder
@@ -33,11 +37,11 @@ class Elmo:
         """Add the subcommand to argparse's collection of subparsers."""
         subparser = parser.add_parser(name, description="Create word vectors using ELMo.", help="embed a text")
         add = subparser.add_argument
-        add("input_file", help="tokenized UTF-8 text, one sentence per line")
+        add("input_file", help="tokenized UTF-8 text, one sentence per line; - reads stdin")
         add("output_file", help="HDF5 file to write")
         layers = subparser.add_mutually_exclusive_group(required=True)
         for layer in ("all", "top", "average"):
-            layers.add_argument(f"--{layer}", dest="output_format", action="store_const", const=layer)
+            layers.add_argument(f"--{layer}", action="store_true")
         add("--vocab-path", help="ignored, as in AllenNLP 0.9")
         add("--options-file", default=DEFAULT_OPTIONS_FILE)
         add("--weight-file", default=DEFAULT_WEIGHT_FILE)
@@ -52,9 +56,18 @@ class Elmo:
 
 
 def elmo_command(args: argparse.Namespace) -> None:
-    """Embed `args.input_file` with the parsed arguments of `Elmo.add_subparser`."""
-    with open(check_file("input_file", args.input_file), encoding="utf-8") as file:
+    """Embed `args.input_file`, a path, `-` for stdin, or an open file, which AllenNLP's own parser makes of either."""
+    layers = next(name for name in LAYERS if getattr(args, name))
+    with _opened(args.input_file) as file:
         elmo = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device,
                             allow_nonfinite=getattr(args, "allow_nonfinite", False))  # AllenNLP's parser lacks it
-        elmo.embed_file(file, args.output_file, args.output_format, args.batch_size, args.forget_sentences,
-                        args.use_sentence_keys, progress="lines" if args.file_friendly_logging else True)
+        elmo.embed_file(file, args.output_file, layers, args.batch_size, args.forget_sentences, args.use_sentence_keys,
+                        progress="lines" if args.file_friendly_logging else True)
+
+
+def _opened(given: str | os.PathLike | IO[str]) -> IO[str]:
+    """The input as a file that can be read twice."""
+    file = sys.stdin if given == "-" else given
+    if not hasattr(file, "readline"):
+        return open(check_file("input_file", file), encoding="utf-8")
+    return file if file.seekable() else io.StringIO(file.read())
