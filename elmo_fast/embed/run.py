@@ -227,7 +227,7 @@ class _Run:
             with self._open_segment():
                 pass
         if has_segment and (partial.commits or layouts.is_directory(target.layout, target.path)):
-            self._commit(None)()
+            self._commit(self._runner.states())()
         if partial.commits:
             layouts.join(target.layout, partial.links(), self._segment, target.path, target.form,
                          fingerprint=partial.settings, **target.options)

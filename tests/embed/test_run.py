@@ -147,6 +147,14 @@ def test_more_texts_than_a_run_whose_end_failed(tmp_path, state):
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
+def test_more_texts_than_a_run_of_complete_batches_whose_end_failed(tmp_path):
+    with mock.patch.object(layouts, "join", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
+        embed(tmp_path / "o", layout="packed", texts=TEXTS[:21], seconds=1000)
+    embed(tmp_path / "o", layout="packed", resume=True)
+    embed(tmp_path / "whole", layout="packed")
+    assert content(tmp_path / "o") == content(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("packed", "o"), ("npy", "o.npy")])
 def test_a_joined_output_is_on_the_disk_before_its_segments_go(tmp_path, monkeypatch, layout, name):
     synced, remove = [], PartialResult.remove
