@@ -12,6 +12,8 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
+# Triton compiles its launcher where it runs.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 ARG TORCH_FLAGS=""
 RUN pip install --no-cache-dir torch ${TORCH_FLAGS}
 COPY --from=build /wheels /wheels

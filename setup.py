@@ -21,8 +21,13 @@ RECORD = '"""Written by setup.py: why this installation has no native module, or
 # The scripts folder comes first: an environment that is used without being activated is not on PATH.
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 CXX = shlex.split(os.environ.get("CXX", ""))[:1] or ["c++", "g++", "clang++"]
-COMPILER = next(filter(None, (shutil.which(name, path=PATH) for name in CXX)), None)
-CMAKE, NINJA = shutil.which("cmake", path=PATH), shutil.which("ninja", path=PATH)
+FOUND = next(filter(None, (shutil.which(name, path=PATH) for name in CXX)), None)
+# macOS has stand-ins for compilers that are not installed.
+COMPILER = FOUND if FOUND and not subprocess.run([FOUND, "--version"], capture_output=True).returncode else None
+# The script of the package names an interpreter, which is gone when its environment has moved.
+CMAKE = [sys.executable, "-m", "cmake"] if find_spec("cmake") else [
+    *filter(None, [shutil.which("cmake", path=PATH)])]
+NINJA = shutil.which("ninja", path=PATH)
 # Engines to do without, one after the other, where the build fails.
 _NEWEST = ("AMX", "AVX_VNNI", "AVX512_VNNI", "AVX512_BF16", "NEON_DOTPROD")
 LEFT_OUT = ((), ("AMX",), _NEWEST, (*_NEWEST, "AMX_EMULATED", "AVX512"),
@@ -37,7 +42,8 @@ def why_no_native() -> str | None:
         "ELMO_FAST_NO_NATIVE=1 was set during installation": os.environ.get("ELMO_FAST_NO_NATIVE") == "1",
         "it is not built on Windows, whose compilers lack the vector types or align the stack too little":
             os.name == "nt",
-        f"no C++ compiler was found during installation (looked for {', '.join(CXX)})": not COMPILER,
+        f"no C++ compiler was found during installation (looked for {', '.join(CXX)})": not FOUND,
+        f"{FOUND} was found during installation but does not run": not COMPILER,
         f"Python.h was not found in {include} during installation": not Path(include, "Python.h").exists(),
         "cmake, ninja or pybind11 was missing during installation": not (CMAKE and NINJA and find_spec("pybind11")),
     }
@@ -46,6 +52,8 @@ def why_no_native() -> str | None:
 
 class BuildPython(build_py):
     def run(self):
+        if not self.editable_mode:  # modules that an earlier version had
+            shutil.rmtree(Path(self.build_lib, "elmo_fast"), ignore_errors=True)
         super().run()
         package = (ROOT if self.editable_mode else Path(self.build_lib)) / "elmo_fast"
         (package / "_build_info.py").write_text(RECORD.format(SKIPPED))
@@ -58,7 +66,7 @@ class BuildPython(build_py):
 class BuildNative(build_ext):
     def build_extension(self, ext):
         build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
-        configure = [CMAKE, "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
+        configure = [*CMAKE, "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
                      f"-DPython_EXECUTABLE={sys.executable}", *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
         # CMake keeps the compiler, tools and flags of its first run, so a different call starts over.
         call = repr([configure, COMPILER, *map(os.environ.get, ["CXX", "CXXFLAGS", "LDFLAGS"])])
@@ -68,7 +76,7 @@ class BuildNative(build_ext):
         last_call.unlink(missing_ok=True)
         for left_out in LEFT_OUT:
             subprocess.run([*configure, *(f"-DELMO_FAST_HAS_{isa}=OFF" for isa in left_out)], check=True)
-            if subprocess.run([CMAKE, "--build", build], check=left_out == LEFT_OUT[-1]).returncode == 0:
+            if subprocess.run([*CMAKE, "--build", build], check=left_out == LEFT_OUT[-1]).returncode == 0:
                 break
         if left_out:
             print(f"elmo-fast: installing without the engines of {', '.join(left_out)}: this compiler failed with them",
@@ -76,7 +84,7 @@ class BuildNative(build_ext):
         else:  # CMake also keeps what was left out
             last_call.write_text(call)
         package = Path(self.get_ext_fullpath(ext.name)).parent
-        subprocess.run([CMAKE, "--install", build, "--prefix", package], check=True)
+        subprocess.run([*CMAKE, "--install", build, "--prefix", package], check=True)
 
 
 SKIPPED = why_no_native()

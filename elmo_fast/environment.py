@@ -70,7 +70,8 @@ _MOUNT = re.compile(r"\S+ \S+ \S+ (?P<top>/\S*) (?P<place>/\S*) .* - (?P<kind>\S
 def _control_groups(root: Path) -> Iterator[Path]:
     """Directories of this process's control groups, and of their parents, that may have a CPU quota."""
     try:
-        groups, mounts = ((root / "proc/self" / name).read_text().splitlines() for name in ("cgroup", "mountinfo"))
+        groups, mounts = ((root / "proc/self" / name).read_text("utf-8", "surrogateescape").splitlines()
+                          for name in ("cgroup", "mountinfo"))
     except OSError:
         return
     for mount in mounts:

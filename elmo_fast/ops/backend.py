@@ -4,10 +4,12 @@ Importing this module does not import torch: `elmo-fast doctor` and `info` read 
 """
 
 import functools
-import importlib
+import importlib.util
 import logging
 import os
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elmo_fast.arguments import BACKENDS, check_choice
@@ -25,7 +27,8 @@ _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built fo
 # (`cache_results`); on compute capability 10 older ones than 3.6 fail to compile the char-CNN.
 _TRITON, _TRITON_ON_10 = ((3, 4), "2.8"), ((3, 6), "2.10")
 
-log_once = functools.cache(logging.getLogger(__name__).info)
+logger = logging.getLogger(__name__)
+log_once = functools.cache(logger.info)
 check_backend = functools.partial(check_choice, "backend", choices=BACKENDS)
 
 
@@ -94,10 +97,16 @@ def why_no_triton(device: "torch.device") -> str | None:
         version = triton_version()
     except ImportError as error:
         return f"triton cannot be imported ({error}); {install_line('triton')} brings it"
+    if importlib.util.find_spec("elmo_fast.kernels") is None:
+        return "this is a checkout that is not installed, which has no package elmo_fast.kernels: pip install -e ."
     needed, torch_version = _TRITON_ON_10 if capability[0] == 10 else _TRITON
     if version < needed:
         return (f"the Triton kernels need Triton {needed[0]}.{needed[1]} or newer on this GPU, which torch "
                 f"{torch_version} brings, and this is {version[0]}.{version[1]}")
+    try:
+        importlib.import_module("triton").runtime.driver.active.utils  # noqa: B018 (compiled at first use)
+    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+        return f"Triton cannot build its launcher, which needs a C compiler and Python.h ({error})"
     return None
 
 
@@ -136,6 +145,12 @@ def native_build():
             skipped = importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
         except (ImportError, AttributeError):
             skipped = None
+        root = Path(__file__).parents[2]
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "elmo_fast._native"
+        if is_missing and not skipped and (root / "setup.py").exists():
+            skipped = (f"{root} has the sources, without the module: start Python elsewhere to use an installed "
+                       "elmo-fast, or install this one (pip install -e .)")
+            logger.warning("the native module is not used: %s", skipped)
         return None, skipped or f"the native module cannot be loaded ({error})"
 
 

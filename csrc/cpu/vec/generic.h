@@ -56,7 +56,11 @@ struct GenericVec : VecBase<GenericVec, 4> {
   static constexpr int rows = 5;  // 5 x 2 accumulators and temporaries of multiply and add in 16 registers
 
   static F set1(float x) { return F{x, x, x, x}; }
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 9
+  static F convert(I x) { return F{float(x[0]), float(x[1]), float(x[2]), float(x[3])}; }
+#else
   static F convert(I x) { return __builtin_convertvector(x, F); }
+#endif
   static F fma(F a, F b, F c) { return a * b + c; }
   static F fnma(F a, F b, F c) { return c - a * b; }
   // Both return x when x is NaN.

@@ -1,5 +1,6 @@
 """The char encoder for GPUs that are not here: dispatch, what it falls back to and why, bounds of fp16."""
 
+import importlib.util
 import sys
 from types import SimpleNamespace
 
@@ -19,7 +20,8 @@ CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requ
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU of compute capability 9.0 as far as the choice of a backend goes."""
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(type(triton.runtime.driver), "active", SimpleNamespace(utils=None), raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     monkeypatch.delenv("ELMO_FAST_NO_TRITON", raising=False)
     backend.why_no_triton.cache_clear()
@@ -34,6 +36,10 @@ def test_auto_takes_triton_on_a_gpu(gpu, op):
     assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "dtype": torch.float64})) == "torch"
 
 
+def no_compiler(_):
+    raise RuntimeError("no compiler")
+
+
 @pytest.mark.parametrize("stub, reason", [
     (lambda patch: patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5)), "8.0 or newer, .* 7.5"),
     (lambda patch: patch.setitem(sys.modules, "triton", None), r'pip install "\.\[triton\]"'),
@@ -43,7 +49,10 @@ def test_auto_takes_triton_on_a_gpu(gpu, op):
                     patch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.5.1"))),
      "need Triton 3.6 or newer on this GPU, which torch 2.10 brings, and this is 3.5"),
     (lambda patch: patch.setenv("ELMO_FAST_NO_TRITON", "1"), "ELMO_FAST_NO_TRITON=1 is set"),
-], ids=["old", "absent", "old Triton", "old Triton on 10", "off"])
+    (lambda patch: patch.setattr(type(sys.modules["triton"].runtime.driver), "active", property(no_compiler)),
+     r"Triton cannot build its launcher, which needs a C compiler and Python.h \(no compiler\)"),
+    (lambda patch: patch.setattr(importlib.util, "find_spec", lambda name: None), "a checkout that is not installed"),
+], ids=["old", "absent", "old Triton", "old Triton on 10", "off", "no compiler", "not installed"])
 def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
     stub(monkeypatch)
     assert backend.resolve("highway", "auto", CUDA) == "torch"
