@@ -8,6 +8,7 @@ integers that vary with the batch are named in `do_not_specialize`.
 """
 
 import functools
+import threading
 from typing import NamedTuple
 
 import torch
@@ -75,4 +76,18 @@ def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
 @functools.cache
 def _tuned(kernel, of: tuple[Tile, ...]):
     configs = [triton.Config(dict(zip(("BM", "BN", "BK"), tile)), tile.warps, tile.stages) for tile in of]
-    return triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel)
+    return _OneAtATime(triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel))
+
+
+class _OneAtATime:
+    """A kernel that is launched by one thread at a time: Triton's autotuner keeps a call's arguments in itself."""
+
+    def __init__(self, kernel):
+        self._kernel, self._lock = kernel, threading.Lock()
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **named):
+            with self._lock:
+                return self._kernel[grid](*arguments, **named)
+
+        return launch

@@ -120,7 +120,7 @@ def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
     """Return `stored`, with the texts and the precision of the arguments where given, else a default precision."""
     chosen = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
-    is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported()
+    is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     chosen["precision"] = chosen["precision"] or ("medium" if is_bf16 else "highest")
     return {**stored, **chosen, "train": _absolute(chosen["train"]), "heldout": _absolute(chosen["heldout"])}
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +60,29 @@ def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
     assert backend.resolve("highway", "auto", CUDA) == "torch"
     with pytest.raises(RuntimeError, match=reason):
         backend.resolve("highway", "native", CUDA)
+
+
+def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
+    """Triton's autotuner forgets a call's arguments when another one ends."""
+    triton = pytest.importorskip("triton")
+    from elmo_fast.kernels import configs
+
+    class Tuner:
+        arguments = None
+
+        def __getitem__(self, grid):
+            def launch(value):
+                assert self.arguments is None
+                self.arguments = value
+                time.sleep(0.02)
+                found, self.arguments = self.arguments, None
+                return found
+            return launch
+
+    monkeypatch.setattr(triton, "autotune", lambda *_, **__: lambda kernel: Tuner())
+    kernel = configs._tuned(object(), ())
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(kernel[1,], range(8))) == list(range(8))
 
 
 @pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
