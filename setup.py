@@ -22,8 +22,17 @@ RECORD = '"""Written by setup.py: why this installation has no native module, or
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 CXX = shlex.split(os.environ.get("CXX", ""))[:1] or ["c++", "g++", "clang++"]
 FOUND = next(filter(None, (shutil.which(name, path=PATH) for name in CXX)), None)
-# macOS has stand-ins for compilers that are not installed.
-COMPILER = FOUND if FOUND and not subprocess.run([FOUND, "--version"], capture_output=True).returncode else None
+
+
+def runs(compiler: str) -> bool:
+    """Whether a compiler runs: macOS has stand-ins for those that are not installed."""
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+COMPILER = FOUND if FOUND and runs(FOUND) else None
 # The script of the package names an interpreter, which is gone when its environment has moved.
 CMAKE = [sys.executable, "-m", "cmake"] if find_spec("cmake") else [
     *filter(None, [shutil.which("cmake", path=PATH)])]

@@ -266,8 +266,8 @@ class ContextIndex:
         check_count("top", top)
         numbers = np.arange(len(self)) if among is None else np.asarray(among, np.int64)
         is_number = isinstance(query, (int, np.integer))
-        for name, given in (("among", numbers), ("query", [query] if is_number else [])):
-            if len(given) and not 0 <= min(given) <= max(given) < len(self):
+        for name, given in (("among", numbers if among is not None else []), ("query", [query] if is_number else [])):
+            if len(given) and not 0 <= np.min(given) <= np.max(given) < len(self):
                 raise ValueError(f"{name}: expected numbers of occurrences, from 0 to {len(self) - 1}, got "
                                  f"{shown(given)}")
         vector = np.asarray(self.vectors[query] if is_number else query, np.float32)

@@ -1,6 +1,6 @@
 """`ElmoVectorizer`: a scikit-learn transformer from texts to ELMo vectors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -53,21 +53,17 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def fit_transform(self, X: Iterable[Text], y=None) -> np.ndarray:
         """`fit`, then `transform`; X may be a generator."""
-        X = list(self._checked(X))
-        return self.fit(X, y).transform(X)
+        return super().fit_transform(list(X) if isinstance(X, Iterator) else X, y)
 
     def transform(self, X: Iterable[Text]) -> np.ndarray:
         """Compute vectors of texts: float32 [texts, features]."""
         check_is_fitted(self)
         return pooled_vectors(self.elmo_, self._tokens(X), self.layers, self.state, self.batch_size, self.pool)
 
-    def _checked(self, X: Iterable[Text]) -> Iterable[Text]:
+    def _tokens(self, X: Iterable[Text]) -> list[Sequence[str]]:
         if isinstance(X, (str, bytes, Mapping)) or not isinstance(X, Iterable) or getattr(X, "ndim", 1) != 1:
             raise ValueError(f"X: expected a list of texts, got {type(X).__name__} {getattr(X, 'shape', '')}".rstrip())
-        return X
-
-    def _tokens(self, X: Iterable[Text]) -> list[Sequence[str]]:
-        return tokenized(self._checked(X), "X", self.tokenizer)
+        return tokenized(X, "X", self.tokenizer)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -27,8 +27,8 @@ _BLOCK = 1 << 20
 
 def name_of(model: str | os.PathLike) -> str:
     """The last part of what names a model; of its absolute path if it is a file or directory."""
-    path = Path(check_path("model", model))
-    return (path.resolve() if path.exists() else path).name
+    path = check_path("model", model)
+    return Path(os.path.abspath(path) if os.path.exists(path) else path).name
 
 
 @dataclass(frozen=True)

@@ -92,18 +92,18 @@ class StoredWeights(OutsideGraphs):
             return super().__reduce_ex__(protocol)
         arguments = {"state": self.state, "precision": self.precision, "backend": self.backend,
                      "warm_text": self.warm_text, "token_table": self.token_table}
-        kept = {"_word_embedding": self._word_embedding, "training": self.training}
-        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states,
-                              self._elmo_lstm.B_0_0.dtype, kept, arguments)
+        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states, arguments,
+                              self._elmo_lstm.B_0_0.dtype, self._word_embedding, self.training)
 
 
 def _packed_copy(kind: type[StoredWeights], files: ModelFiles, expected: str, states: State | None,
-                 dtype: torch.dtype, kept: dict, arguments: dict) -> StoredWeights:
-    """A model like one without fp32 weights, from the same files; `kept` are cached words and the mode."""
+                 arguments: dict, dtype: torch.dtype = torch.float32, words: torch.nn.Module | None = None,
+                 training: bool = True) -> StoredWeights:
+    """A model like one without fp32 weights, from the same files, with cached words."""
     bilm = kind.from_model(files, **arguments).to(dtype)
     bilm.lstm._states = states
-    bilm._word_embedding = kept["_word_embedding"]
-    bilm.train(kept["training"])
+    bilm._word_embedding = words
+    bilm.train(training)
     bilm.drop_fp32()
     if bilm.fingerprint() != expected:
         raise RuntimeError(f"weights: expected those that the model was made of in {files.weight_file}, got others")

@@ -79,7 +79,9 @@ class Trainer:
 
     def close(self) -> None:
         """End the processes that prepare batches."""
-        self._batches = None  # garbage collection would delete their queues first, then wait 5 s for every process
+        loaders, self._batches = self._batches or [], None
+        for loader in loaders:  # garbage collection would delete their queues first, then wait 5 s for every process
+            getattr(loader, "_shutdown_workers", lambda: None)()
 
     def _load(self, number: int, position: torch.Tensor | None) -> Iterator[Batch]:
         stream = BatchStream(self.shards, self._numbering, self._orders(number), self.config.batch_size,
@@ -147,7 +149,8 @@ class Trainer:
             raise ConfigurationError(f"checkpoint: expected {self.streams} streams (processes times accumulate), "
                                      f"got {len(streams)}")
         self.model.load_weights({name: value.numpy() for name, value in state["weights"].items()})
-        self.updater.restore(state["optimizer"])
+        if state["step"] or state["optimizer"]["state"]:  # AdamW has no state before its first step
+            self.updater.restore(state["optimizer"])
         for k, number in enumerate(self._numbers if streams is not None else ()):
             h, c, position = (streams[number][key] for key in ("h", "c", "position"))
             shapes, expected = (tuple(tuple(part.shape) for part in parts) for parts in ((h, c), self._states[k]))

@@ -18,7 +18,8 @@ import torch, torch._dynamo
 torch_version, triton_version = sys.argv[1:]
 release = tuple(map(int, torch_version.split(".")[:2]))
 torch.__version__ = type(torch.__version__)(torch_version)
-sys.modules["triton"] = types.SimpleNamespace(__version__=triton_version)
+sys.modules["triton"] = types.SimpleNamespace(__version__=triton_version, runtime=types.SimpleNamespace(
+    driver=types.SimpleNamespace(active=types.SimpleNamespace(utils=None))))
 if release < (2, 9):
     del torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
 

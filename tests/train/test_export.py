@@ -146,10 +146,12 @@ def test_fine_tuning_starts_from_the_files(tmp_path):
     assert config.model.lstm.dim == 12
 
 
-def test_fine_tuning_that_ends_before_a_checkpoint_goes_on_from_the_model(tmp_path, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
+def test_fine_tuning_that_ends_before_a_checkpoint_goes_on_from_the_model(tmp_path, monkeypatch, optimizer):
     _, out, pattern = train(tmp_path)
     arguments = {"train": [pattern], "vocab": str(out / "vocab.txt"), "from_model": str(out), "max_steps": 2,
-                 "quiet": True, "batch_size": 3, "unroll_steps": 4, "n_negative_samples_batch": 7}
+                 "optimizer": optimizer, "quiet": True, "batch_size": 3, "unroll_steps": 4,
+                 "n_negative_samples_batch": 7}
     start_or_resume(tmp_path / "whole", **arguments)
     write = setup.write_json
 

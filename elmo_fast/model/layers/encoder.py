@@ -80,7 +80,7 @@ class CharacterEncoder(AllenNlpStateDict):
         if not isinstance(ids, torch.Tensor):
             raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
         if ids.dim() == 1 + len(self.row_shape):
-            with numerics(self.precision, ids.device):
+            with numerics(active_precision(), ids.device):
                 return self.encode_rows(ids, self.backend if backend is None else backend)
         if ids.dim() < 2 or ids.shape[2:] != self.row_shape or ids.is_floating_point():
             raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "

@@ -25,7 +25,7 @@ from elmo_fast.vectors.spec import OutputSpec
 
 _COPIED = 1 << 24  # bytes copied at a time
 _LONGEST = (1 << 16) - 1 - len(".npy")  # bytes of a name in a ZIP file
-_NAMES = b'["', b"[]"  # first bytes of a file of names
+_NAMES = b'["', b"[]", b""  # first bytes of a file of names
 _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 

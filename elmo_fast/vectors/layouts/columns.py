@@ -186,7 +186,7 @@ class ColumnsSource(Embeddings):
     def _check_columns(self) -> None:
         """Raise `ConfigurationError` unless all columns exist with the types that elmo-fast writes."""
         form = OutputSpec("all" if self.form["layers"] == "all" else "top", self.form["pool"], self.form["dtype"],
-                          frozenset() if self.form["targets"] else None)
+                          frozenset([""]) if self.form["targets"] else None)
         for field in _schema(form, None, None):
             number = self.schema.get_field_index(field.name)
             if number < 0 or self.schema.field(number).type != field.type:
