@@ -105,7 +105,7 @@ def public_models() -> list[PublicModel]:
     original, seqvec = (f"93.6 M, {sizes[1] // 10**6} MB" for sizes in (_ORIGINAL, _SEQVEC))
     sizes = {"small": "13.6 M", "medium": "28.0 M", "original": original, "original_5.5b": "93.6 M", "seqvec": seqvec}
     return [
-        PublicModel(DEFAULT_MODEL, "English", "3.0 M, 6 MB", "none", "in the package", "Apache-2.0",
+        PublicModel(DEFAULT_MODEL, "English", "6.0 M, 7 MB", "none", "in the package", "Apache-2.0",
                     "elmo_fast/pretrained"),
         *(_listed(name, "proteins" if name == "seqvec" else "English", size,
                   "MIT (its repository)" if name == "seqvec" else _UNSTATED) for name, size in sizes.items()),

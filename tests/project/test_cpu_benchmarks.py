@@ -132,7 +132,7 @@ def test_every_workload_runs(bench, monkeypatch, workload):
 
 
 @pytest.mark.parametrize("model, layers, width", mostly_long([
-    ("tiny", 3, 32), ("bundled", 3, 256), (workloads.DEEP, 5, 256)], quick=2))
+    ("tiny", 3, 32), ("bundled", 3, 384), (workloads.DEEP, 5, 256)], quick=2))
 def test_models_in_memory_are_those_of_their_files(tmp_path, model, layers, width):
     from elmo_fast import BiLm
 

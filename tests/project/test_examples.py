@@ -17,7 +17,7 @@ def test_the_readmes_three_lines():
     code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
     assert len([line for line in code.splitlines() if line.strip()]) == 3
     out = run("-c", code + "\nprint([part.shape for part in vectors], all((part != 0).any() for part in vectors))")
-    assert out == "[(3, 7, 256), (3, 7, 256)] True\n"
+    assert out == "[(3, 7, 384), (3, 7, 384)] True\n"
 
 
 def test_each_library_of_the_readmes_table_has_a_test_that_runs_its_line():
