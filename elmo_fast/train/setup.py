@@ -224,6 +224,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
             start: str | os.PathLike | None) -> Run:
     """Resume a run from the checkpoint `start`, by default its last."""
     check_run(folder)
+    _check_changes(arguments, is_first=True)  # what no run accepts, before a checkpoint is read
     read_log(folder)  # a damaged log fails before any work; the log is read again later
     data, path = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     data.pop("options", None)
