@@ -140,7 +140,7 @@ def test_documented_code():
     names, readme = run_documented_code("flair")
     expected = elmo_fast.load().embed([names["sentence"].to_tokenized_string()], "all")[0]
     assert_same(vectors([names["sentence"]]), [np.concatenate(list(expected), axis=1)])
-    assert readme["embeddings"].embedding_length == 256
+    assert readme["embeddings"].embedding_length == 384
 
 
 def test_a_model_of_elmoformanylangs_is_refused(tmp_path):

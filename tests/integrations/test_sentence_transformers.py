@@ -134,7 +134,7 @@ def test_weights_that_are_not_finite_on_request(tmp_path):
 
 def test_documented_code():
     names, readme = run_documented_code("sentence-transformers")
-    assert names["encoder"].encode(["a play"]).shape == (1, 256) and names["vectors"].shape == (2, 256)
+    assert names["encoder"].encode(["a play"]).shape == (1, 384) and names["vectors"].shape == (2, 384)
     pooled = elmo_fast.load().embed(["a play"], "average", pool="mean")
     np.testing.assert_allclose(readme["encoder"].encode(["a play"]), pooled, rtol=0, atol=SAME_MODEL)
 

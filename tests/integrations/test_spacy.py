@@ -139,7 +139,7 @@ def test_documented_code():
     names, readme = run_documented_code("spaCy")
     doc = names["doc"]
     assert (doc[1].text, doc[6].text, len(list(doc.sents))) == ("play", "play", 2)
-    assert 0 < doc[1].similarity(doc[6]) < 1 and doc.tensor.shape == (len(doc), 256)
+    assert 0 < doc[1].similarity(doc[6]) < 1 and doc.tensor.shape == (len(doc), 384)
     np.testing.assert_array_equal(readme["nlp"]("a play").tensor, elmo_fast.load().embed(["a play"], "average")[0])
 
 

@@ -72,7 +72,7 @@ def test_no_sentence_of_the_books_was_saved(shared):
 @pytest.mark.long
 def test_first_vectors(run):
     text, pictures = run("first_vectors")
-    assert pictures == 2 and "[(3, 7, 256), (3, 6, 256)]" in text and "the same values: True" in text
+    assert pictures == 2 and "[(3, 7, 384), (3, 6, 384)]" in text and "the same values: True" in text
     within = numbers(r"mean cosine (\S+) within", text)
     between = numbers(r"within a sense, (\S+) between", text)
     assert within[0] == between[0] == 1
