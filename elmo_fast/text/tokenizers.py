@@ -14,6 +14,7 @@ from elmo_fast.arguments import TOKENIZERS, shown
 
 Tokenizer = Callable[[str], Sequence[str]]
 _AT_ONCE = 1 << 16  # characters; a longer text is matched token by token, so that other threads can run in between
+_PARTS = 10_000  # of a token, as in `well-known` or `1,000`; a longer one is divided, as a match holds the interpreter
 
 _END = r"(?:\b|(?=[nN]['\u2019][tT]))"
 _CONTRACTION = rf"['\u2019](?:[sSmMdD]|ll|LL|re|RE|ve|VE){_END}"
@@ -35,7 +36,7 @@ _ENTITY, _WORD, _WORD_CHARACTER = re.compile(_ENTITY_PATTERN), re.compile(r"\S+"
 _STRAIGHT = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2026": "..."})
 # All but those inside a word of another script, where they are letters.
 _TYPOGRAPHIC_APOSTROPHE = re.compile(r"\u2019(?!(?<=[^\W\d_a-zA-Z].)(?!(?:[smdt]|ll|re|ve)\b)\w)")
-_MAY_HAVE_MARKS = re.compile("[\u0300-\u1fff\u200c\u200d\u2070-\U0010ffff]")  # _marks() takes 0.2 s to compile
+_MAY_HAVE_MARKS = re.compile("[\u0300-\u1fff\u200c\u200d\u2070-\U0010ffff]")  # marks take 0.2 s to compile
 _ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -108,14 +109,15 @@ def _penn(text: str) -> list[str]:
 
 @functools.cache
 def _penn_token(may_have_marks: bool) -> re.Pattern[str]:
-    marks = _marks() if may_have_marks else ""
-    word = rf"(?=\w)(?:[^\WnN]++|(?!{_NOT})[nN]{marks and f'|{marks}++'})++"
+    letters, marks = _with_marks() if may_have_marks else (r"\w+", "")
+    word = rf"{letters}(?!(?<=[nN])['\u2019][tT]{_END})"
     return re.compile(rf"""(?x)
           (?:https?://|www\.) \S* [\w/] | {_ENTITY_PATTERN} | </?\w+>
         | (?=\w{{1,6}}\.) (?: {_INITIALS}(?![\w.]) | [A-HJ-Z]\.(?=\s+\S) | {_ABBREVIATION}(?![\w.]) )
         | {_NOT} | {_CONTRACTION}
-        | {word} (?: (?: [-.&@] | (?<=\d)[,:/](?=\d) | (?!{_CONTRACTION}|(?<=[nN])['\u2019][tT]\b)['\u2019] ) {word} )*+
-        | \.{{2,}} | [!?]+ | -+ | =+ | \*+ | [^\w\s]{marks and marks + "*+"}""")
+        | {word} (?: (?: [-.&@] | (?<=\d)[,:/](?=\d) | (?!{_CONTRACTION}|(?<=[nN])['\u2019][tT]\b)['\u2019] ) {word} )
+          {{0,{_PARTS}}}
+        | \.{{2,}} | [!?]+ | -+ | =+ | \*+ | [^\w\s]{marks}""")
 
 
 def _simple(text: str) -> list[str]:
@@ -123,7 +125,7 @@ def _simple(text: str) -> list[str]:
 
     Combining marks and joiners, which `\w` does not match, stay with the character before them.
     """
-    return _matches(_ASCII_TOKEN if text.isascii() else _with_marks(), text)
+    return _matches(_ASCII_TOKEN if text.isascii() else _simple_token(), text)
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> list[str]:
@@ -131,21 +133,22 @@ def _matches(pattern: re.Pattern[str], text: str) -> list[str]:
 
 
 @functools.cache
-def _with_marks() -> re.Pattern[str]:
-    """The pattern of a token of `simple` with combining marks."""
-    return re.compile(rf"\w++(?:{_marks()}++\w*+)*+|[^\w\s]{_marks()}*+")
+def _simple_token() -> re.Pattern[str]:
+    letters, marks = _with_marks()
+    return re.compile(rf"{letters}|[^\w\s]{marks}")
 
 
 @functools.cache
-def _marks() -> str:
-    """The pattern of a combining mark.
+def _with_marks() -> tuple[str, str]:
+    """Patterns of letters with combining marks, and of marks alone, of which there may be none.
 
-    `re` looks characters up to U+FFFF up in a table, but searches a list for characters above. So the pattern compares
+    `re` looks characters up to U+FFFF up in a table, but searches a list for characters above. So the patterns compare
     only characters above U+FFFF with that list.
     """
     low, high = ("".join(map(re.escape, map(chr, filter(_is_mark, codes)))) for codes in (
         range(0x10000), (*range(0x10000, 0x20000), *range(0xE0100, 0xE01F0))))
-    return rf"(?:[{low}]|(?=[\U00010000-\U0010ffff])[{high}])"
+    high = rf"(?=[\U00010000-\U0010ffff])[{high}]"
+    return rf"(?=\w)(?:[\w{low}]+|{high}){{1,{_PARTS}}}", rf"(?:[{low}]+|{high}){{0,{_PARTS}}}"
 
 
 def _is_mark(code: int) -> bool:

@@ -1,14 +1,23 @@
 # ruff: noqa: RUF001
+import json
+import os
+import random
 import re
+import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elmo_fast.arguments import TOKENIZERS
 from elmo_fast.text.tokenizers import find_tokenizer, is_tokenized
+from tests.support.files import ROOT
 
-auto, penn = find_tokenizer("auto"), find_tokenizer("penn")
+auto, penn, simple = map(find_tokenizer, ("auto", "penn", "simple"))
 PIECES = ["don't", "n't", "'s", "it's", "Mr.", "U.S.", "e.g.", "I.", "J.", "No.", "5", "3.5", "1,000", "...", "—", "--",
           "-", "(", ")", '"', "'", "’", "‘", "“", "”", "…", "o'clock", "well-known", "a@b.c", "http://x.y/z", "www.",
           "&amp;", "<S>", "</S>", "<", "क्षि", "中文。", "é", "п’ять", "7:30", "9/11", "!?", "\u200d", "\u0301", "😀",
@@ -65,6 +74,72 @@ def test_long_texts_take_time_in_proportion():
         tokens = penn(text), is_tokenized(text)
         assert time.process_time() - began < 3, piece
         assert "".join(tokens[0]) == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("tokenize", [penn, simple])
+@pytest.mark.parametrize("piece", ["1,", "x-", "a\U00011001"])
+def test_a_word_without_an_end_is_divided(piece, tokenize):
+    """One match holds the interpreter, and a server's other threads with it."""
+    text = piece * 100_000 + "1"
+    began = time.process_time()
+    tokens = tokenize(text)
+    assert time.process_time() - began < 3 and "".join(tokens) == text
+    assert max(map(len, tokens)) <= 50_000
+
+
+# Prints the tokens of the texts that it reads, from modules that import nothing but the standard library.
+TOKENS = """
+import json, sys
+from elmo_fast.text.tokenizers import find_tokenizer
+texts, names = json.load(sys.stdin)
+print(json.dumps([[list(find_tokenizer(name)(text)) for text in texts] for name in names]))
+"""
+
+
+def interpreters():
+    """Other interpreters of the machine that the package supports, by version: the system's own, on PATH, pyenv's."""
+    found = {}
+    for folder in ["/usr/bin", *os.get_exec_path(), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]:
+        for name in ("python3", *(f"python3.{minor}" for minor in range(11, 16))):
+            if path := shutil.which(name, path=folder):
+                asked = subprocess.run([path, "-c", "import sys; print(*sys.version_info[:3])"], capture_output=True,
+                                       text=True, timeout=60)
+                version = tuple(map(int, asked.stdout.split()))
+                if version >= (3, 11) and version != sys.version_info[:3]:
+                    found.setdefault(version, path)
+    return found
+
+
+def test_every_interpreter_has_the_same_tokens(shared):
+    """CPython's `re` has differed: possessive groups match wrongly in 3.11.0 to 3.11.4."""
+    if not (others := interpreters()):
+        pytest.skip("no other interpreter of Python 3.11 or newer on this machine")
+    draw = random.Random(0)
+    texts = [*RAW, *TOKENIZED, *("".join(draw.choices(PIECES, k=12)) for _ in range(2000)),
+             *(shared / "corpus" / "heldout.txt").read_text(encoding="utf-8").splitlines()[:2000],
+             *(shared / "text" / "rt-polarity.pos.txt").read_text(encoding="utf-8").splitlines()[:2000]]
+    texts += [text.replace(" ", "") for text in texts[-1000:]]
+    expected = [[list(find_tokenizer(name)(text)) for text in texts] for name in TOKENIZERS]
+    assert expected[TOKENIZERS.index("penn")][texts.index("They saw a play.")] == "They saw a play .".split()
+    for version, path in others.items():
+        child = subprocess.run([path, "-c", TOKENS], input=json.dumps([texts, TOKENIZERS]), capture_output=True,
+                               text=True, timeout=300, env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]})
+        assert not child.returncode, child.stderr
+        for name, ours, theirs in zip(TOKENIZERS, expected, json.loads(child.stdout), strict=True):
+            assert theirs == ours, (version, name)
+
+
+@pytest.mark.long
+def test_tests_of_text_pass_on_another_interpreter():
+    """Where its binary interface is this one's, so that it runs the packages of this environment."""
+    alike = [path for version, path in interpreters().items() if version[:2] == sys.version_info[:2]]
+    if not alike:
+        pytest.skip(f"no other interpreter of Python {sys.version_info.major}.{sys.version_info.minor} on this machine")
+    packages = os.pathsep.join([str(ROOT), *(folder for folder in sys.path if folder.endswith("-packages"))])
+    for path in alike:
+        run = subprocess.run([path, "-m", "pytest", "-q", "tests/text", "-p", "no:cacheprovider"], cwd=ROOT, text=True,
+                             capture_output=True, timeout=600, env=os.environ | {"PYTHONPATH": packages})
+        assert not run.returncode, run.stdout + run.stderr
 
 
 def test_a_long_text_is_as_a_short_one():
