@@ -91,3 +91,8 @@ class _OneAtATime:
                 return self._kernel[grid](*arguments, **named)
 
         return launch
+
+    def compiled(self, *arguments, **named) -> list[str]:
+        """The PTX of every configuration. Pointers are given as dtypes."""
+        with self._lock:
+            return [each.asm["ptx"] for each in self._kernel.warmup(*arguments, grid=(1,), **named)]

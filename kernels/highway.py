@@ -35,6 +35,21 @@ def product(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out
         enable_fp_fusion=True)
 
 
+def lacks_fence(operands: str, dtype: torch.dtype, rows: int, inner: int, outputs: int, gated: bool,
+                device: torch.device) -> bool:
+    """Whether Triton compiles `product` without the fence between copies to shared memory and asynchronous products.
+
+    Triton 3.7.0 and older leave the fence out where copies are pipelined (triton#9610). The compiled code is read: the
+    version does not tell, as 3.7.1 has the fence.
+    """
+    weight_and_bias, result = (dtype, torch.float32), dtype if gated else torch.float32
+    texts = choose("highway", _highway, operands, rows, device).compiled(
+        dtype, *weight_and_bias, *weight_and_bias, result, rows, outputs, inner, 1, inner, GROUP=GROUP, GATED=gated,
+        enable_fp_fusion=True)
+    return any(("wgmma.mma_async" in text or "tcgen05.mma" in text) and "fence.proxy.async" not in text
+               for text in texts)
+
+
 @triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
 @triton.jit(do_not_specialize=["rows"])
 def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,

@@ -43,7 +43,7 @@ def test_agrees_with_float64(engine, make, size, rows):
         rows = rows // 10 + 3  # an emulation is slow
     case = make(rows, *size)
     found, = case.run(engine)
-    assert relative_error(found, case.run(REFERENCE)[0]) <= limit(engine)
+    assert relative_error(found, case.run(REFERENCE)[0]) <= engine.limits[0]
     if engine in ENGINES:
         for threads in (2, 3, 5):
             assert torch.equal(on_threads(threads, case.run, engine)[0], found)
@@ -61,10 +61,6 @@ def test_the_emulation_of_tiles_has_their_bits(precision, scale):
         for threads in (1, 2, 5):
             found, *others = (on_threads(threads, case.run, engine) for engine in engines)
             assert all(map(torch.equal, found, *others))
-
-
-def limit(engine):
-    return 1e-6 if engine.precision == "highest" and engine not in engines.TRITON else engine.limits[0]
 
 
 @pytest.mark.parametrize("case", [highway_case(), linear_case(9, 33, 17)])
@@ -119,7 +115,7 @@ def test_rows_may_overlap_and_lie_apart(engine):
     values = x.float()
     with altered("linear_forward", x=values, x_stride=16, y=y, y_stride=23):
         case.run(engine)
-    assert y[:, 20:].isnan().all() and relative_error(y[:, :20], case.run(REFERENCE)[0]) <= limit(engine)
+    assert y[:, 20:].isnan().all() and relative_error(y[:, :20], case.run(REFERENCE)[0]) <= engine.limits[0]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)

@@ -86,8 +86,13 @@ def triton_driver(patch, generation, load):
         get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", generation, 32))
     active = "_active" if hasattr(triton.runtime.driver, "_active") else "active"  # the latter in 3.4
     patch.setattr(triton.runtime.driver, active, driver)
-    patch.setattr(triton.compiler, "compile", lambda source, target, options, **_: SimpleNamespace(
-        function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=load(source, target, options)))
+
+    def compile(source, target, options, **_):
+        run = load(source, target, options)
+        return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=run,
+                               asm=getattr(run, "asm", None))
+
+    patch.setattr(triton.compiler, "compile", compile)
     patch.setattr(configs, "generation_of", lambda device: generation)
     patch.setattr(lstm, "pointwise_of", lambda device: lstm_pointwise)
     patch.setattr(step, "why_no_triton", lambda device: None)

@@ -33,15 +33,20 @@ def usage(cubin: bytes) -> dict[str, int]:
 COMPILED = {100: (90, 232448), 120: (80, 101376)}
 
 
-def on_ptx(patch, generation: int, tile=None, registers: int = 255):
+def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
     """Triton's driver from here on: launches run the PTX of `generation`, with one tile or with that for few tokens.
     Of a chip in COMPILED they only compile it.
 
     What it compiles must fit the chip without spills (in sizes that tiles divide), and use tensor cores exactly where
-    products are not IEEE fp32. `text` is what runs, if not what Triton writes; `ran` what ran last.
+    products are not IEEE fp32. `edit` changes what Triton writes before it is read. `text` is what runs, if not what
+    Triton writes; `compiled` and `ran` what was compiled and what ran last.
     """
     def load(source, target, options):
-        return functools.partial(launch, source, compile(source, target=target, options=options))
+        compiled = compile(source, target=target, options=options)
+        run = functools.partial(launch, source, compiled)
+        driver.compiled = edit(compiled.asm["ptx"]) if edit else compiled.asm["ptx"]
+        run.asm = {"ptx": driver.compiled}
+        return run
 
     def launch(source, compiled, *given):
         named = dict(zip(source.fn.arg_names, given[9:]))
@@ -63,9 +68,10 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
                            shared=compiled.metadata.shared, block=(32 * compiled.metadata.num_warps, 1, 1))
 
     ptx_machine.machine().set()
+    linear_cuda.lacks_fence.cache_clear()
     compile = triton.compiler.compiler.compile
     driver = cuda_ops.triton_driver(patch, generation, load)
-    driver.text = driver.ran = None
+    driver.text = driver.ran = driver.compiled = None
     tiles_of, shared = COMPILED.get(generation) or (generation, ptx_machine.DEVICES[generation][1])
     patch.setattr(configs, "generation_of", lambda device: tiles_of)
     patch.setattr(configs, "FEW", torch.inf)

@@ -1,12 +1,12 @@
 """Products on an NVIDIA GPU: a Triton kernel, or cuBLAS; packed weights and operand types. Sums are always fp32."""
 
+import functools
 import logging
 from collections.abc import Callable
 
 import torch
 
 from elmo_fast.ops import choices
-from elmo_fast.ops.backend import lacks_fence
 from elmo_fast.ops.device import is_capturing, on
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
@@ -49,12 +49,12 @@ def _way(op: str, ways: Callable[[torch.Tensor], dict[str, Callable[[], torch.Te
     """Triton's kernel or cuBLAS: the faster, by measuring, where the kernel is right; in fp32 cuBLAS."""
     if operands == "ieee":
         return CUBLAS
-    from elmo_fast.kernels.configs import amount_of, generation_of
+    from elmo_fast.kernels.configs import amount_of
 
     (rows, inner), device = call.x.shape, call.x.device
-    if lacks_fence(generation_of(device)):
-        return CUBLAS
     amount = amount_of(rows)
+    if lacks_fence(operands, amount, inner, call.outputs, op == "highway", device):
+        return CUBLAS
 
     def measure() -> choices.Measured | None:
         generator = torch.Generator(device).manual_seed(0)
@@ -70,6 +70,17 @@ def _way(op: str, ways: Callable[[torch.Tensor], dict[str, Callable[[], torch.Te
 
     name = f"{op} of {inner} x {call.outputs}, {operands}, {amount} tokens"
     return choices.choose(device, name, None if is_capturing(device) else measure) or CUBLAS
+
+
+@functools.cache
+def lacks_fence(operands: str, amount: str, inner: int, outputs: int, gated: bool, device: torch.device) -> bool:
+    """Whether Triton's code for the product may read shared memory before it is written: on Hopper, by some Tritons."""
+    from elmo_fast.kernels import configs, highway
+
+    if configs.generation_of(device) < 90:
+        return False
+    with on(device):
+        return highway.lacks_fence(operands, type_of(operands), _ROWS[amount], inner, outputs, gated, device)
 
 
 def _sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, operands: str) -> torch.Tensor:
