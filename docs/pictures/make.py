@@ -1,7 +1,14 @@
-"""Make the pictures of the docs: python docs/pictures/make.py (needs the extras plots, serve; selenium, chromium)."""
+"""Make the pictures of the docs: python docs/pictures/make.py (needs the extras plots, serve; selenium, chromium).
+
+`numbers.json` holds the numbers of every picture or its page, in order, and the picture's checksum; a test compares the
+numbers with those of today's model.
+"""
 
 import contextlib
+import hashlib
 import io
+import json
+import re
 import sys
 import tempfile
 import threading
@@ -26,14 +33,15 @@ HERE, CORPUS = ROOT / "docs/pictures", ROOT / "examples/senses.txt"
 STATE = {"a": "The children play in the garden .", "b": "A new play opened last night .", "t": "b2"}
 
 
-def command(*arguments: str | Path) -> None:
-    """Run `elmo-fast` without what it prints."""
-    with contextlib.redirect_stdout(io.StringIO()):
+def command(*arguments: str | Path) -> str:
+    """What a run of `elmo-fast` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert cli.main([str(argument) for argument in arguments]) == 0
+    return printed.getvalue()
 
 
-def picture_of(url: str, name: str, width: int, most: int, ready: str = "return true") -> None:
-    """Save the first `most` rows of pixels of a page, once the script `ready` holds, in 256 colours."""
+def picture_of(url: str, name: str, width: int, most: int, ready: str = "return true") -> str:
+    """The text of a page. Save its first `most` rows of pixels, once the script `ready` holds, in 256 colours."""
     with chromium(width, 900) as browser:
         browser.get(url)
         while not browser.execute_script(ready):
@@ -42,9 +50,10 @@ def picture_of(url: str, name: str, width: int, most: int, ready: str = "return 
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
         time.sleep(0.5)
-        png = browser.get_screenshot_as_png()
+        png, text = browser.get_screenshot_as_png(), browser.execute_script("return document.body.innerText")
     colours = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=0)
     colours.save(HERE / name, optimize=True)
+    return text
 
 
 @contextlib.contextmanager
@@ -66,15 +75,18 @@ def server():
 
 
 def main() -> None:
-    command("compare", "I ate an apple", "Apple sold a phone", "-o", HERE / "compare.png")
+    texts = {"compare.png": command("compare", "I ate an apple", "Apple sold a phone", "-o", HERE / "compare.png")}
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "nearest.html"
         command("nearest", CORPUS, "--word", "play", "--top", "5", "-o", page)
-        picture_of(page.as_uri(), "nearest.png", 1100, 2000)
+        texts["nearest.png"] = picture_of(page.as_uri(), "nearest.png", 1100, 2000)
     ready = "return document.querySelectorAll('#found li').length > 0"
     with server() as url:
-        picture_of(url, "page.png", 1200, 2000, ready)
-        picture_of(url, "page-phone.png", 380, 1180, ready)
+        texts["page.png"] = picture_of(url, "page.png", 1200, 2000, ready)
+        texts["page-phone.png"] = picture_of(url, "page-phone.png", 380, 1180, ready)
+    drawn = {name: {"sha256": hashlib.sha256((HERE / name).read_bytes()).hexdigest(),
+                    "numbers": re.findall(r"-?\d\.\d+", text.replace("\u2212", "-"))} for name, text in texts.items()}
+    (HERE / "numbers.json").write_text(json.dumps(drawn, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""The numbers on the docs' pictures, and in the docs' sentences, are those of the bundled model today."""
+
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+
+import elmo_fast
+from elmo_fast import ContextIndex, cli, compare
+from tests.support.files import ROOT
+
+PICTURES, CORPUS = ROOT / "docs" / "pictures", ROOT / "examples" / "senses.txt"
+DRAWN = json.loads((PICTURES / "numbers.json").read_text(encoding="utf-8"))
+FIRST, SECOND = "The children play in the garden .", "A new play opened last night ."  # as in make.py
+
+
+@pytest.fixture(scope="module")
+def elmo():
+    return elmo_fast.load(device="cpu")
+
+
+def assert_drawn(name, expected):
+    """Every number agrees in the digits that the picture has, but for rounding at their end."""
+    drawn = DRAWN[name]["numbers"]
+    digits = np.array([len(number.partition(".")[2]) for number in drawn])
+    assert len(drawn) == len(expected)
+    assert (np.abs(np.array(drawn, float) - expected) <= 0.5 * 10.0**-digits + 1e-5).all()
+
+
+def printed(capsys, *arguments):
+    assert cli.main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_numbers_are_of_this_picture(name):
+    assert hashlib.sha256((PICTURES / name).read_bytes()).hexdigest() == DRAWN[name]["sha256"]
+
+
+def test_the_readme_shows_what_its_command_prints(capsys):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    command, = re.findall(r"^elmo-fast compare (.*) -o compare.png$", readme, re.MULTILINE)
+    table = printed(capsys, "compare", *re.findall('"(.*?)"', command), "--device", "cpu")
+    assert_drawn("compare.png", [float(number) for number in re.findall(r"-?\d\.\d{4}", table)])
+
+
+def test_nearest_contexts_are_those_that_the_command_prints(capsys):
+    rows = printed(capsys, "nearest", CORPUS, "--word", "play", "--top", "5", "--device", "cpu")
+    assert_drawn("nearest.png", [float(row.split("\t")[0]) for row in rows.splitlines() if row[:5] != "query"])
+
+
+@pytest.mark.parametrize("name", ["page.png", "page-phone.png"])
+def test_the_page_shows_cosines_of_the_model(elmo, name):
+    comparison = compare(elmo, FIRST, SECOND)
+    layers, mixed = comparison.layers(), comparison.mixed([1 / 3] * 3)
+    index = ContextIndex.build(elmo, CORPUS.read_text(encoding="utf-8").splitlines())
+    play, among = elmo.embed([SECOND], "average")[0][2], index.occurrences("play")
+    near = [each.similarity for each in index.nearest(play, 10, among=among)]
+    # The mixture, the sentences, the first cell in the mixture and in every layer, the layers, the nearest contexts.
+    assert_drawn(name, [*mixed.ravel(), elmo.similarity(FIRST, SECOND), mixed[0, 0], *layers[:, 0, 0], *layers.ravel(),
+                        *near])
+
+
+def test_a_word_with_a_period_has_the_cosine_that_the_page_on_input_says(elmo):
+    said, = re.findall(r"with the bundled model their cosine is (0\.\d\d)\b",
+                       (ROOT / "docs" / "input.md").read_text(encoding="utf-8").replace("\n", " "))
+    first, second = elmo.encode_words(["play.", "play"])
+    cosine = first @ second / (np.linalg.norm(first) * np.linalg.norm(second))
+    assert float(said) == pytest.approx(cosine, abs=0.00501)
