@@ -192,7 +192,7 @@ def _text(given: Given, number: int, pool: str | None, split: Tokenizer, starts_
     if pool and not len(tokens):
         raise ValueError(f"sentences[{number}]: expected at least one token to pool, got none")
     if isinstance(given, Text):
-        return given
+        return given._replace(tokens=tokens)
     if isinstance(given, FastaRecord):
         if starts_english:
             _warn_once("state: a record of FASTA starts after four English sentences in 'warm'; 'zero' fits proteins")
@@ -200,10 +200,10 @@ def _text(given: Given, number: int, pool: str | None, split: Tokenizer, starts_
     return Text(str(number), given if isinstance(given, str) else " ".join(map(str, tokens)), tokens)
 
 
-def tokens_of(given: Given, name: str, split: Tokenizer) -> Sequence[str]:
-    """The tokens of a text; `ValueError`, which contains `name`, for anything but a text."""
+def tokens_of(given: Given, name: str, split: Tokenizer) -> tuple[str, ...]:
+    """A copy of the tokens of a text; `ValueError`, which contains `name`, for anything but a text."""
     if isinstance(given, str):
-        return split(given)
+        return tuple(split(given))
     if isinstance(given, FastaRecord):
-        return list(given.sequence)
-    return given.tokens if isinstance(given, Text) else check_sentence(given, name)
+        return tuple(given.sequence)
+    return check_sentence(given.tokens if isinstance(given, Text) else given, name)

@@ -130,7 +130,8 @@ class ElmoEmbedder:
                state: str | None = None) -> Iterator[np.ndarray]:
         """As `embed_sentences`, for sentences that were checked before; `state` is by default the model's."""
         state = self.elmo_bilm.state if state is None else check_choice("state", state, STATES)
-        return self._run_of(self._rows(batch_size, state), state)(sentences)
+        # Sentences are read ahead: a list that the caller fills anew is copied when it comes.
+        return self._run_of(self._rows(batch_size, state), state)(map(tuple, sentences))
 
     def runner(self, batch_size: int | None, state: str | None = None, form: OutputSpec | None = None) -> Runner:
         """The `Runner` that computes vectors for `write_corpus`. With carried states a section has whole batches.

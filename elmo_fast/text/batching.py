@@ -30,8 +30,8 @@ def batch_to_ids(batch: Sequence[Sequence[str]],
     return torch.from_numpy(_pad(_at_least_one(batch, "batch"), max_characters_per_token))
 
 
-def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Sequence[str]]:
-    """The sentences of `batch` as a list, also those of a generator; `ValueError` unless all are lists of tokens."""
+def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[tuple[str, ...]]:
+    """Copies of the sentences of `batch`, also those of a generator; `ValueError` unless all are lists of tokens."""
     check_iterable(batch, name)
     return [check_sentence(sentence, f"{name}[{index}]") for index, sentence in enumerate(batch)]
 
@@ -42,14 +42,17 @@ def check_iterable(batch: Iterable, name: str = "batch") -> None:
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
 
 
-def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[str]:
-    """Return the sentence; `ValueError` unless it is a list of tokens. For a string the error says how to split it."""
+def check_sentence(sentence: Sequence[str], name: str = "sentence") -> tuple[str, ...]:
+    """A copy of the sentence, whose list the caller may fill anew; `ValueError` unless it is a list of tokens.
+
+    For a string the error says how to split it.
+    """
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {shown(sentence)}; "
                          "split it first (.split() for words, list() for letters)")
     if not isinstance(sentence, Collection) or not getattr(sentence, "ndim", 1):  # an array may be a single number
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
-    return sentence
+    return tuple(sentence)
 
 
 def groups_of(iterator: Iterable[_Item], group_size: int) -> Iterator[list[_Item]]:
@@ -82,7 +85,7 @@ def not_a_string(error: TypeError) -> ValueError:
     return ValueError(f"token: expected a string, got {unhashable[1] if unhashable else error}")
 
 
-def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -> list[Sequence[str]]:
+def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -> list[tuple[str, ...]]:
     listed = check_batch(sentences, name)
     if not listed:
         raise ValueError(f"{name}: expected at least one sentence, got none")

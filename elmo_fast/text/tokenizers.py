@@ -68,7 +68,7 @@ def _checked(function: Tokenizer) -> Tokenizer:
         tokens = function(text)
         if not isinstance(tokens, (list, tuple)) or not all(isinstance(token, str) for token in tokens):
             raise ValueError(f"tokenizer: expected a list of strings for {text!r:.60}, got {shown(tokens)}")
-        return tokens
+        return tokens[:]  # a function may fill the same list again
     return tokenize
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast import BiLm, ContextIndex, FastaRecord, LoadedElmo
+from elmo_fast import BiLm, ContextIndex, ElmoEmbedder, FastaRecord, LoadedElmo
 from elmo_fast.embed import api
 from elmo_fast.ops.backend import native_module
+from elmo_fast.testing import SAME_MODEL
 from elmo_fast.text.readers import Text
 from tests.support.files import names, paths, read_hdf5, tiny, write_model
 
@@ -123,6 +124,38 @@ def test_raw_strings_are_tokenized(model, tmp_path):
         assert list(stored.tokens(0)) == tokens
     with pytest.raises(ValueError, match="^tokenizer: expected auto, whitespace, penn, simple, a function"):
         model.embed([raw], tokenizer="spacy")
+
+
+FILLED = {"a list": lambda number, buffer: buffer, "a text": lambda number, buffer: Text(str(number), "", buffer),
+          "a tokenizer": lambda number, buffer: " ".join(buffer)}
+
+
+@pytest.mark.parametrize("kind", FILLED)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_list_that_the_caller_fills_anew(directory, tmp_path, backend, kind):
+    """Texts are read ahead, so that the list holds a later text when its vectors are computed."""
+    model, buffer, words = elmo_fast.load(directory, backend=backend), [], []
+
+    def fill(text):
+        words[:] = text.split()
+        return words
+
+    def texts():
+        for number, tokens in enumerate(TOKENS):
+            buffer[:] = tokens
+            yield FILLED[kind](number, buffer)
+
+    tokens = [" ".join(each).split() for each in TOKENS] if kind == "a tokenizer" else TOKENS
+    expected = model.embed(tokens, batch_size=2)
+    model.save_vectors(tmp_path / "vectors.h5", texts(), batch_size=2, tokenizer=fill)
+    found = [model.embed(texts(), batch_size=2, tokenizer=fill), model.stream(texts(), batch_size=2, tokenizer=fill),
+             list(elmo_fast.open_embeddings(tmp_path / "vectors.h5"))]
+    if kind == "a list":
+        found += [model.vectors(texts(), 2, "warm"), [array[:] for array in ElmoEmbedder.from_bilm(
+            BiLm.from_files(*paths(directory), state="warm", backend=backend)).embed_sentences(texts(), 2)]]
+    for vectors in found:
+        for one, other in zip(vectors, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=SAME_MODEL if backend == "reference" else 0)
 
 
 def test_vectors_without_context_and_similarity(directory, model):
