@@ -99,8 +99,9 @@ class LoadedElmo:
         form = OutputSpec(layers, pool).check(self.bilm.num_layers)
         check_choice("state", state, STATES)
         texts = list(self._texts(sentences, pool, tokenizer, state))
-        # Texts that do not depend on others run longest first: then few slots are idle at the end.
-        order = sorted(range(len(texts)), key=lambda number: -len(texts[number].tokens) * (state in FREE_STATES))
+        order = list(range(len(texts)))
+        if state in FREE_STATES:  # Texts that do not depend on others run longest first: then few slots end up idle.
+            order.sort(key=lambda number: len(texts[number].tokens), reverse=True)
         vectors = list(self._run((texts[number] for number in order), form, state, batch_size))
         return [vectors[rank] for rank in np.argsort(order)]
 
