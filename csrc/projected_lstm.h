@@ -52,12 +52,9 @@ struct LstmCall {
   size_t packed_size;
 
   // [input_rows, in] read by both directions, or [input_rows, 2 * in], forward half first, when split_input.
-  // When precomputed: the input projections x W + B of both directions, [input_rows, 8D], forward half first, each
-  // with gates i, j, f, o; linear_forward's bits are those that `highest` computes itself.
   const float* inputs;
   int64_t input_rows;
   bool split_input;
-  bool precomputed;
 
   int64_t steps;               // T, may be 0
   const int32_t* batch_sizes;  // [T], non-increasing, 0 <= batch_sizes[t] <= slots

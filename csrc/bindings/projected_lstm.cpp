@@ -49,7 +49,7 @@ void run_lstm(const py::kwargs& keywords) {
   given.read("precision", call.precision, "out_rows", call.out_rows);
   given.read("output", call.output, "output_rows", call.output_rows);
   given.read_optional("inputs_at", call.inputs_at, "outputs_at", call.outputs_at, "add_input", call.add_input);
-  given.read_optional("chunk_rows", call.chunk_rows, "precomputed", call.precomputed);
+  given.read_optional("chunk_rows", call.chunk_rows);
   given.finish([&] { lstm_forward(call); });
 }
 

@@ -134,7 +134,6 @@ def test_inputs_and_outputs_may_lie_anywhere(engine, adds):
 @pytest.mark.parametrize("changes, message", [
     ({"inputs_at": torch.zeros(6, dtype=torch.int64), "outputs_at": torch.ones(6)}, "inputs_at: expected no null"),
     ({"inputs_at": torch.ones(6, dtype=torch.int64), "add_input": True}, "add_input"),
-    ({"inputs_at": torch.ones(6, dtype=torch.int64), "precomputed": True}, "precomputed"),
     ({"inputs": 0}, "inputs"), ({"rows": 0}, "rows"), ({"add_input": True}, "inputs_at"),
     ({"batch_sizes": int32(1, 2)}, "batch_sizes"), ({"batch_sizes": int32(3, 0)}, "batch_sizes"),
     ({"batch_sizes": int32(2, 2, -1), "steps": 3}, "batch_sizes"),

@@ -36,7 +36,6 @@ void check_shape(const LstmShape& s) {
 void check_trainable(const LstmCall& call) {
   check_shape(call.shape);
   require(!call.inputs_at && !call.outputs_at, "inputs_at, outputs_at: expected null for a call with gradients");
-  require(!call.precomputed, "precomputed: expected false for a call with gradients");
 }
 
 void check_batch_sizes(const LstmCall& call) {
@@ -54,7 +53,6 @@ void check_batch_sizes(const LstmCall& call) {
 }
 
 void check_addresses(const LstmCall& call) {
-  require(!call.precomputed, "precomputed: expected false with inputs_at");
   require(!call.add_input || (call.outputs_at && call.shape.input == call.shape.projection),
           "add_input: expected false, or outputs_at and as many columns of x as of h");
   const auto end = call.inputs_at + 2 * call.packed_rows;
@@ -66,7 +64,6 @@ void check_inputs(const LstmCall& call) {
   require(call.steps >= 0 && call.packed_rows >= 0 && call.input_rows >= 0 && call.output_rows >= 0 && call.slots >= 0,
           "steps, packed_rows, input_rows, output_rows, slots: expected no negative number");
   check_threads(call.threads);
-  require(!(call.split_input && call.precomputed), "split_input, precomputed: expected at most one");
   require(call.chunk_rows >= 0, "chunk_rows: expected 0 or more");
   require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
   require(call.input_rows <= INT32_MAX && call.output_rows <= INT32_MAX && call.packed_rows <= INT32_MAX,
@@ -180,8 +177,8 @@ LstmDirection make_direction(const LstmCall& call, const LstmSchedule& schedule,
   LstmDirection to = {};
   static_cast<LstmCall&>(to) = call;
   to.weights = static_cast<const char*>(call.packed) + sizeof(Label) + size_t(d) * packed_size;
-  to.inputs += call.precomputed ? d * 4 * dim : call.split_input ? d * call.shape.input : 0;
-  to.input_stride = call.precomputed ? 8 * dim : call.shape.input * (call.split_input ? 2 : 1);
+  to.inputs += call.split_input ? d * call.shape.input : 0;
+  to.input_stride = call.shape.input * (call.split_input ? 2 : 1);
   to.out_rows = half(call.out_rows, d * call.packed_rows);
   to.inputs_at = half(call.inputs_at, d * call.packed_rows);
   to.outputs_at = half(call.outputs_at, d * call.packed_rows);
@@ -206,7 +203,7 @@ double nanoseconds_of(const LstmCall& call) {
   const LstmShape& s = call.shape;
   const double projection = s.dim != s.projection ? double(s.dim) * double(s.projection) : 0;
   const double step = 4 * double(s.dim) * double(s.projection) + projection;  // weights used in a step
-  const double input = call.precomputed ? 0 : 4 * double(s.dim) * double(s.input);
+  const double input = 4 * double(s.dim) * double(s.input);
   const double rows = double(call.packed_rows);
   return 2 * (step * std::max(rows / 32, double(call.steps) / 4) + input * std::max(rows / 32, 0.25));
 }

@@ -24,8 +24,7 @@ def forward(*arguments):
     if call.save:
         module.lstm_forward_saving(**common, saved=saved.data_ptr(), saved_size=saved.numel())
     else:
-        module.lstm_forward(**common, output_rows=count, precision=number_of(call.precision),
-                            precomputed=call.precomputed)
+        module.lstm_forward(**common, output_rows=count, precision=number_of(call.precision))
     return out, _in_caller_order(operands.h, call.slots), _in_caller_order(operands.c, call.slots), saved
 
 

@@ -17,7 +17,7 @@ from elmo_fast.ops.weight_cache import cached
 def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, state: State,
                   layers: Sequence[tuple[LstmWeights, LstmWeights]], addresses: np.ndarray, *, skips: bool,
                   cell_clip: float | None, proj_clip: float | None, initial_state: State | None = None,
-                  precomputed: bool = False, precision: str = "highest") -> State:
+                  precision: str = "highest") -> State:
     """Run every layer over the packed rows of a schedule, and return the final state (see `LstmStack.run`).
 
     `inputs` [R, P], of any float type, and `rows` int32 [2, S] are those of the first layer, `layers` the weights of
@@ -36,8 +36,7 @@ def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, st
             "batch_sizes": schedule.batch_sizes.ctypes.data, "sequence_start": starts, "slots": h.shape[1],
             "cell_clip": limit(cell_clip), "proj_clip": limit(proj_clip), "threads": threads(),
             "precision": number_of(precision), "output": 0, "output_rows": 0, "out_rows": 0}
-    first = {"inputs": inputs.data_ptr(), "input_rows": len(inputs), "rows": rows.ctypes.data, "split_input": False,
-             "precomputed": precomputed}
+    first = {"inputs": inputs.data_ptr(), "input_rows": len(inputs), "rows": rows.ctypes.data, "split_input": False}
     written, size = addresses.ctypes.data, addresses[0].nbytes
     all_packed = cached(flat_stack(layers), f"lstm stack {on_this_machine(precision)}",
                         lambda _: [packed_lstm(weights, precision) for weights in layers])

@@ -59,7 +59,6 @@ class LstmCase {
     if (in > 10 && S > 10) engine.expect(name("clips as expected"), clipped() == schedule.clips);
     engine.expect(name("lstm at addresses"), first == addressed(engine.precision, packed));
     if (!engine.trains()) return;
-    if (!schedule.split) engine.expect(name("lstm precomputed"), first == precomputed(packed));
     gradients(engine, packed, first);
   }
 
@@ -136,23 +135,6 @@ class LstmCase {
       }
     to.inputs = nullptr, to.rows = to.out_rows = nullptr, to.output = nullptr;
     to.inputs_at = inputs_at.data(), to.outputs_at = outputs_at.data();
-    elmo_fast::lstm_forward(to);
-    return result;
-  }
-
-  // With input projections from linear_forward.
-  Result precomputed(Buffer& packed) const {
-    Floats both(static_cast<size_t>(input_rows * 8 * D));
-    for (int d = 0; d < 2; ++d) {
-      const elmo_fast::LinearShape shape = {in, 4 * D, elmo_fast::Epilogue::none};
-      Buffer input_part(elmo_fast::linear_packed_size(shape));
-      elmo_fast::linear_pack(shape, W[d].data(), B[d].data(), nullptr, nullptr, input_part.data(), input_part.size());
-      elmo_fast::linear_forward({shape, input_part.data(), input_part.size(), inputs.data(), input_rows, in,
-                                 both.data() + d * 4 * D, 8 * D, 1});
-    }
-    Result result = before();
-    elmo_fast::LstmCall to = call(result, packed, packed.data());
-    to.inputs = both.data(), to.precomputed = true;
     elmo_fast::lstm_forward(to);
     return result;
   }
