@@ -17,35 +17,37 @@ struct Team {
   Barrier* barrier;
 };
 
-// Steps whose input projections are computed together, once per unique row.
+// Steps whose input projections are computed together, once per unique input.
 struct Chunk {
   int64_t step_begin;
   int64_t step_end;
-  int64_t unique_begin;  // into LstmDirection::unique_rows
+  int64_t unique_begin;  // into LstmDirection::unique_inputs
   int64_t unique_count;
 };
 
 // One direction of a call, without trailing empty steps and slots that never run. Pointers of the call point to this
 // direction's half; if both halves are in the same rows, the row stride is that of both.
 struct LstmDirection : LstmCall {
-  const char* weights;  // packed
-  int64_t input_stride;
+  const char* weights;          // packed
   const int64_t* row_begin;     // [steps] first packed row of each step
-  const int32_t* unique_rows;   // unique rows of `inputs` (with `inputs_at`, packed rows), by chunk
-  const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique rows
+  const float* const* unique_inputs;  // addresses of the unique inputs, by chunk
+  const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique inputs
+  const float* const* added;    // [S] addresses of what is added to an output, or null
   const Chunk* chunks;
   int64_t chunk_count;
-  int64_t max_unique;  // most unique rows of a chunk, over both directions
+  int64_t max_unique;  // most unique inputs of a chunk, over both directions
   char* scratch;
   float* saved;  // saved activations (lstm/layout.h), or null
 };
 
-// One direction of the gradients: weights packed for gradients, a single chunk with all unique rows, h and c read only.
+// One direction of the gradients: weights packed for gradients, a single chunk with all unique inputs, h and c read
+// only.
 struct LstmBackward : LstmDirection {
   const float* grad_output;  // this direction's half, row stride 2P
   float* grad_h;             // likewise
   float* grad_c;             // this direction's half, row stride 2D
-  float* grad_inputs;        // row stride of the inputs; this and the following may be null
+  const float* inputs;       // the first row
+  float* grad_inputs;        // laid out as the inputs; this and the following may be null
   float* grad_weights;
   float* grad_biases;
   float* grad_projections;

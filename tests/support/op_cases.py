@@ -161,15 +161,16 @@ class LstmCase(Case):
                                    lengths=[self.lengths[k] for k in numbers], slots=None), tokens
 
 
-def lstm_case(sizes=(11, 37, 11), lengths=LENGTHS, slots=None, gathered=True, starts=False, clips=None, seed=0):
-    """`sizes` of inputs, cells and projection."""
+def lstm_case(sizes=(11, 37, 11), lengths=LENGTHS, slots=None, gathered=True, starts=False, clips=None, seed=0,
+              unique=None):
+    """`sizes` of inputs, cells and projection; `unique` rows of inputs, of which tokens read any."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape, scale=0.3):
         return normal(*shape, seed=generator, scale=scale)
 
     (width, dim, projection), tokens = sizes, sum(lengths)
-    count, unique = len(lengths) if slots is None else max(slots) + 1, max(1, tokens // 3)
+    count, unique = len(lengths) if slots is None else max(slots) + 1, unique or max(1, tokens // 3)
     operands = {"inputs": random(unique, width, scale=1) if gathered else random(tokens, 2 * width, scale=1),
                 "h": random(count, 2 * projection), "c": random(count, 2 * dim)}
     for d in (0, 1):

@@ -23,7 +23,7 @@ class InputGemm {
     const Left<Gemm> x = {d_.scratch + scratch_.x, shape_.input};
     const Blocks blocks = Gemm::blocks(chunk.unique_count);
     x.gather(blocks, Partition(blocks.count, team_.rank, team_.size),
-             [&](int64_t row) { return input(chunk.unique_begin + row); });
+             [&](int64_t row) { return d_.unique_inputs[chunk.unique_begin + row]; });
     team_.barrier->wait();
     gemm_.begin(chunk.unique_count);
     if constexpr (Gemm::interleaves) {
@@ -62,12 +62,6 @@ class InputGemm {
   const Gemm gemm_{};
 
  private:
-  // The input of a unique row.
-  const float* input(int64_t number) const {
-    const int64_t row = d_.unique_rows[number];
-    return d_.inputs_at ? d_.inputs_at[row] : d_.inputs + row * d_.input_stride;
-  }
-
   const float* bias(int64_t tile) const {
     return reinterpret_cast<const float*>(d_.weights + weights_.bias) + tile * gate_width;
   }

@@ -169,8 +169,9 @@ class LstmStack(AllenNlpStateDict):
               initial_state: State | None, addresses: np.ndarray, precision: str = "highest") -> State:
         """As `run`, with the bits of its outputs written at `addresses` uint64 [L, 2, S] (see `write_outputs`)."""
         layers = [self.layer_weights(layer) for layer in range(self.options.n_layers)]
-        return write_outputs(vectors, rows, schedule, initial, layers, addresses, **self._clips,
-                             skips=self.options.use_skip_connections, initial_state=initial_state,
+        return write_outputs(vectors, rows, schedule, initial, layers, addresses,
+                             skips=self.options.use_skip_connections,
+                             clips=(self.options.cell_clip, self.options.proj_clip), initial_state=initial_state,
                              precision=precision)
 
     def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, initial: State,
