@@ -1,6 +1,8 @@
 // The interface of an instruction set's engine: plain structs and function pointers, nothing inline.
 #pragma once
 
+#include <string>
+
 #include "../char_cnn.h"
 #include "../linear.h"
 #include "../projected_lstm.h"
@@ -116,49 +118,31 @@ struct Engine {
   LinearEngine linear;
 };
 
-// `features`: the processor features that the engine's code needs.
-struct Fp32Engine {
-  Engine highest, medium, low;
+// The functions of an instruction set; null where it has none of its own.
+struct Engines {
+  Engine of[precision_count];
   LstmTrainingEngine training;
   CharCnnEngine char_cnn;
-  uint32_t features;
+  uint32_t features;  // those that the functions need of a processor
+
+  constexpr Engine& operator[](Precision precision) { return of[static_cast<int>(precision)]; }
+  constexpr const Engine& operator[](Precision precision) const { return of[static_cast<int>(precision)]; }
 };
 
-struct DotsEngine {
-  Engine low;
-  uint32_t features;
-};
-
-struct Bf16Engine {
-  Engine medium;
-  uint32_t features;
-};
-
-struct AmxEngine {
-  Engine high, medium, low;
-  uint32_t features;
-};
-
-// Constants of engine_isa.cpp: a lookup runs no code of their instruction set. CMake determines which are built.
-#define ELMO_FAST_FP32_ENGINE(isa, ...) extern const Fp32Engine isa##_engine;
-#define ELMO_FAST_DOTS_ENGINE(isa, ...) extern const DotsEngine isa##_engine;
-#define ELMO_FAST_BF16_ENGINE(isa, ...) extern const Bf16Engine isa##_engine;
-#define ELMO_FAST_TILE_ENGINE(isa, ...) extern const AmxEngine isa##_engine;
-ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_DOTS_ENGINE, ELMO_FAST_BF16_ENGINE, ELMO_FAST_TILE_ENGINE)
-#undef ELMO_FAST_FP32_ENGINE
-#undef ELMO_FAST_DOTS_ENGINE
-#undef ELMO_FAST_BF16_ENGINE
-#undef ELMO_FAST_TILE_ENGINE
-
-// The engines of a level: for training and the char-CNN, and by precision; null if there is none. `fp32` is null if the
-// level is not built.
+// A level computes with the first of its engines that has a function.
 struct Level {
-  const Fp32Engine* fp32;
-  const Engine* of[precision_count];
-  const uint32_t* features;  // those of the level's own engine
+  Isa isa;
+  const char* name;
+  const Engines* engines[3];  // its own first; null beyond the last, and for those that CMake left out
 };
 
 const Level& level_of(Isa isa);
+
+// The level with this name. Throws std::invalid_argument if there is none.
+Isa isa_named(const std::string& name);
+
+// The engines of a level for training and the char-CNN; null if the level is not built.
+const Engines* fp32_engines(const Level& level);
 
 // All features that the engines of a built level need.
 uint32_t needed_features(const Level& level);
@@ -178,7 +162,7 @@ const Engine* engine_of(const Level& level, Precision precision);
 // std::invalid_argument if there is none, or for an invalid precision.
 Isa isa_for(Precision precision);
 
-const Fp32Engine& fp32_engine();
+const Engines& fp32_engines();
 const Engine& engine_for(Precision precision);
 
 }  // namespace cpu

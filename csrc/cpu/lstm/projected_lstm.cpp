@@ -15,7 +15,7 @@ namespace {
 
 using namespace cpu;
 
-const LstmTrainingEngine& training_engine() { return fp32_engine().training; }
+const LstmTrainingEngine& training_engine() { return fp32_engines().training; }
 
 Label label_for(const char* op, Precision precision, const LstmShape& s) {
   return Label(op, precision, s.input, s.dim, s.projection);
@@ -257,7 +257,7 @@ void clear_gradients(const LstmBackwardCall& call) {
 }  // namespace
 
 std::string lstm_isa(Precision precision) {
-  return engine_of(level_of(cpu_isa()), precision) ? isa_name(isa_for(precision)) : "";
+  return engine_of(level_of(cpu_isa()), precision) ? level_of(isa_for(precision)).name : "";
 }
 
 size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
@@ -290,7 +290,7 @@ void lstm_forward_saving(const LstmCall& call, const LstmRows& from, void* saved
   check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
   const Label label = saved_label(call.shape, call.packed_rows);
   std::memcpy(saved, &label, sizeof label);
-  run_forward(call, inputs, fp32_engine().highest.lstm, training_engine().run_saving, saved);
+  run_forward(call, inputs, engine_for(Precision::highest).lstm, training_engine().run_saving, saved);
 }
 
 size_t lstm_backward_packed_size(const LstmShape& shape) {
