@@ -7,8 +7,8 @@
 #include "char_cnn/backward.h"
 #include "gemm/bf16_weights.h"
 #include "gemm/int8.h"
-#include "gemm/linear.h"
 #include "isa.h"
+#include "linear/forward.h"
 #include "lstm/weight_gradients.h"
 #ifdef ELMO_FAST_TILES
 #include "gemm/amx.h"

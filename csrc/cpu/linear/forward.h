@@ -6,7 +6,7 @@
 
 #include "../engine.h"
 #include "../packed.h"
-#include "fp32.h"
+#include "../gemm/fp32.h"
 
 namespace elmo_fast::cpu {
 
