@@ -42,8 +42,12 @@ constexpr bool are_in_order() {
 }
 static_assert(are_in_order(), "expected a row for each Isa, in its order");
 
-bool runs(const Level& level, uint32_t features, bool amx_permitted) {
-  return fp32_engines(level) && (needed_features(level) & ~features) == 0 && (level.isa != Isa::amx || amx_permitted);
+// On AMD's processors a dot of bf16 pairs takes the time of a multiply-add, on Intel's twice that.
+bool prefers_bf16_dots(const Processor& cpu) { return cpu.vendor == "AuthenticAMD"; }
+
+bool runs(const Level& level, const Processor& cpu) {
+  return fp32_engines(level) && (needed_features(level) & ~cpu.features) == 0 &&
+         (level.isa != Isa::amx || cpu.permits_amx);
 }
 
 Isa cap() {
@@ -79,22 +83,24 @@ uint32_t needed_features(const Level& level) {
   return features;
 }
 
-Isa best_isa(uint32_t features, bool amx_permitted, Isa cap) {
-  for (int k = static_cast<int>(cap); k >= 0; --k)
-    if (runs(levels[k], features, amx_permitted)) return levels[k].isa;
+Isa best_isa(const Processor& cpu, Isa cap) {
+  for (int k = static_cast<int>(cap); k >= 0; --k) {
+    // Asked for by name, the dots of bf16 also run where they are slow.
+    if (levels[k].isa == Isa::avx512_bf16 && cap != Isa::avx512_bf16 && !prefers_bf16_dots(cpu)) continue;
+    if (runs(levels[k], cpu)) return levels[k].isa;
+  }
   std::string missing;
   for (int k = 0; k < feature_count; ++k)
-    if (generic->features & ~features & (1u << k)) missing += std::string(" ") + feature_table[k].name;
+    if (generic->features & ~cpu.features & (1u << k)) missing += std::string(" ") + feature_table[k].name;
   throw std::runtime_error("the native module was compiled for processors with" + missing + ", which this one lacks");
 }
 
 Isa cpu_isa() {
+  static const Processor own = {cpu_vendor(), cpu_feature_set(), false};
   const Isa highest = cap();
-  // Asked for by name, the dots of bf16 also run where they are slow.
-  static const uint32_t own = cpu_feature_set();
-  const uint32_t features = highest == Isa::avx512_bf16 ? own | set_of("sse4a") : own;
-  // A lower cap never asks for permission.
-  return best_isa(features, highest == Isa::amx && amx_permitted(), highest);
+  Processor cpu = own;
+  cpu.permits_amx = highest == Isa::amx && amx_permitted();  // a lower cap never asks for permission
+  return best_isa(cpu, highest);
 }
 
 const Engine* engine_of(const Level& level, Precision precision) {

@@ -147,9 +147,9 @@ const Engines* fp32_engines(const Level& level);
 // All features that the engines of a built level need.
 uint32_t needed_features(const Level& level);
 
-// The best built level up to `cap` that a processor with `features` can run. Throws std::runtime_error if the processor
-// lacks features that the whole build needs.
-Isa best_isa(uint32_t features, bool amx_permitted, Isa cap);
+// The best built level up to `cap` that a processor can run. Throws std::runtime_error if it lacks features that the
+// whole build needs.
+Isa best_isa(const Processor& cpu, Isa cap);
 
 // The best level on this machine, at most the level named by the environment variable ELMO_FAST_CPU_ISA. Throws
 // std::invalid_argument if the variable names no level.

@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include <string_view>
+
 #if defined(__x86_64__) || defined(__i386__)
 #define ELMO_FAST_X86
 #include <cpuid.h>
@@ -16,6 +18,14 @@
 
 namespace elmo_fast {
 namespace {
+
+// The set of a feature of the table.
+constexpr uint32_t set_of(const char* name) {
+  uint32_t set = 0;
+  for (int k = 0; k < feature_count; ++k)
+    if (std::string_view(feature_table[k].name) == name) set |= 1u << k;
+  return set;
+}
 
 #ifdef ELMO_FAST_X86
 // 0 if the leaf does not exist.
@@ -58,6 +68,17 @@ bool request_amx() {
 }
 
 }  // namespace
+
+std::string cpu_vendor() {
+#ifdef ELMO_FAST_X86
+  uint32_t words[4] = {};
+  __get_cpuid(0, &words[eax], &words[ebx], &words[ecx], &words[edx]);
+  const uint32_t spelled[] = {words[ebx], words[edx], words[ecx]};
+  return std::string(reinterpret_cast<const char*>(spelled), sizeof spelled);
+#else
+  return "";
+#endif
+}
 
 uint32_t cpu_feature_set() {
   uint32_t set = 0;

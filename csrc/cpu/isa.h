@@ -4,7 +4,7 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
+#include <string>
 
 namespace elmo_fast {
 
@@ -62,7 +62,6 @@ constexpr Feature feature_table[] = {
     {"amx_int8", ELMO_FAST_DEFINED(__AMX_INT8__) || ELMO_FAST_DEFINED(__AMXINT8__), 7, 0, edx, 25, saves_tiles},
     {"avx_vnni", ELMO_FAST_DEFINED(__AVXVNNI__), 7, 1, eax, 4, saves_ymm},
     {"avx512_vnni", ELMO_FAST_DEFINED(__AVX512VNNI__), 7, 0, ecx, 11, saves_zmm},
-    {"sse4a", ELMO_FAST_DEFINED(__SSE4A__), 0x80000001, 0, ecx, 6, 0},
     {"asimddp", ELMO_FAST_DEFINED(__ARM_FEATURE_DOTPROD), 0, 0, eax, 0, is_not_x86}};
 constexpr int feature_count = sizeof feature_table / sizeof *feature_table;
 
@@ -77,14 +76,17 @@ constexpr uint32_t compiled_features() {
   return set;
 }
 
-// The set of one feature.
-constexpr uint32_t set_of(std::string_view name) {
-  uint32_t set = 0;
-  for (int k = 0; k < feature_count; ++k) set |= name == feature_table[k].name ? 1u << k : 0;
-  return set;
-}
-
 }  // namespace
+
+// What selects the level.
+struct Processor {
+  std::string vendor;  // as cpuid spells it; empty without cpuid
+  uint32_t features;   // those that it has and whose registers the operating system saves
+  bool permits_amx;    // whether this process may use AMX tile data
+};
+
+// "AuthenticAMD", "GenuineIntel" and so on; empty without cpuid.
+std::string cpu_vendor();
 
 // Features that this processor has and whose registers the operating system saves.
 uint32_t cpu_feature_set();

@@ -25,7 +25,8 @@ void set_cap(const char* name) {
 }
 
 // For processors that lack any one or two features, for random ones, and for a system that does not permit AMX: the
-// level that is chosen needs nothing that is not there, and all levels above it do.
+// level that is chosen needs nothing that is not there, and all levels above it do, but for the dots of bf16 that were
+// not asked for on a processor that is not AMD's.
 bool selection_holds(Isa cap) {
   std::vector<uint32_t> sets = {~0u, 0};
   for (int a = 0; a < feature_count; ++a)
@@ -33,13 +34,16 @@ bool selection_holds(Isa cap) {
   std::minstd_rand generator;
   for (int k = 0; k < 1000; ++k) sets.push_back(static_cast<uint32_t>(generator()) | cpu::needed_features(cpu::level_of(Isa::generic)));
   for (const uint32_t features : sets)
-    for (const bool permitted : {false, true}) {
+    for (const Processor& processor : {Processor{"AuthenticAMD", features, false}, Processor{"GenuineIntel", features, false},
+                                       Processor{"GenuineIntel", features, true}}) {
       const auto runs = [&](Isa isa) {
         const cpu::Level& level = cpu::level_of(isa);
-        return cpu::fp32_engines(level) && !(cpu::needed_features(level) & ~features) && (isa != Isa::amx || permitted);
+        const bool is_slow = isa == Isa::avx512_bf16 && cap != isa && processor.vendor != "AuthenticAMD";
+        return cpu::fp32_engines(level) && !(cpu::needed_features(level) & ~features) && !is_slow &&
+               (isa != Isa::amx || processor.permits_amx);
       };
       if (!runs(Isa::generic)) continue;
-      const Isa best = cpu::best_isa(features, permitted, cap);
+      const Isa best = cpu::best_isa(processor, cap);
       if (best > cap || !runs(best)) return false;
       for (int k = static_cast<int>(best) + 1; k <= static_cast<int>(cap); ++k)
         if (runs(static_cast<Isa>(k))) return false;
