@@ -28,7 +28,7 @@ from elmo_fast.ops.backend import native_module
 
 TOKENS = (1, 5, 25, 100)
 SECONDS = 0.5  # of calls in a turn
-KERNELS = ("char_cnn_forward", "linear_forward", "lstm_forward")
+KERNELS = ("char_cnn_forward", "linear_forward", "lstm_forward", "lstm_forward_at")
 
 
 @contextlib.contextmanager

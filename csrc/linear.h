@@ -13,7 +13,12 @@ namespace elmo_fast {
 // 2^-100 become zero. An infinite input stays infinite in every product with a weight that the precision does not round
 // to zero.
 enum class Precision : int32_t { highest = 0, high = 1, medium = 2, low = 3 };
-constexpr const char* precision_names[] = {"highest", "high", "medium", "low"};  // by number
+struct PrecisionName {
+  Precision precision;
+  const char* name;
+};
+constexpr PrecisionName precision_names[] = {{Precision::highest, "highest"}, {Precision::high, "high"},
+                                             {Precision::medium, "medium"}, {Precision::low, "low"}};
 constexpr int precision_count = sizeof precision_names / sizeof *precision_names;
 
 // y = epilogue(x W + b). highway: y = g * relu(x Wt + bt) + (1 - g) * x with g = sigmoid(x Wc + bc), K == M.

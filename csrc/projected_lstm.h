@@ -9,8 +9,8 @@
 // The forget +1 is not part of B. A clip of +inf does not clip; NaN and inf pass as through torch.clamp. The caller
 // adds skip connections, except with add_input. c is fp32 at every precision.
 //
-// Fixed order: the bits of an output row depend neither on the other rows of the call nor on the thread count or the
-// chunk size. They may differ between instruction sets.
+// Fixed order: the bits of an output row depend neither on the other rows of the call nor on the thread count. They may
+// differ between instruction sets.
 #pragma once
 
 #include <cstddef>
@@ -41,35 +41,23 @@ size_t lstm_packed_size(const LstmShape& shape, Precision precision);
 void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
                const float* const projections[2], void* packed, size_t packed_size);
 
-// A schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row is one running
-// slot of one step, numbered step by step and slot by slot inside, as in PackedSequence: S = sum(batch_sizes). No
-// pointer may alias an output (`output`, `h`, `c`); scratch belongs to the engine, a buffer per calling thread, reused
-// by its next call.
+// One layer over a schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row is
+// one running slot of one step, numbered step by step and slot by slot inside, as in PackedSequence:
+// S = sum(batch_sizes). No pointer may alias what the call writes (outputs, `h`, `c`); scratch belongs to the engine, a
+// buffer per calling thread, reused by its next call.
 struct LstmCall {
   LstmShape shape;
-  Precision precision;
   const void* packed;  // from lstm_pack
   size_t packed_size;
-
-  // [input_rows, in] read by both directions, or [input_rows, 2 * in], forward half first, when split_input.
-  // When precomputed: the input projections x W + B of both directions, [input_rows, 8D], forward half first, each
-  // with gates i, j, f, o; linear_forward's bits are those that `highest` computes itself.
-  const float* inputs;
-  int64_t input_rows;
-  bool split_input;
-  bool precomputed;
 
   int64_t steps;               // T, may be 0
   const int32_t* batch_sizes;  // [T], non-increasing, 0 <= batch_sizes[t] <= slots
   int64_t packed_rows;         // S
-  const int32_t* rows;         // [2, S] row of `inputs` each direction reads; rows that repeat are multiplied once
-  const int32_t* out_rows;     // [2, S] row of `output` written, -1: none; unique within a direction
   const uint8_t* sequence_start;  // [S] or null; 1: the initial state replaces the slot's, for both directions
   const float* initial_h;      // [2P] or null (zeros)
   const float* initial_c;      // [2D] or null (zeros)
 
-  float* output;               // [output_rows, 2P], forward half first; other rows are not written
-  int64_t output_rows;
+  float* const* outputs;       // [2, S] where each direction writes P values of a packed row, null: nowhere
   int64_t slots;
   float* h;                    // [slots, 2P] state in, final state out; slots that never run are unchanged
   float* c;                    // [slots, 2D] likewise
@@ -77,18 +65,25 @@ struct LstmCall {
   float cell_clip;             // > 0, +inf: none
   float proj_clip;             // > 0, +inf: none
   int threads;                 // >= 1; even counts run the directions side by side, each on half of them
-  int64_t chunk_rows;          // unique input rows of an input GEMM, which runs before its steps; 0: the default
+};
 
-  // Addresses instead of row numbers, each array null or [2, S]: inputs_at has addresses of x [in] and replaces inputs,
-  // input_rows, split_input and rows; outputs_at has those of P output values, null: not written, and replaces output,
-  // output_rows and out_rows.
-  const float* const* inputs_at;
-  float* const* outputs_at;
-  bool add_input;  // with both, and in == P: x + h is written
+// Inputs in the rows of a matrix: [input_rows, in], read by both directions, with `rows`; without, [S, 2 * in] in the
+// order of the packed rows, forward half first.
+struct LstmRows {
+  const float* inputs;
+  int64_t input_rows;   // with `rows`
+  const int32_t* rows;  // [2, S] row of `inputs` each direction reads, or null; rows that repeat are multiplied once
+};
+
+// Inputs at addresses.
+struct LstmAddresses {
+  const float* const* inputs;  // [2, S] of x [in]
+  bool add_input;              // in == P: x + h is written
 };
 
 // Throws std::invalid_argument on sizes, indices or packed weights that do not fit together.
-void lstm_forward(const LstmCall& call);
+void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision);
+void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision);
 
 // Training, in fp32. A clip passes gradients where its argument lies within or on the limits, as torch.clamp does;
 // where there is none everything passes. Gradients too have the same bits whatever the thread count.
@@ -98,7 +93,7 @@ size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows);
 
 // lstm_forward at Precision::highest, to the bit; also fills the caller's saved [saved_size >= lstm_saved_size],
 // aligned to 4 bytes. `saved` records instruction set and sizes; lstm_backward refuses a buffer that does not match.
-void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size);
+void lstm_forward_saving(const LstmCall& call, const LstmRows& from, void* saved, size_t saved_size);
 
 // Packs the weights for lstm_backward; arguments as of lstm_pack, without biases.
 size_t lstm_backward_packed_size(const LstmShape& shape);
@@ -107,16 +102,17 @@ void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], c
 
 // Gradients overwrite the caller's memory; a gradient whose pointer is null is not computed. Nothing may alias.
 struct LstmBackwardCall {
-  LstmCall forward;  // as of lstm_forward_saving, but packed by lstm_backward_pack and with h and c as they
-                     // were before it, read only; output, out_rows, precision and chunk_rows are not used
+  LstmCall forward;  // as of lstm_forward_saving, but packed by lstm_backward_pack, with h and c as they were before
+                     // it, read only, and without outputs
+  LstmRows from;
   const void* saved;
   size_t saved_size;
-  const float* grad_output;  // [S, 2P] of the output row that each packed row wrote
+  const float* grad_output;  // [S, 2P] of the outputs, by packed row, forward half first
 
   float* grad_h;  // [slots, 2P] in: of the final state; out: of the state before the first step
   float* grad_c;  // [slots, 2D] likewise
-  float* grad_inputs[2];  // [input_rows, in] by direction, or [input_rows, 2 * in] and the second half of it when
-                          // split_input; rows that no packed row reads are left alone
+  float* grad_inputs[2];  // [input_rows, in] by direction, of which rows that no packed row reads are left alone;
+                          // without `rows`, [S, 2 * in] and its second half
   float* grad_weights[2];  // [in + P, 4D]
   float* grad_biases[2];  // [4D]
   float* grad_projections[2];  // [D, P]
@@ -127,7 +123,7 @@ struct LstmBackwardCall {
   size_t scratch_size;
 };
 
-size_t lstm_backward_scratch_size(const LstmCall& forward);
+size_t lstm_backward_scratch_size(const LstmCall& forward, const LstmRows& from);
 
 // Throws std::invalid_argument on sizes, indices or buffers that do not fit together.
 void lstm_backward(const LstmBackwardCall& call);

@@ -43,13 +43,6 @@ class Arguments {
     if constexpr (sizeof...(more) > 0) read(more...);
   }
 
-  // The same; a field keeps its value where its name is missing.
-  template <class Field, class... More>
-  void read_optional(const char* name, Field& field, More&&... more) {
-    if (find(name)) set(name, field);
-    if constexpr (sizeof...(more) > 0) read_optional(more...);
-  }
-
   template <class T>
   T get(const char* name) {
     const py::handle value = find(name);

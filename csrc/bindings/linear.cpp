@@ -36,7 +36,7 @@ void run_linear(const py::kwargs& keywords) {
 
 void bind_linear(py::module_& m) {
   py::dict precisions;
-  for (int number = 0; number < precision_count; ++number) precisions[precision_names[number]] = number;
+  for (const auto& [precision, name] : precision_names) precisions[name] = static_cast<int>(precision);
   m.attr("precisions") = precisions;  // name -> number
   m.attr("epilogues") =
       py::dict("none"_a = static_cast<int>(Epilogue::none), "highway"_a = static_cast<int>(Epilogue::highway));

@@ -15,16 +15,15 @@ namespace {
 
 py::dict features_in(uint32_t set) {
   py::dict features;
-  for (int k = 0; k < feature_count; ++k) features[feature_name(k)] = py::bool_(set >> k & 1);
+  for (int k = 0; k < feature_count; ++k) features[feature_table[k].name] = py::bool_(set >> k & 1);
   return features;
 }
 
 py::dict engines() {
   py::dict engines;
   for (int k = 0; k < isa_count; ++k) {
-    const Isa isa = static_cast<Isa>(k);
-    if (const cpu::Level& level = cpu::level_of(isa); level.fp32)
-      engines[isa_name(isa)] = features_in(cpu::needed_features(level));
+    const cpu::Level& level = cpu::level_of(static_cast<Isa>(k));
+    if (cpu::fp32_engines(level)) engines[level.name] = features_in(cpu::needed_features(level));
   }
   return engines;
 }
@@ -37,7 +36,7 @@ void bind_cpu(py::module_& m) {
   m.def("amx_permitted", amx_permitted,
         "Whether this process may use AMX tile data; the first call asks the operating system.");
   m.def(
-      "cpu_isa", [] { return isa_name(cpu::cpu_isa()); },
+      "cpu_isa", [] { return cpu::level_of(cpu::cpu_isa()).name; },
       "Best usable of generic, neon, neon-dotprod, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx, at most the "
       "one in ELMO_FAST_CPU_ISA.");
   m.def("use_openmp_threads", cpu::use_openmp_threads,

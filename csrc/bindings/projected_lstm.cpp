@@ -30,49 +30,65 @@ void pack_backward(int64_t input, int64_t dim, int64_t projection, const Pair& w
                      at<void>(packed), packed_size);
 }
 
-// The arguments shared by a forward and its gradients.
+// The arguments of every call.
 LstmCall lstm_call(Arguments& given) {
   LstmCall call = {};
   given.read("input", call.shape.input, "dim", call.shape.dim, "projection", call.shape.projection);
   given.read("packed", call.packed, "packed_size", call.packed_size);
-  given.read("inputs", call.inputs, "input_rows", call.input_rows, "split_input", call.split_input);
-  given.read("steps", call.steps, "batch_sizes", call.batch_sizes, "packed_rows", call.packed_rows, "rows", call.rows);
-  given.read_optional("sequence_start", call.sequence_start, "initial_h", call.initial_h, "initial_c", call.initial_c);
+  given.read("steps", call.steps, "batch_sizes", call.batch_sizes, "packed_rows", call.packed_rows);
+  given.read("sequence_start", call.sequence_start, "initial_h", call.initial_h, "initial_c", call.initial_c);
   given.read("slots", call.slots, "h", call.h, "c", call.c);
   given.read("cell_clip", call.cell_clip, "proj_clip", call.proj_clip, "threads", call.threads);
   return call;
 }
 
+LstmRows lstm_rows(Arguments& given) {
+  LstmRows from = {};
+  given.read("inputs", from.inputs, "input_rows", from.input_rows, "rows", from.rows);
+  return from;
+}
+
 void run_lstm(const py::kwargs& keywords) {
   Arguments given("lstm_forward", keywords);
   LstmCall call = lstm_call(given);
-  given.read("precision", call.precision, "out_rows", call.out_rows);
-  given.read("output", call.output, "output_rows", call.output_rows);
-  given.read_optional("inputs_at", call.inputs_at, "outputs_at", call.outputs_at, "add_input", call.add_input);
-  given.read_optional("chunk_rows", call.chunk_rows, "precomputed", call.precomputed);
-  given.finish([&] { lstm_forward(call); });
+  const LstmRows from = lstm_rows(given);
+  Precision precision;
+  given.read("outputs", call.outputs, "precision", precision);
+  given.finish([&] { lstm_forward(call, from, precision); });
+}
+
+void run_lstm_at(const py::kwargs& keywords) {
+  Arguments given("lstm_forward_at", keywords);
+  LstmCall call = lstm_call(given);
+  LstmAddresses from;
+  Precision precision;
+  given.read("outputs", call.outputs, "precision", precision);
+  given.read("inputs", from.inputs, "add_input", from.add_input);
+  given.finish([&] { lstm_forward(call, from, precision); });
 }
 
 void run_lstm_saving(const py::kwargs& keywords) {
   Arguments given("lstm_forward_saving", keywords);
-  LstmCall forward = lstm_call(given);
+  LstmCall call = lstm_call(given);
+  const LstmRows from = lstm_rows(given);
   void* saved;
   size_t saved_size;
-  given.read("output", forward.output, "out_rows", forward.out_rows, "saved", saved, "saved_size", saved_size);
-  forward.output_rows = forward.packed_rows;
-  given.finish([&] { lstm_forward_saving(forward, saved, saved_size); });
+  given.read("outputs", call.outputs, "saved", saved, "saved_size", saved_size);
+  given.finish([&] { lstm_forward_saving(call, from, saved, saved_size); });
 }
 
 size_t backward_scratch_size_of(const py::kwargs& keywords) {
   Arguments given("lstm_backward_scratch_size", keywords);
   const LstmCall forward = lstm_call(given);
-  return given.finish([&] { return lstm_backward_scratch_size(forward); });
+  const LstmRows from = lstm_rows(given);
+  return given.finish([&] { return lstm_backward_scratch_size(forward, from); });
 }
 
 void run_lstm_backward(const py::kwargs& keywords) {
   Arguments given("lstm_backward", keywords);
   LstmBackwardCall to = {};
   to.forward = lstm_call(given);
+  to.from = lstm_rows(given);
   given.read("saved", to.saved, "saved_size", to.saved_size);
   given.read("grad_output", to.grad_output, "grad_h", to.grad_h, "grad_c", to.grad_c);
   given.read("grad_inputs", to.grad_inputs, "grad_weights", to.grad_weights, "grad_biases", to.grad_biases);
@@ -89,6 +105,7 @@ void bind_lstm(py::module_& m) {
   m.def("lstm_packed_size", lstm_packed_size_of, release());
   m.def("lstm_pack", pack_lstm, release());
   m.def("lstm_forward", run_lstm);
+  m.def("lstm_forward_at", run_lstm_at, "As lstm_forward, with addresses [2, S] of the inputs in place of rows.");
   m.def("lstm_saved_size", saved_size_of, release());
   m.def("lstm_forward_saving", run_lstm_saving);
   m.def("lstm_backward_packed_size", backward_packed_size_of, release());

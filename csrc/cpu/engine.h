@@ -1,6 +1,8 @@
 // The interface of an instruction set's engine: plain structs and function pointers, nothing inline.
 #pragma once
 
+#include <string>
+
 #include "../char_cnn.h"
 #include "../linear.h"
 #include "../projected_lstm.h"
@@ -17,35 +19,37 @@ struct Team {
   Barrier* barrier;
 };
 
-// Steps whose input projections are computed together, once per unique row.
+// Steps whose input projections are computed together, once per unique input.
 struct Chunk {
   int64_t step_begin;
   int64_t step_end;
-  int64_t unique_begin;  // into LstmDirection::unique_rows
+  int64_t unique_begin;  // into LstmDirection::unique_inputs
   int64_t unique_count;
 };
 
 // One direction of a call, without trailing empty steps and slots that never run. Pointers of the call point to this
 // direction's half; if both halves are in the same rows, the row stride is that of both.
 struct LstmDirection : LstmCall {
-  const char* weights;  // packed
-  int64_t input_stride;
+  const char* weights;          // packed
   const int64_t* row_begin;     // [steps] first packed row of each step
-  const int32_t* unique_rows;   // unique rows of `inputs` (with `inputs_at`, packed rows), by chunk
-  const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique rows
+  const float* const* unique_inputs;  // addresses of the unique inputs, by chunk
+  const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique inputs
+  const float* const* added;    // [S] addresses of what is added to an output, or null
   const Chunk* chunks;
   int64_t chunk_count;
-  int64_t max_unique;  // most unique rows of a chunk, over both directions
+  int64_t max_unique;  // most unique inputs of a chunk, over both directions
   char* scratch;
   float* saved;  // saved activations (lstm/layout.h), or null
 };
 
-// One direction of the gradients: weights packed for gradients, a single chunk with all unique rows, h and c read only.
+// One direction of the gradients: weights packed for gradients, a single chunk with all unique inputs, h and c read
+// only.
 struct LstmBackward : LstmDirection {
   const float* grad_output;  // this direction's half, row stride 2P
   float* grad_h;             // likewise
   float* grad_c;             // this direction's half, row stride 2D
-  float* grad_inputs;        // row stride of the inputs; this and the following may be null
+  const float* inputs;       // the first row
+  float* grad_inputs;        // laid out as the inputs; this and the following may be null
   float* grad_weights;
   float* grad_biases;
   float* grad_projections;
@@ -114,56 +118,38 @@ struct Engine {
   LinearEngine linear;
 };
 
-// `features`: the processor features that the engine's code needs.
-struct Fp32Engine {
-  Engine highest, medium, low;
+// The functions of an instruction set; null where it has none of its own.
+struct Engines {
+  Engine of[precision_count];
   LstmTrainingEngine training;
   CharCnnEngine char_cnn;
-  uint32_t features;
+  uint32_t features;  // those that the functions need of a processor
+
+  constexpr Engine& operator[](Precision precision) { return of[static_cast<int>(precision)]; }
+  constexpr const Engine& operator[](Precision precision) const { return of[static_cast<int>(precision)]; }
 };
 
-struct DotsEngine {
-  Engine low;
-  uint32_t features;
-};
-
-struct Bf16Engine {
-  Engine medium;
-  uint32_t features;
-};
-
-struct AmxEngine {
-  Engine high, medium, low;
-  uint32_t features;
-};
-
-// Constants of engine_isa.cpp: a lookup runs no code of their instruction set. CMake determines which are built.
-#define ELMO_FAST_FP32_ENGINE(isa, ...) extern const Fp32Engine isa##_engine;
-#define ELMO_FAST_DOTS_ENGINE(isa, ...) extern const DotsEngine isa##_engine;
-#define ELMO_FAST_BF16_ENGINE(isa, ...) extern const Bf16Engine isa##_engine;
-#define ELMO_FAST_TILE_ENGINE(isa, ...) extern const AmxEngine isa##_engine;
-ELMO_FAST_LEVELS(ELMO_FAST_FP32_ENGINE, ELMO_FAST_DOTS_ENGINE, ELMO_FAST_BF16_ENGINE, ELMO_FAST_TILE_ENGINE)
-#undef ELMO_FAST_FP32_ENGINE
-#undef ELMO_FAST_DOTS_ENGINE
-#undef ELMO_FAST_BF16_ENGINE
-#undef ELMO_FAST_TILE_ENGINE
-
-// The engines of a level: for training and the char-CNN, and by precision; null if there is none. `fp32` is null if the
-// level is not built.
+// A level computes with the first of its engines that has a function.
 struct Level {
-  const Fp32Engine* fp32;
-  const Engine* of[precision_count];
-  const uint32_t* features;  // those of the level's own engine
+  Isa isa;
+  const char* name;
+  const Engines* engines[3];  // its own first; null beyond the last, and for those that CMake left out
 };
 
 const Level& level_of(Isa isa);
 
+// The level with this name. Throws std::invalid_argument if there is none.
+Isa isa_named(const std::string& name);
+
+// The engines of a level for training and the char-CNN; null if the level is not built.
+const Engines* fp32_engines(const Level& level);
+
 // All features that the engines of a built level need.
 uint32_t needed_features(const Level& level);
 
-// The best built level up to `cap` that a processor with `features` can run. Throws std::runtime_error if the processor
-// lacks features that the whole build needs.
-Isa best_isa(uint32_t features, bool amx_permitted, Isa cap);
+// The best built level up to `cap` that a processor can run. Throws std::runtime_error if it lacks features that the
+// whole build needs.
+Isa best_isa(const Processor& cpu, Isa cap);
 
 // The best level on this machine, at most the level named by the environment variable ELMO_FAST_CPU_ISA. Throws
 // std::invalid_argument if the variable names no level.
@@ -176,7 +162,7 @@ const Engine* engine_of(const Level& level, Precision precision);
 // std::invalid_argument if there is none, or for an invalid precision.
 Isa isa_for(Precision precision);
 
-const Fp32Engine& fp32_engine();
+const Engines& fp32_engines();
 const Engine& engine_for(Precision precision);
 
 }  // namespace cpu

@@ -7,8 +7,8 @@
 #include "char_cnn/backward.h"
 #include "gemm/bf16_weights.h"
 #include "gemm/int8.h"
-#include "gemm/linear.h"
 #include "isa.h"
+#include "linear/forward.h"
 #include "lstm/weight_gradients.h"
 #ifdef ELMO_FAST_TILES
 #include "gemm/amx.h"
@@ -23,21 +23,30 @@ constexpr Engine make_engine() {
   return {lstm_engine<Gemm>(), linear_engine<Gemm>()};
 }
 
+constexpr Engines make_engines() {
+  Engines engines = {};
+#if defined(ELMO_FAST_TILES)
+  engines[Precision::high] = make_engine<AmxGemm<ELMO_FAST_TILES, 2>>();
+  engines[Precision::medium] = make_engine<AmxGemm<ELMO_FAST_TILES, 1>>();
+  engines[Precision::low] = make_engine<AmxInt8Gemm<ELMO_FAST_TILES>>();
+#elif defined(ELMO_FAST_BF16)
+  engines[Precision::medium] = make_engine<ELMO_FAST_BF16>();
+#elif defined(ELMO_FAST_DOTS)
+  engines[Precision::low] = make_engine<Int8Gemm<ELMO_FAST_DOTS>>();
+#else
+  engines[Precision::highest] = make_engine<Fp32Gemm<ELMO_FAST_VEC>>();
+  engines[Precision::medium] = make_engine<Bf16WeightsGemm<ELMO_FAST_VEC>>();
+  engines[Precision::low] = make_engine<Int8Gemm<ELMO_FAST_VEC>>();
+  engines.training = lstm_training_engine<ELMO_FAST_VEC>();
+  engines.char_cnn = char_cnn_engine<ELMO_FAST_VEC>();
+#endif
+  engines.features = compiled_features();
+  return engines;
+}
+
 }  // namespace
 
-#if defined(ELMO_FAST_TILES)
-constexpr AmxEngine ELMO_FAST_ENGINE = {make_engine<AmxGemm<ELMO_FAST_TILES, 2>>(),
-                                        make_engine<AmxGemm<ELMO_FAST_TILES, 1>>(),
-                                        make_engine<AmxInt8Gemm<ELMO_FAST_TILES>>(), compiled_features()};
-#elif defined(ELMO_FAST_BF16)
-constexpr Bf16Engine ELMO_FAST_ENGINE = {make_engine<ELMO_FAST_BF16>(), compiled_features()};
-#elif defined(ELMO_FAST_DOTS)
-constexpr DotsEngine ELMO_FAST_ENGINE = {make_engine<Int8Gemm<ELMO_FAST_DOTS>>(), compiled_features()};
-#else
-constexpr Fp32Engine ELMO_FAST_ENGINE = {
-    make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), make_engine<Bf16WeightsGemm<ELMO_FAST_VEC>>(),
-    make_engine<Int8Gemm<ELMO_FAST_VEC>>(), lstm_training_engine<ELMO_FAST_VEC>(),
-    char_cnn_engine<ELMO_FAST_VEC>(),       compiled_features()};
-#endif
+extern const Engines ELMO_FAST_ENGINE;
+constexpr Engines ELMO_FAST_ENGINE = make_engines();
 
 }  // namespace elmo_fast::cpu

@@ -1,8 +1,6 @@
 #include "isa.h"
 
-#include <algorithm>
-#include <iterator>
-#include <stdexcept>
+#include <string_view>
 
 #if defined(__x86_64__) || defined(__i386__)
 #define ELMO_FAST_X86
@@ -21,9 +19,13 @@
 namespace elmo_fast {
 namespace {
 
-#define ELMO_FAST_NAME(isa, name, ...) name,
-const char* const isa_names[] = {ELMO_FAST_LEVELS(ELMO_FAST_NAME, ELMO_FAST_NAME, ELMO_FAST_NAME, ELMO_FAST_NAME)};
-#undef ELMO_FAST_NAME
+// The set of a feature of the table.
+constexpr uint32_t set_of(const char* name) {
+  uint32_t set = 0;
+  for (int k = 0; k < feature_count; ++k)
+    if (std::string_view(feature_table[k].name) == name) set |= 1u << k;
+  return set;
+}
 
 #ifdef ELMO_FAST_X86
 // 0 if the leaf does not exist.
@@ -59,7 +61,7 @@ bool request_amx() {
 #if defined(ELMO_FAST_X86) && defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long tile_data = 18;
-  return cpu_feature_set() & bit(Feature::amx_tile) && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return cpu_feature_set() & set_of("amx_tile") && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
   return false;
 #endif
@@ -67,34 +69,33 @@ bool request_amx() {
 
 }  // namespace
 
+std::string cpu_vendor() {
+#ifdef ELMO_FAST_X86
+  uint32_t words[4] = {};
+  __get_cpuid(0, &words[eax], &words[ebx], &words[ecx], &words[edx]);
+  const uint32_t spelled[] = {words[ebx], words[edx], words[ecx]};
+  return std::string(reinterpret_cast<const char*>(spelled), sizeof spelled);
+#else
+  return "";
+#endif
+}
+
 uint32_t cpu_feature_set() {
   uint32_t set = 0;
 #ifdef ELMO_FAST_X86
   const uint64_t saved = saved_registers();
   for (int k = 0; k < feature_count; ++k) {
-    const FeatureBit& f = feature_bits[k];
+    const Feature& f = feature_table[k];
     if ((saved & f.saved) == f.saved && cpuid(f.leaf, f.subleaf, f.word) >> f.bit & 1) set |= 1u << k;
   }
 #endif
-  if (has_dotprod()) set |= bit(Feature::asimddp);
+  if (has_dotprod()) set |= set_of("asimddp");
   return set;
 }
 
 bool amx_permitted() {
   static const bool permitted = request_amx();
   return permitted;
-}
-
-const char* feature_name(int feature) { return feature_bits[feature].name; }
-
-const char* isa_name(Isa isa) { return isa_names[static_cast<int>(isa)]; }
-
-Isa isa_named(const std::string& name) {
-  const auto found = std::find(std::begin(isa_names), std::end(isa_names), name);
-  if (found != std::end(isa_names)) return static_cast<Isa>(found - std::begin(isa_names));
-  std::string expected;
-  for (const char* each : isa_names) expected += (expected.empty() ? "" : ", ") + std::string(each);
-  throw std::invalid_argument("ELMO_FAST_CPU_ISA: expected one of " + expected + ", got '" + name + "'");
 }
 
 }  // namespace elmo_fast

@@ -15,7 +15,8 @@
 namespace elmo_fast::cpu {
 
 Label::Label(const char* op, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {
-  std::snprintf(text, sizeof text, "%s for %s, precision %d, sizes %lld %lld %lld", op, isa_name(isa_for(precision)),
+  const char* const isa = level_of(isa_for(precision)).name;
+  std::snprintf(text, sizeof text, "%s for %s, precision %d, sizes %lld %lld %lld", op, isa,
                 static_cast<int>(precision), static_cast<long long>(first), static_cast<long long>(second),
                 static_cast<long long>(third));
 }

@@ -287,12 +287,11 @@ class BiLm(StoredWeights):
         stack = self._elmo_lstm
         if state is None:
             state = self.begin(schedule.slots.size)
-        inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, lambda: stack.layer_weights(0))
         if addresses is not None:
-            last = stack.write(inputs, rows.numpy(), schedule, *state, addresses, self._precision, precomputed)
+            last = stack.write(tokens.vectors, rows.numpy(), schedule, *state, addresses, self._precision)
             return [], RunState(last, state.initial)
         with numerics(self._precision, tokens.vectors.device):
-            layers, last = stack.run(inputs, rows, schedule, *state, self.backend, self._precision, precomputed)
+            layers, last = stack.run(tokens.vectors, rows, schedule, *state, self.backend, self._precision)
         return layers, RunState(last, state.initial)
 
     @property

@@ -127,9 +127,7 @@ def _other_engines(module) -> str:
                for isa, features in module.engines().items() if isa != "amx-emulated"}
     if "amx" in lacking and not lacking["amx"] and not module.amx_permitted():
         lacking["amx"] = ["the system's permission"]
-    said = {"sse4a": "an AMD processor"}  # which has sse4a, and on which the products of avx512-bf16 are fast
-    return "".join(f"; {isa} needs {', '.join(said.get(name, name) for name in names)}"
-                   for isa, names in lacking.items() if names)
+    return "".join(f"; {isa} needs {', '.join(names)}" for isa, names in lacking.items() if names)
 
 
 def _gpus(devices: list["torch.device"]) -> list[str]:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
-from elmo_fast.model.token_table import lookup
 from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 
@@ -77,27 +76,6 @@ def test_token_ids(backend):
         assert_same(found.activations, expected.activations, backend)
     with pytest.raises(ValueError, match=f"ids: expected word ids from 0 to {len(KNOWN) + 3}, got 0 to 99"):
         tabled(torch.tensor([[99, 0]]))
-
-
-def test_the_first_layer_is_tabled_for_small_vocabularies(monkeypatch):
-    plain, tabled = pair()
-    used, inner = [], lookup.TableLookup.input_projections
-    monkeypatch.setattr(lookup.TableLookup, "input_projections",
-                        lambda *arguments: used.append(inner(*arguments)) or used[-1])
-    assert_same_layers(tabled, plain, ALL_KNOWN)
-    assert used[-1].shape == (len(KNOWN) + 3, 8 * 37)
-    assert_same_layers(tabled, plain, [["unknown", "The"]])
-    assert used[-1] is None
-    stream, batches = (ElmoEmbedder.from_bilm(model) for model in (tabled, plain))
-    assert_same(list(stream.embed_sentences(ALL_KNOWN, 2)), list(batches.embed_sentences(ALL_KNOWN, 2)))
-    assert used[-1] is not None
-    for model in (tabled, plain):
-        with torch.no_grad():
-            model._elmo_lstm.W_0_0_0[0, 0] += 1  # a fine-tuned LSTM: the products are made again
-    assert_same_layers(tabled, plain, ALL_KNOWN)
-    monkeypatch.setattr(lookup, "PROJECTION_BYTES", 8 * 37 * 4)
-    assert_same_layers(tabled, plain, ALL_KNOWN)
-    assert used[-1] is None
 
 
 def test_unknown_words_are_encoded_once_and_may_join():

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.long, needs_native, pytest.mark.skipif(not (COMPILER a
 SANITIZERS = {  # flags, library, options, tests
     "address": ("-fsanitize=address,undefined -fno-sanitize-recover=all", "libasan.so", "detect_leaks=0", [
         "tests/ops/test_projected_lstm.py::test_agrees_with_float64",
-        "tests/ops/test_projected_lstm.py::test_precomputed_inputs_give_the_direct_numbers",
         "tests/ops/test_gradients.py::test_any_number_of_threads_gives_the_same_bits",
         "tests/ops/test_char_cnn.py", "tests/ops/test_linear.py", "tests/ops/test_native_cpu.py"]),
     "thread": ("-fsanitize=thread", "libtsan.so", "halt_on_error=1 ignore_noninstrumented_modules=1", [

@@ -29,8 +29,10 @@ def native():
 
 def best_isa(native, cap):
     """Of the engines in the build up to `cap`, the last whose features are all there."""
-    there = native.cpu_features() | ({"sse4a": True} if cap == "avx512-bf16" else {})  # asked for by name
+    there, cpus = native.cpu_features(), Path("/proc/cpuinfo")
     runs = {isa for isa, needed in native.engines().items() if all(there[name] for name in needed if needed[name])}
+    if cap != "avx512-bf16" and not (cpus.exists() and "AuthenticAMD" in cpus.read_text()):
+        runs.discard("avx512-bf16")  # on other processors it runs where it is asked for by name
     return [isa for isa in ISAS[:ISAS.index(cap) + 1]
             if isa in runs and (isa != "amx" or native.amx_permitted())][-1]
 

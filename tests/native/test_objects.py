@@ -27,8 +27,7 @@ BRINGS = {
     "avx512": r"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{1to",
     "vnni": r"\tvpdp",
     "bf16": r"\tv(?:dpbf16ps|cvtne2?ps2?bf16)",
-    "amx": r"%tmm|\t(?:ld|st)tilecfg|\ttilerelease",
-    "sse4a": r"\t(?:extrq|insertq|movnts[sd])\b"}  # in no set: asked for by name, avx512_bf16 runs on Intel's too
+    "amx": r"%tmm|\t(?:ld|st)tilecfg|\ttilerelease"}
 SETS = {"generic": (), "avx2": ("avx2",), "avx_vnni": ("avx2", "vnni"), "avx512": ("avx2", "avx512"),
         "avx512_vnni": ("avx2", "avx512", "vnni"), "avx512_bf16": ("avx2", "avx512", "vnni", "bf16"),
         "amx_emulated": ("avx2", "avx512"), "amx": ("avx2", "avx512", "bf16", "amx")}
@@ -38,7 +37,7 @@ MACROS = {"__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4.1", "__S
           "__AVX512BW__": "avx512bw", "__AVX512CD__": "avx512cd", "__AVX512DQ__": "avx512dq",
           "__AVX512VL__": "avx512vl", "__AVX512BF16__": "avx512_bf16", "__AMX_TILE__": "amx_tile",
           "__AMX_BF16__": "amx_bf16", "__AVXVNNI__": "avx_vnni", "__AVX512VNNI__": "avx512_vnni",
-          "__AMX_INT8__": "amx_int8", "__SSE4A__": "sse4a"}
+          "__AMX_INT8__": "amx_int8"}
 NO_FEATURES = re.compile("__(BIGGEST_ALIGNMENT|FP_FAST_FMA.*|CRC32|EVEX.*|tune_.*|SSE.?_MATH)_*$")  # CRC32: of SSE4.2
 
 

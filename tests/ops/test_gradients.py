@@ -74,7 +74,7 @@ class _Shapes(TorchDispatchMode):
 def test_a_step_of_plain_torch_neither_fills_nor_converts_a_matrix_of_all_weights(autocast):
     def count(steps):
         case = lstm_case((11, 37, 11), [steps] * 3)
-        call, _ = case.given(case.leaves(), precision="highest", precomputed=False, bounded=False)
+        call, _ = case.given(case.leaves(), precision="highest", bounded=False)
         with _Shapes() as seen, torch.autocast("cpu", enabled=autocast):
             out, (h, c) = plain.projected_lstm(LstmCall(**vars(call)))
             (out.sum() + h.sum() + c.sum()).backward()

@@ -93,55 +93,61 @@ def test_packed_weights_in_huge_and_in_small_pages_give_the_same_bits():
         assert all(torch.equal(*pair) for pair in zip(case.run(NATIVE), expected))
 
 
-@pytest.mark.parametrize("engine", HIGHEST, ids=str)
-def test_rows_that_no_step_names_are_left_alone(engine):
-    case, output = lstm_case((8, 19, 6), [4, 2]), torch.full((9, 12), torch.nan)
-    rows = int32([0, 1, 2, -1, 4, 5], [5, 4, 3, -1, 1, 0])
-    with altered("lstm_forward", output=output, output_rows=9, out_rows=rows):
-        case.run(engine)
-    for half, named in zip(output.chunk(2, dim=1), rows):
-        assert [bool(row.isfinite().all()) for row in half] == [k in named for k in range(9)]
-        assert int(half.isnan().sum()) == 6 * (9 - 5)
-
-
 def rows_at(base, rows, step):
     """Addresses of rows [2, S] that lie `step` bytes apart, -1: null."""
     return torch.where(rows < 0, 0, base + rows.long() * step)
 
 
 @pytest.mark.parametrize("engine", HIGHEST, ids=str)
-@pytest.mark.parametrize("adds", [False, True])
-def test_inputs_and_outputs_may_lie_anywhere(engine, adds):
+@pytest.mark.parametrize("way", ["rows", "addresses", "addresses, added"])
+def test_inputs_and_outputs_may_lie_anywhere(engine, way, monkeypatch):
     case, written = lstm_case((6, 19, 6), [4, 2, 2], gathered=False), torch.full((13, 12), torch.nan)
     call, order = case.given(case.leaves())
-    inputs, numbers = call.inputs.detach().contiguous(), torch.arange(8)
+    inputs, adds = call.inputs.detach().contiguous(), way == "addresses, added"
     rows = int32([0, 3, 12, -1, 4, 9, 8, 7], [5, 4, 3, 2, 1, 0, -1, 12])
     halves = 4 * torch.tensor([[0], [6]])  # bytes
-    inputs_at = rows_at(inputs.data_ptr(), numbers.expand(2, -1), 48) + halves
-    outputs_at = rows_at(written.data_ptr(), rows, 48)
-    outputs_at = torch.where(outputs_at == 0, 0, outputs_at + halves)
+    inputs_at = rows_at(inputs.data_ptr(), torch.arange(8).expand(2, -1), 48) + halves
+    outputs = rows_at(written.data_ptr(), rows, 48)
+    outputs = torch.where(outputs == 0, 0, outputs + halves)
     in_text_order, *state = case.run(engine)
     expected = [half[tokens] for half, tokens in zip(in_text_order.chunk(2, 1), order)]
-    with altered("lstm_forward", inputs=0, rows=0, output=0, out_rows=0, inputs_at=inputs_at, outputs_at=outputs_at,
-                 add_input=adds):
-        _, *found = case.run(engine)
+    forward = native.lstm_forward
+
+    def elsewhere(**arguments):
+        arguments["outputs"] = outputs.data_ptr()
+        if way == "rows":
+            return forward(**arguments)
+        common = {name: value for name, value in arguments.items() if name not in ("rows", "input_rows")}
+        return native.lstm_forward_at(**common | {"inputs": inputs_at.data_ptr()}, add_input=adds)
+
+    monkeypatch.setattr(native, "lstm_forward", elsewhere)
+    _, *found = case.run(engine)
     assert all(map(torch.equal, found, state))
     for half, named, right, x in zip(written.chunk(2, 1), rows, expected, inputs.chunk(2, 1)):
         assert torch.equal(half[named[named >= 0]], (right + x if adds else right)[named >= 0])
         assert int(half.isnan().sum()) == 6 * (13 - 7)
 
 
+@pytest.mark.parametrize("inputs_at, adds, message", [
+    (torch.zeros(6, dtype=torch.int64), False, "inputs: expected no null"),
+    (torch.ones(6, dtype=torch.int64), True, "add_input: expected false, or as many columns")])
+def test_wrong_addresses_are_refused(inputs_at, adds, message, monkeypatch):
+    def at_addresses(rows, input_rows, inputs, **common):
+        return native.lstm_forward_at(**common, inputs=inputs_at.data_ptr(), add_input=adds)
+
+    case = lstm_case((4, 8, 2), [2, 1])
+    monkeypatch.setattr(native, "lstm_forward", at_addresses)
+    with pytest.raises(ValueError, match=message):
+        case.run(NATIVE)
+
+
 @pytest.mark.parametrize("changes, message", [
-    ({"inputs_at": torch.zeros(6, dtype=torch.int64), "outputs_at": torch.ones(6)}, "inputs_at: expected no null"),
-    ({"inputs_at": torch.ones(6, dtype=torch.int64), "add_input": True}, "add_input"),
-    ({"inputs_at": torch.ones(6, dtype=torch.int64), "precomputed": True}, "precomputed"),
-    ({"inputs": 0}, "inputs"), ({"rows": 0}, "rows"), ({"add_input": True}, "inputs_at"),
+    ({"inputs": 0}, "inputs"), ({"rows": 0}, "rows"), ({"input_rows": -1}, "input_rows"), ({"outputs": 0}, "outputs"),
     ({"batch_sizes": int32(1, 2)}, "batch_sizes"), ({"batch_sizes": int32(3, 0)}, "batch_sizes"),
     ({"batch_sizes": int32(2, 2, -1), "steps": 3}, "batch_sizes"),
     ({"rows": int32([0, 1, 2], [0, 1, 3])}, "rows"), ({"rows": int32([0, -1, 2], [0, 1, 2])}, "rows"),
-    ({"out_rows": int32([0, 1, 3], [0, 1, 2])}, "out_rows"), ({"out_rows": int32([0, 1, -2], [0, 1, 2])}, "out_rows"),
     ({"cell_clip": 0.0}, "clip"), ({"proj_clip": float("nan")}, "clip"), ({"threads": 0}, "threads"),
-    ({"chunk_rows": -1}, "chunk"), ({"precision": 4}, "precision"), ({"packed_size": lambda size: size - 1}, "packed"),
+    ({"precision": 4}, "precision"), ({"packed_size": lambda size: size - 1}, "packed"),
     ({"packed": torch.zeros(1 << 16, dtype=torch.uint8)}, "packed"), ({"dim": 7}, "packed: expected lstm"),
 ])
 def test_wrong_sizes_are_refused(changes, message):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ from tests.support.engines import (
     altered,
 )
 from tests.support.grid import grid, mostly_long
-from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, layer, lstm_case, on_threads
+from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, lstm_case, on_threads
 
 SIZES = [(11, 37, 11), (16, 24, 24), (16, 64, 64), (5, 40, 33), (11, 37, 37), (64, 128, 64), (512, 128, 512),
          (32, 256, 48), (1, 1, 1), (7, 5, 2), (33, 70, 45)]  # I, D, P
@@ -105,13 +104,15 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
     for engine in (*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW)
     if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
 def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
-    case = lstm_case(sizes, [1 + k % 11 for k in range(37)], starts=True, clips=TIGHT)
+    """Together the sentences have more unique inputs than one input GEMM takes; alone they have fewer."""
+    case = lstm_case(sizes, [1 + 4 * (k % 11) for k in range(37)], starts=True, clips=TIGHT, unique=2000)
+    assert len(case.index.unique()) > 448
     expected = out, h, c = case.run(engine)
     for numbers in (*([k] for k in range(37)), *(list(range(n)) for n in (2, 16, 20))):
         part, tokens = case.part(numbers)
         assert all(torch.equal(*pair) for pair in zip(part.run(engine), (out[tokens], h[numbers], c[numbers])))
-    for threads, chunk in [(1, 1), (1, 17), (2, 0), (2, 40), (3, 1), (4, 50), (6, 40), (8, 0)]:
-        with altered("lstm_forward", threads=threads, chunk_rows=chunk):
+    for threads in (1, 2, 3, 4, 6, 8):
+        with altered("lstm_forward", threads=threads):
             assert all(map(torch.equal, case.run(engine), expected))
 
 
@@ -119,10 +120,9 @@ def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
 def test_low_has_the_same_bits_on_levels_with_the_same_vectors(isas):
     for sizes in [(1, 1, 1), (5, 37, 11), (16, 24, 24), (300, 70, 40), (33, 1030, 33), (600, 40, 530)]:
         case = lstm_case(sizes, slots=SLOTS, starts=True, clips=TIGHT)
-        for precomputed, threads in itertools.product((False, True), (1, 2, 3, 7)):
-            with altered("lstm_forward", threads=threads, chunk_rows=threads % 3):
-                found, *others = [case.run(engine, precomputed=precomputed) for engine in LOW
-                                  if engine.isa in isas] or [None]
+        for threads in (1, 2, 3, 7):
+            with altered("lstm_forward", threads=threads):
+                found, *others = [case.run(engine) for engine in LOW if engine.isa in isas] or [None]
             assert all(all(map(torch.equal, found, other)) for other in others)
 
 
@@ -138,10 +138,9 @@ def test_the_emulation_of_tiles_has_their_bits(precision, scale):
     for sizes in [(1, 1, 1), (5, 37, 11), (16, 24, 24), (300, 70, 40), (33, 520, 33), (8, 64, 16)]:
         case = lstm_case(sizes, slots=SLOTS, starts=True, clips=TIGHT)
         case = dataclasses.replace(case, operands=case.operands | {"inputs": case.operands["inputs"] * scale})
-        for precomputed, threads in itertools.product((False, True), (1, 2, 3, 7)):
-            with altered("lstm_forward", threads=threads, chunk_rows=threads % 3):
-                found, *others = (case.run(Engine(isa=name, precision=precision), precomputed=precomputed)
-                                  for name in TILE_ISAS)
+        for threads in (1, 2, 3, 7):
+            with altered("lstm_forward", threads=threads):
+                found, *others = (case.run(Engine(isa=name, precision=precision)) for name in TILE_ISAS)
             assert all(map(torch.equal, found, *others))
 
 
@@ -306,35 +305,6 @@ def test_activations(engine, stride):
     assert (beyond > 0) == is_rounded  # with cheaper forms
 
 
-# ---- inputs that are already multiplied by W -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine, threads, way", grid(FIXED, [1, 2, 3], ["ragged", "clipped", "slots"]))
-@pytest.mark.parametrize("sizes", [(11, 37, 11), (11, 11, 11)], ids=str)
-def test_precomputed_inputs_give_the_direct_numbers(engine, threads, way, sizes):
-    case = lstm_case(sizes, **WAYS[way])
-    for direct, tabled in zip(*(on_threads(threads, lambda each: case.run(engine, precomputed=each), each)
-                                for each in (False, True))):
-        assert engine.same(direct, tabled)
-
-
-def test_precomputed_long_sums_in_many_chunks():
-    """More inputs than one accumulation chain, more unique rows than one chunk of steps."""
-    case = lstm_case((600, 40, 24), [250] * 9)
-    assert all(torch.equal(*pair) for pair in zip(case.run(NATIVE), case.run(NATIVE, precomputed=True)))
-
-
-def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
-    weights = layer(lstm_case().leaves())
-    assert not op.accepts_input_projections("auto", "highest", weights)
-    with torch.no_grad():
-        assert op.accepts_input_projections("native", "highest", weights)
-        assert op.accepts_input_projections("torch", "medium", weights)
-        assert not op.accepts_input_projections("reference", "highest", weights)
-        dropped = tuple((w.to("meta"), b, p) for w, b, p in weights)
-        assert not op.accepts_input_projections("native", "highest", dropped)
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -354,14 +324,10 @@ def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
     ("initial_state", lambda x: (torch.zeros(11), torch.zeros(74)), r"initial_state\[0\]: expected shape"),
     ("weights", lambda x: (x[0], (x[1][0], x[1][1][1:], x[1][2])), r"weights\[1\] B: expected"),
     ("weights", lambda x: (x[0], (*x[1][:2], None)), "weights: expected W_P"),
-    ("precomputed", lambda x: True, r"inputs: expected shape \(7, 296\), got \(7, 11\)"),
-    ("rows", lambda x: None, "rows: expected the row of inputs .*, since inputs are precomputed; got None"),
 ])
 def test_refuses(name, change, message, backend):
     call, _ = lstm_case().given(lstm_case().leaves(wanted=[]))
     changes = {name: change(vars(call)[name])}
-    if "precomputed" in message:
-        changes |= {"inputs": torch.zeros(sum(LENGTHS), 8 * 37), "precomputed": True}
     with pytest.raises(ValueError, match=f"^{message}"):
         op.projected_lstm(**vars(call) | changes, backend=backend)
 
@@ -369,7 +335,6 @@ def test_refuses(name, change, message, backend):
 def test_the_native_engine_names_what_it_lacks():
     case = lstm_case((5, 8, 8))
     square = case.leaves() | {f"p_{d}": torch.zeros(8, 8) for d in (0, 1)}
-    for leaves, more, message in ((square, {}, "a projection to as many values as there are cells"),
-                                  (case.leaves(), {"precomputed": True}, "gradients of precomputed inputs")):
-        with pytest.raises(RuntimeError, match=f"'native' was asked .* the native kernels do not support {message}"):
-            case.call(leaves, "native", **more)
+    with pytest.raises(RuntimeError, match="'native' was asked .* the native kernels do not support a projection to as "
+                                           "many values as there are cells"):
+        case.call(square, "native")

@@ -12,7 +12,7 @@ import torch
 from elmo_fast.ops import cpu
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.projected_lstm import input_projections, projected_lstm
+from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing import relative_error
@@ -145,11 +145,9 @@ class LstmCase(Case):
                         (operands["h"], operands["c"]), layer(operands), **self.clips, initial_state=initial_state,
                         **settings), order
 
-    def call(self, operands, backend, precision="highest", precomputed=False, bounded=False):
+    def call(self, operands, backend, precision="highest", bounded=False):
         """Outputs in the order of the text, and the final h and c. The backend "cuda" is the GPU's on any device."""
-        if precomputed:
-            operands = operands | {"inputs": input_projections(operands["inputs"], layer(operands), backend=backend)}
-        call, order = self.given(operands, precision=precision, precomputed=precomputed, bounded=bounded)
+        call, order = self.given(operands, precision=precision, bounded=bounded)
         op = cuda_ops.projected_lstm if backend == "cuda" else functools.partial(projected_lstm, backend=backend)
         steps, final = op(**vars(call))
         return torch.cat([half[tokens.argsort()] for half, tokens in zip(steps.chunk(2, dim=1), order)], dim=1), *final
@@ -163,15 +161,16 @@ class LstmCase(Case):
                                    lengths=[self.lengths[k] for k in numbers], slots=None), tokens
 
 
-def lstm_case(sizes=(11, 37, 11), lengths=LENGTHS, slots=None, gathered=True, starts=False, clips=None, seed=0):
-    """`sizes` of inputs, cells and projection."""
+def lstm_case(sizes=(11, 37, 11), lengths=LENGTHS, slots=None, gathered=True, starts=False, clips=None, seed=0,
+              unique=None):
+    """`sizes` of inputs, cells and projection; `unique` rows of inputs, of which tokens read any."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape, scale=0.3):
         return normal(*shape, seed=generator, scale=scale)
 
     (width, dim, projection), tokens = sizes, sum(lengths)
-    count, unique = len(lengths) if slots is None else max(slots) + 1, max(1, tokens // 3)
+    count, unique = len(lengths) if slots is None else max(slots) + 1, unique or max(1, tokens // 3)
     operands = {"inputs": random(unique, width, scale=1) if gathered else random(tokens, 2 * width, scale=1),
                 "h": random(count, 2 * projection), "c": random(count, 2 * dim)}
     for d in (0, 1):

@@ -79,7 +79,7 @@ void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks) {
   static_cast<CharCnnCall&>(plan) = call;
   plan.values = values;
   plan.picks = picks;
-  run(plan, fp32_engine().char_cnn.forward);
+  run(plan, fp32_engines().char_cnn.forward);
 }
 
 void char_cnn_backward(const CharCnnCall& call, const float* grad_values, const uint32_t* picks, float* grad_table) {
@@ -90,7 +90,7 @@ void char_cnn_backward(const CharCnnCall& call, const float* grad_values, const 
   plan.grad_values = grad_values;
   plan.picks = const_cast<uint32_t*>(picks);
   plan.grad_table = grad_table;
-  run(plan, fp32_engine().char_cnn.backward);
+  run(plan, fp32_engines().char_cnn.backward);
 }
 
 }  // namespace elmo_fast

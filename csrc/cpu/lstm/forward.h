@@ -244,22 +244,15 @@ class LstmLoop : InputGemm<Gemm> {
   // Writes columns [begin, begin + count) of a slot's new h to the state, the output and the next step's operand.
   [[gnu::noinline]] void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
     copy_floats(d_.h + slot * 2 * shape_.projection + begin, h, count);
-    if (float* const to = output(packed_row(t, slot))) {
-      if (d_.add_input) {
-        const float* const x = d_.inputs_at[packed_row(t, slot)] + begin;
+    if (float* const to = d_.outputs[packed_row(t, slot)]) {
+      if (d_.added) {
+        const float* const x = d_.added[packed_row(t, slot)] + begin;
         for (int64_t k = 0; k < count; ++k) to[begin + k] = h[k] + x[k];
       } else {
         copy_floats(to + begin, h, count);
       }
     }
     if (t + 1 < d_.steps && slot < d_.batch_sizes[t + 1]) put_h(t + 1, slot, begin, count, h);
-  }
-
-  // Where to write a packed row's h, or null.
-  float* output(int64_t packed_row) const {
-    if (d_.outputs_at) return d_.outputs_at[packed_row];
-    const int64_t row = d_.out_rows[packed_row];
-    return row < 0 ? nullptr : d_.output + row * 2 * shape_.projection;
   }
 
   float* projected(int64_t panel) const {

@@ -1,5 +1,5 @@
 // The input projections x W + B of the unique rows of a chunk of steps, for a thread's tiles: computed before the
-// steps, or given by the caller, and read row by row by the gates of a step.
+// steps, and read row by row by the gates of a step.
 #pragma once
 
 #include "layout.h"
@@ -20,8 +20,22 @@ class InputGemm {
         tiles_(weights_.tiles, team.rank, team.size) {}
 
   void project_inputs(const Chunk& chunk) const {
-    if (d_.precomputed) arrange(chunk);
-    else multiply(chunk);
+    const Left<Gemm> x = {d_.scratch + scratch_.x, shape_.input};
+    const Blocks blocks = Gemm::blocks(chunk.unique_count);
+    x.gather(blocks, Partition(blocks.count, team_.rank, team_.size),
+             [&](int64_t row) { return d_.unique_inputs[chunk.unique_begin + row]; });
+    team_.barrier->wait();
+    gemm_.begin(chunk.unique_count);
+    if constexpr (Gemm::interleaves) {
+      RoundedRows rows(*this);
+      multiply_tiles(gemm_, x, blocks, d_.weights + weights_.input, tiles_, own_sums(), rows);
+      finish_rows(rows);
+    } else {
+      const char* right = d_.weights + weights_.input + tiles_.begin * weights_.input_tile;
+      for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
+        for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.input))
+          multiply_panel(gemm_, x, blocks, right, {bias(tile) + first, 0}, projections(tile) + first, gate_width);
+    }
   }
 
   float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
@@ -48,33 +62,8 @@ class InputGemm {
   const Gemm gemm_{};
 
  private:
-  // The input of a unique row.
-  const float* input(int64_t number) const {
-    const int64_t row = d_.unique_rows[number];
-    return d_.inputs_at ? d_.inputs_at[row] : d_.inputs + row * d_.input_stride;
-  }
-
   const float* bias(int64_t tile) const {
     return reinterpret_cast<const float*>(d_.weights + weights_.bias) + tile * gate_width;
-  }
-
-  void multiply(const Chunk& chunk) const {
-    const Left<Gemm> x = {d_.scratch + scratch_.x, shape_.input};
-    const Blocks blocks = Gemm::blocks(chunk.unique_count);
-    x.gather(blocks, Partition(blocks.count, team_.rank, team_.size),
-             [&](int64_t row) { return input(chunk.unique_begin + row); });
-    team_.barrier->wait();
-    gemm_.begin(chunk.unique_count);
-    if constexpr (Gemm::interleaves) {
-      RoundedRows rows(*this);
-      multiply_tiles(gemm_, x, blocks, d_.weights + weights_.input, tiles_, own_sums(), rows);
-      finish_rows(rows);
-    } else {
-      const char* right = d_.weights + weights_.input + tiles_.begin * weights_.input_tile;
-      for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
-        for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.input))
-          multiply_panel(gemm_, x, blocks, right, {bias(tile) + first, 0}, projections(tile) + first, gate_width);
-    }
   }
 
   // The sums x W of a tile -> x W + B.
@@ -97,23 +86,6 @@ class InputGemm {
       if constexpr (Number == 3) ++this->row;
     }
   };
-
-  // Copies precomputed projections, gate by gate, to this thread's tiles; unused cells of the last tile are zero.
-  void arrange(const Chunk& chunk) const {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      const int64_t cell = tile * Vec::width;
-      Value* to = projections(tile);
-      float values[2][Vec::width] = {};
-      for (int64_t r = 0; r < chunk.unique_count; ++r, to += gate_width) {
-        const float* row = input(chunk.unique_begin + r) + cell;
-        for (int gate = 0; gate < 4; gate += 2) {
-          for (int v = 0; v < 2; ++v)
-            copy_floats(values[v], row + (gate + v) * shape_.dim, smaller(Vec::width, shape_.dim - cell));
-          Rows::put(Vec::load(values[0]), Vec::load(values[1]), to + gate * Vec::width);
-        }
-      }
-    }
-  }
 };
 
 }  // namespace elmo_fast::cpu

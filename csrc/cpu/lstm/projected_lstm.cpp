@@ -2,20 +2,20 @@
 #include "../../projected_lstm.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#include "../engine.h"
 #include "../packed.h"
+#include "schedule.h"
 
 namespace elmo_fast {
 namespace {
 
 using namespace cpu;
 
-const LstmTrainingEngine& training_engine() { return fp32_engine().training; }
+const LstmTrainingEngine& training_engine() { return fp32_engines().training; }
 
 Label label_for(const char* op, Precision precision, const LstmShape& s) {
   return Label(op, precision, s.input, s.dim, s.projection);
@@ -33,10 +33,9 @@ void check_shape(const LstmShape& s) {
           "shape: expected positive input, dim and projection");
 }
 
-void check_trainable(const LstmCall& call) {
-  check_shape(call.shape);
-  require(!call.inputs_at && !call.outputs_at, "inputs_at, outputs_at: expected null for a call with gradients");
-  require(!call.precomputed, "precomputed: expected false for a call with gradients");
+template <class T>
+T* half(T* both, int64_t offset) {
+  return both ? both + offset : nullptr;
 }
 
 void check_batch_sizes(const LstmCall& call) {
@@ -53,42 +52,60 @@ void check_batch_sizes(const LstmCall& call) {
                                 std::to_string(total));
 }
 
-void check_addresses(const LstmCall& call) {
-  require(!call.precomputed, "precomputed: expected false with inputs_at");
-  require(!call.add_input || (call.outputs_at && call.shape.input == call.shape.projection),
-          "add_input: expected false, or outputs_at and as many columns of x as of h");
-  const auto end = call.inputs_at + 2 * call.packed_rows;
-  require(std::find(call.inputs_at, end, nullptr) == end, "inputs_at: expected no null");
-}
-
-// Checks everything except the outputs.
-void check_inputs(const LstmCall& call) {
-  require(call.steps >= 0 && call.packed_rows >= 0 && call.input_rows >= 0 && call.output_rows >= 0 && call.slots >= 0,
-          "steps, packed_rows, input_rows, output_rows, slots: expected no negative number");
+// Checks everything except packed weights, inputs and outputs.
+void check_call(const LstmCall& call) {
+  require(call.steps >= 0 && call.packed_rows >= 0 && call.slots >= 0,
+          "steps, packed_rows, slots: expected no negative number");
   check_threads(call.threads);
-  require(!(call.split_input && call.precomputed), "split_input, precomputed: expected at most one");
-  require(call.chunk_rows >= 0, "chunk_rows: expected 0 or more");
   require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
-  require(call.input_rows <= INT32_MAX && call.output_rows <= INT32_MAX && call.packed_rows <= INT32_MAX,
-          "input_rows, output_rows, packed_rows: expected less than 2^31");
+  require(call.packed_rows <= INT32_MAX, "packed_rows: expected less than 2^31");
   require(call.steps == 0 || call.batch_sizes != nullptr, "batch_sizes: expected a pointer");
   check_batch_sizes(call);
-  if (call.packed_rows == 0) return;
-  require(call.h && call.c, "h, c: expected pointers");
-  if (call.inputs_at) return check_addresses(call);
-  require(call.rows && call.inputs && !call.add_input, "rows, inputs, inputs_at: expected pointers to the inputs");
-  check_range(call.rows, 2 * call.packed_rows, 0, call.input_rows, "rows");
+  require(call.packed_rows == 0 || (call.h && call.c), "h, c: expected pointers");
 }
 
-void check_call(const LstmCall& call, Precision precision) {
+void check_forward(const LstmCall& call, Precision precision) {
   check_shape(call.shape);
   check_packed(call.packed, call.packed_size, 2 * engine_for(precision).lstm.packed_size(call.shape),
                label_for("lstm", precision, call.shape));
-  check_inputs(call);
-  if (call.packed_rows == 0) return;
-  if (call.outputs_at) return;
-  require(call.out_rows && call.output, "out_rows, output: expected pointers");
-  check_range(call.out_rows, 2 * call.packed_rows, -1, call.output_rows, "out_rows");
+  check_call(call);
+  require(call.packed_rows == 0 || call.outputs, "outputs: expected a pointer");
+}
+
+using Inputs = std::array<DirectionInputs, 2>;
+
+// The inputs of both directions, checked.
+Inputs inputs_of(const LstmCall& call, const LstmRows& from) {
+  Inputs inputs = {};
+  if (call.packed_rows == 0) return inputs;
+  require(from.input_rows >= 0 && from.input_rows <= INT32_MAX, "input_rows: expected 0 to 2^31 - 1");
+  require(from.rows || from.input_rows == call.packed_rows,
+          "rows: expected a pointer, or as many input_rows as packed_rows");
+  require(from.inputs, "inputs: expected a pointer");
+  if (from.rows) check_range(from.rows, 2 * call.packed_rows, 0, from.input_rows, "rows");
+  for (size_t d = 0; d < 2; ++d) {
+    inputs[d].count = from.input_rows;
+    inputs[d].first = from.rows ? from.inputs : half(from.inputs, d * call.shape.input);
+    inputs[d].stride = from.rows ? call.shape.input : 2 * call.shape.input;
+    inputs[d].rows = half(from.rows, d * call.packed_rows);
+  }
+  return inputs;
+}
+
+Inputs inputs_of(const LstmCall& call, const LstmAddresses& from) {
+  Inputs inputs = {};
+  if (call.packed_rows == 0) return inputs;
+  require(!from.add_input || call.shape.input == call.shape.projection,
+          "add_input: expected false, or as many columns of x as of h");
+  require(from.inputs, "inputs: expected a pointer");
+  const auto end = from.inputs + 2 * call.packed_rows;
+  require(std::find(from.inputs, end, nullptr) == end, "inputs: expected no null");
+  for (size_t d = 0; d < 2; ++d) {
+    inputs[d].count = call.packed_rows;
+    inputs[d].addresses = half(from.inputs, d * call.packed_rows);
+    inputs[d].are_added = from.add_input;
+  }
+  return inputs;
 }
 
 // Packs the label, then both directions with the engine's `pack`.
@@ -106,94 +123,27 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   }
 }
 
-// Most unique rows of an input GEMM: those of seven steps of 64 rows, or of two steps of 256.
-int64_t default_chunk_rows(int64_t slots) { return slots > 224 ? 512 : 448; }
+// Most unique inputs of an input GEMM: those of seven steps of 64 rows, or of two steps of 256.
+int64_t most_unique(int64_t slots) { return slots > 224 ? 512 : 448; }
 
-struct DirectionSchedule {
-  std::vector<int32_t> unique_rows;   // rows of `inputs`, chunk by chunk, in order of first use
-  std::vector<int32_t> unique_index;  // [S] index among the unique rows of its chunk
-  std::vector<Chunk> chunks;
-  int64_t max_unique = 0;
-
-  // `rows` [S], or null if every packed row has a separate input. A step that would give a chunk more than `limit`
-  // unique rows begins a new chunk.
-  DirectionSchedule(const LstmCall& call, const int32_t* rows, const std::vector<int64_t>& row_begin, int64_t limit)
-      : unique_index(size_t(call.packed_rows)), chunks{Chunk{}},
-        seen_in_(size_t(call.inputs_at ? call.packed_rows : call.input_rows), -1), index_of_(seen_in_.size()) {
-    for (int64_t step = 0; step < int64_t(row_begin.size()); ++step) {
-      const int64_t begin = row_begin[size_t(step)], end = begin + call.batch_sizes[step];
-      const size_t before = unique_rows.size();
-      if (add_rows(rows, begin, end) > limit && step > chunks.back().step_begin) {
-        unique_rows.resize(before);
-        chunks.back().unique_count = int64_t(before) - chunks.back().unique_begin;
-        chunks.push_back({step, step, int64_t(before), 0});
-        add_rows(rows, begin, end);
-      }
-      chunks.back().step_end = step + 1;
-      max_unique = std::max(max_unique, chunks.back().unique_count);
-    }
-  }
-
- private:
-  // Adds packed rows to the last chunk. Returns the chunk's number of unique rows.
-  int64_t add_rows(const int32_t* rows, int64_t begin, int64_t end) {
-    Chunk& chunk = chunks.back();
-    for (int64_t k = begin; k < end; ++k) {
-      const auto row = size_t(rows ? rows[k] : k);
-      if (seen_in_[row] != int64_t(chunks.size())) {
-        seen_in_[row] = int64_t(chunks.size());
-        index_of_[row] = static_cast<int32_t>(int64_t(unique_rows.size()) - chunk.unique_begin);
-        unique_rows.push_back(static_cast<int32_t>(row));
-      }
-      unique_index[size_t(k)] = index_of_[row];
-    }
-    return chunk.unique_count = int64_t(unique_rows.size()) - chunk.unique_begin;
-  }
-
-  std::vector<int64_t> seen_in_;   // [input_rows] number of the chunk that last used the row
-  std::vector<int32_t> index_of_;  // [input_rows] index of the row in that chunk
-};
-
-// The schedule of a checked call.
-struct LstmSchedule {
-  std::vector<int64_t> row_begin;  // [steps] first packed row, without trailing empty steps
-  std::vector<DirectionSchedule> direction;
-
-  LstmSchedule(const LstmCall& call, int64_t chunk_rows) {
-    int64_t total = 0;
-    for (int64_t t = 0; t < call.steps && call.batch_sizes[t] > 0; total += call.batch_sizes[t++])
-      row_begin.push_back(total);
-    for (int d = 0; d < 2; ++d)
-      direction.emplace_back(call, call.inputs_at ? nullptr : call.rows + d * call.packed_rows, row_begin, chunk_rows);
-  }
-};
-
-template <class T>
-T* half(T* both, int64_t offset) {
-  return both ? both + offset : nullptr;
-}
-
-// A direction, without scratch and saved memory. It points into `call` and `schedule`; `packed_size` is per direction.
-LstmDirection make_direction(const LstmCall& call, const LstmSchedule& schedule, int d, size_t packed_size) {
+// A direction, without scratch and saved memory. It points into the other arguments; `packed_size` is per direction.
+LstmDirection make_direction(const LstmCall& call, const Inputs& inputs, const LstmSchedule& schedule, int d,
+                             size_t packed_size) {
   const int64_t p = call.shape.projection, dim = call.shape.dim;
   const DirectionSchedule& own = schedule.direction[size_t(d)];
   LstmDirection to = {};
   static_cast<LstmCall&>(to) = call;
   to.weights = static_cast<const char*>(call.packed) + sizeof(Label) + size_t(d) * packed_size;
-  to.inputs += call.precomputed ? d * 4 * dim : call.split_input ? d * call.shape.input : 0;
-  to.input_stride = call.precomputed ? 8 * dim : call.shape.input * (call.split_input ? 2 : 1);
-  to.out_rows = half(call.out_rows, d * call.packed_rows);
-  to.inputs_at = half(call.inputs_at, d * call.packed_rows);
-  to.outputs_at = half(call.outputs_at, d * call.packed_rows);
   to.initial_h = half(call.initial_h, d * p);
   to.initial_c = half(call.initial_c, d * dim);
-  to.output = half(call.output, d * p);
+  to.outputs = half(call.outputs, d * call.packed_rows);
+  to.added = inputs[size_t(d)].are_added ? inputs[size_t(d)].addresses : nullptr;
   to.h += d * p;
   to.c += d * dim;
   to.slots = call.batch_sizes[0];
   to.steps = int64_t(schedule.row_begin.size());
   to.row_begin = schedule.row_begin.data();
-  to.unique_rows = own.unique_rows.data();
+  to.unique_inputs = own.unique_inputs.data();
   to.unique_index = own.unique_index.data();
   to.chunks = own.chunks.data();
   to.chunk_count = int64_t(own.chunks.size());
@@ -206,7 +156,7 @@ double nanoseconds_of(const LstmCall& call) {
   const LstmShape& s = call.shape;
   const double projection = s.dim != s.projection ? double(s.dim) * double(s.projection) : 0;
   const double step = 4 * double(s.dim) * double(s.projection) + projection;  // weights used in a step
-  const double input = call.precomputed ? 0 : 4 * double(s.dim) * double(s.input);
+  const double input = 4 * double(s.dim) * double(s.input);
   const double rows = double(call.packed_rows);
   return 2 * (step * std::max(rows / 32, double(call.steps) / 4) + input * std::max(rows / 32, 0.25));
 }
@@ -251,25 +201,35 @@ void run_directions(const LstmCall& call, const Run& run) {
 }
 
 // Runs a checked call with the engine's `run` or `run_saving`.
-void run_forward(const LstmCall& given, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
+void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& engine, decltype(LstmEngine::run) run,
+                 void* saved) {
   if (given.packed_rows == 0) return;
   const LstmCall call = with_worthwhile_threads(given);
-  const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows(call.batch_sizes[0]));
-  LstmDirection directions[] = {make_direction(call, schedule, 0, engine.packed_size(call.shape)),
-                                make_direction(call, schedule, 1, engine.packed_size(call.shape))};
+  const LstmSchedule schedule(call, inputs.data(), most_unique(call.batch_sizes[0]));
+  const size_t packed_size = engine.packed_size(call.shape);
+  LstmDirection directions[] = {make_direction(call, inputs, schedule, 0, packed_size),
+                                make_direction(call, inputs, schedule, 1, packed_size)};
   const int teams = teams_of(call.threads);
   const size_t scratch_size = engine.scratch_size(directions[0], call.threads / teams);
   give_memory(directions, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
   run_directions(call, [&](int d, Team team) { run(directions[d], team); });
 }
 
-LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirection& forward) {
+template <class From>
+void forward(const LstmCall& call, const From& from, Precision precision) {
+  check_forward(call, precision);
+  const LstmEngine& engine = engine_for(precision).lstm;
+  run_forward(call, inputs_of(call, from), engine, engine.run, nullptr);
+}
+
+LstmBackward make_backward(const LstmBackwardCall& call, int d, const float* inputs, const LstmDirection& forward) {
   const int64_t p = call.forward.shape.projection, dim = call.forward.shape.dim;
   LstmBackward to = {};
   static_cast<LstmDirection&>(to) = forward;
   to.grad_output = call.grad_output + d * p;
   to.grad_h = call.grad_h + d * p;
   to.grad_c = call.grad_c + d * dim;
+  to.inputs = inputs;
   to.grad_inputs = call.grad_inputs[d];
   to.grad_weights = call.grad_weights[d];
   to.grad_biases = call.grad_biases[d];
@@ -297,7 +257,7 @@ void clear_gradients(const LstmBackwardCall& call) {
 }  // namespace
 
 std::string lstm_isa(Precision precision) {
-  return engine_of(level_of(cpu_isa()), precision) ? isa_name(isa_for(precision)) : "";
+  return engine_of(level_of(cpu_isa()), precision) ? level_of(isa_for(precision)).name : "";
 }
 
 size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
@@ -312,10 +272,10 @@ void lstm_pack(const LstmShape& shape, Precision precision, const float* const w
             packed, packed_size);
 }
 
-void lstm_forward(const LstmCall& call) {
-  check_call(call, call.precision);
-  const LstmEngine& engine = engine_for(call.precision).lstm;
-  run_forward(call, engine, engine.run, nullptr);
+void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision) { forward(call, from, precision); }
+
+void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision) {
+  forward(call, from, precision);
 }
 
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
@@ -324,13 +284,13 @@ size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
   return sizeof(Label) + 2 * training_engine().saved_size(shape, packed_rows);
 }
 
-void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size) {
-  check_trainable(call);
-  check_call(call, Precision::highest);
+void lstm_forward_saving(const LstmCall& call, const LstmRows& from, void* saved, size_t saved_size) {
+  check_forward(call, Precision::highest);
+  const Inputs inputs = inputs_of(call, from);
   check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
   const Label label = saved_label(call.shape, call.packed_rows);
   std::memcpy(saved, &label, sizeof label);
-  run_forward(call, fp32_engine().highest.lstm, training_engine().run_saving, saved);
+  run_forward(call, inputs, engine_for(Precision::highest).lstm, training_engine().run_saving, saved);
 }
 
 size_t lstm_backward_packed_size(const LstmShape& shape) {
@@ -344,37 +304,41 @@ void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], c
   pack_both(training_engine(), gradients_label(shape), shape, weights, nullptr, projections, packed, packed_size);
 }
 
-size_t lstm_backward_scratch_size(const LstmCall& given) {
-  check_trainable(given);
-  check_inputs(given);
+size_t lstm_backward_scratch_size(const LstmCall& given, const LstmRows& from) {
+  check_shape(given.shape);
+  check_call(given);
+  const Inputs inputs = inputs_of(given, from);
   if (given.packed_rows == 0) return 0;
   const LstmCall forward = with_worthwhile_threads(given);
-  const LstmSchedule schedule(forward, INT64_MAX);
+  const LstmSchedule schedule(forward, inputs.data(), INT64_MAX);
   const int teams = teams_of(forward.threads);
   return size_t(teams) *
-         training_engine().scratch_size(make_direction(forward, schedule, 0, 0), forward.threads / teams);
+         training_engine().scratch_size(make_direction(forward, inputs, schedule, 0, 0), forward.threads / teams);
 }
 
 void lstm_backward(const LstmBackwardCall& call) {
   const LstmTrainingEngine& engine = training_engine();
-  check_trainable(call.forward);
+  check_shape(call.forward.shape);
   const LstmCall forward = with_worthwhile_threads(call.forward);
   check_packed(forward.packed, forward.packed_size, 2 * engine.packed_size(forward.shape),
                gradients_label(forward.shape));
-  check_inputs(forward);
+  check_call(forward);
+  const Inputs inputs = inputs_of(forward, call.from);
   check_packed(call.saved, call.saved_size, lstm_saved_size(forward.shape, forward.packed_rows) - sizeof(Label),
                saved_label(forward.shape, forward.packed_rows));
   if (forward.packed_rows == 0) return clear_gradients(call);
   require(call.grad_output && call.grad_h && call.grad_c, "grad_output, grad_h, grad_c: expected pointers");
-  const LstmSchedule schedule(forward, INT64_MAX);
-  LstmDirection directions[] = {make_direction(forward, schedule, 0, engine.packed_size(forward.shape)),
-                                make_direction(forward, schedule, 1, engine.packed_size(forward.shape))};
+  const LstmSchedule schedule(forward, inputs.data(), INT64_MAX);
+  const size_t packed_size = engine.packed_size(forward.shape);
+  LstmDirection directions[] = {make_direction(forward, inputs, schedule, 0, packed_size),
+                                make_direction(forward, inputs, schedule, 1, packed_size)};
   const int teams = teams_of(forward.threads);
   const size_t scratch_size = engine.scratch_size(directions[0], forward.threads / teams);
   require(call.scratch && call.scratch_size >= scratch_size * size_t(teams),
           "scratch: expected lstm_backward_scratch_size bytes");
   give_memory(directions, call.scratch, scratch_size, call.saved);
-  const LstmBackward backward[] = {make_backward(call, 0, directions[0]), make_backward(call, 1, directions[1])};
+  const LstmBackward backward[] = {make_backward(call, 0, inputs[0].first, directions[0]),
+                                   make_backward(call, 1, inputs[1].first, directions[1])};
   run_directions(forward, [&](int d, Team team) { engine.run(backward[d], team); });
 }
 

@@ -53,7 +53,7 @@ class WeightGradients : BackwardMemory<Vec> {
   void pack_left_operands() const {
     if (d_.grad_weights)
       pack_left(scratch_.left_x, shape_.input, unique_, [this](int64_t row, int64_t column) {
-        return d_.inputs + d_.unique_rows[row] * d_.input_stride + column;
+        return d_.unique_inputs[row] + column;
       });
     if (d_.grad_projections)
       pack_left(scratch_.left_dp, shape_.projection, d_.packed_rows, [this](int64_t row, int64_t column) {
@@ -167,7 +167,7 @@ class WeightGradients : BackwardMemory<Vec> {
         this->product_of_rows(scratch_.dz, row, count, weights_.gate_panels, packed(weights_.input), panel, sums);
         const int64_t first = panel * panel_width, columns = smaller(panel_width, shape_.input - first);
         for (int64_t k = 0; k < count; ++k)
-          copy_floats(d_.grad_inputs + d_.unique_rows[row + k] * d_.input_stride + first, sums + k * panel_width,
+          copy_floats(d_.grad_inputs + (d_.unique_inputs[row + k] - d_.inputs) + first, sums + k * panel_width,
                       columns);
       }
     }

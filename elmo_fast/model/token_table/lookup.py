@@ -17,14 +17,11 @@ from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import lowest
-from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projections
-from elmo_fast.ops.projected_lstm.reference import LstmWeights
 from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES
 
 BOUNDARY_CHOICES = ("add", "present")
-PROJECTION_BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one; 25 amino acids take 3 MB
 SAMPLE = 64
 
 
@@ -82,8 +79,8 @@ class TableLookup:
     row_shape: tuple[int, ...] = ()
 
     def __init__(self, table: TokenTable, encoder: TokenSource):
-        self.table, self._encoder, self._size = table, encoder, len(table)
-        self._current_digest, self._projections = LastResult(), LastResult()
+        self.table, self._encoder = table, encoder
+        self._current_digest = LastResult()
         self._digest = self._encoder_digest()
 
     @property
@@ -105,21 +102,6 @@ class TableLookup:
     def vectors(self, rows: np.ndarray | torch.Tensor) -> TokenEmbeddings:
         """Vectors of rows of the table, with the type and device of the encoder's."""
         return TokenEmbeddings(self.table.vectors(rows).to(full_precision(next(self._encoder.parameters()))), rows)
-
-    def input_projections(self, rows: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], backend: str,
-                          precision: str) -> torch.Tensor | None:
-        """Input projections x W + B of every row of the table, [V, 8 D]; None for a large table or unsuitable `rows`.
-
-        `weights` are those of the first LSTM layer. Computed when first needed, and again after weights change.
-        """
-        (_, bias, _), _ = weights
-        small = self._size * 2 * len(bias) * 4 <= PROJECTION_BYTES
-        if not (small and accepts_input_projections(backend, precision, weights)):
-            return None
-        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
-            return None  # tokens that were encoded, or joined later
-        return self._projections.get(backend, [[*weights[0], *weights[1]]], lambda: input_projections(
-            self.table.vectors(np.arange(self._size)).to(bias.device), weights, backend=backend))
 
     def check_precision(self, precision: str) -> None:
         """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
@@ -213,20 +195,6 @@ class TokenEncoder(NamedTuple):
         rows = torch.empty_like(numbers)
         rows[~beyond], rows[beyond] = index, rare_index + len(unique)
         return TokenEmbeddings(torch.cat([embeddings.vectors, self._vectors(rare).vectors]), None), rows, mask
-
-    def inputs(self, tokens: TokenEmbeddings, rows: torch.Tensor,
-               weights: Callable[[], tuple[LstmWeights, LstmWeights]]) -> tuple[torch.Tensor, torch.Tensor, bool]:
-        """The inputs of the first LSTM layer, for `rows` int [2, S] of tokens; `weights` returns the layer's weights.
-
-        Returns vectors, their rows, and False; or, for a small token table, input projections, their rows, and True.
-        """
-        if self.table is not None and tokens.rows is not None:
-            table_rows = torch.as_tensor(tokens.rows)
-            with numerics(self.precision, self.device):
-                projections = self.table.input_projections(table_rows, weights(), self.backend, self.precision)
-            if projections is not None:
-                return projections, table_rows[rows.long()], True
-        return tokens.vectors, rows, False
 
     @property
     def computes_in(self) -> str:

@@ -10,7 +10,7 @@ import elmo_fast.ops.projected_lstm.gradients  # noqa: F401
 from elmo_fast.arguments import shown
 from elmo_fast.ops.backend import effective_precision, needs_gradient, resolve
 from elmo_fast.ops.device import to_device
-from elmo_fast.ops.linear import check_shape, linear
+from elmo_fast.ops.linear import check_shape
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.precision import check_gradients
 from elmo_fast.ops.projected_lstm import pytorch, reference
@@ -23,8 +23,7 @@ from elmo_fast.ops.schedule import Schedule
 def projected_lstm(
     inputs: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, state: State,
     weights: tuple[LstmWeights, LstmWeights], *, cell_clip: float | None = None, proj_clip: float | None = None,
-    initial_state: State | None = None, precomputed: bool = False, backend: str = "auto", precision: str = "highest",
-    bounded: bool = False,
+    initial_state: State | None = None, backend: str = "auto", precision: str = "highest", bounded: bool = False,
 ) -> tuple[torch.Tensor, State]:
     """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit operands are converted to fp32.
 
@@ -34,12 +33,11 @@ def projected_lstm(
     `highest`. Native backends have no second-order gradients.
     """
     call = LstmCall(full_precision(inputs), rows, schedule, tuple(map(full_precision, state)), weights, cell_clip,
-                    proj_clip, initial_state and tuple(map(full_precision, initial_state)), precomputed, precision,
-                    bounded)
+                    proj_clip, initial_state and tuple(map(full_precision, initial_state)), precision, bounded)
     check(call)
     save = needs_gradient(call.tensors)
     check_gradients(precision, save)
-    chosen = resolve("projected_lstm", backend, *call.tensors, unsupported=_unsupported(call, save))
+    chosen = resolve("projected_lstm", backend, *call.tensors, unsupported=unsupported_weights(weights))
     if chosen == "native":
         if inputs.device.type == "cpu":
             call = dataclasses.replace(call, precision="highest" if save else effective_precision(precision))
@@ -51,16 +49,7 @@ def projected_lstm(
     if chosen == "torch":
         return pytorch.projected_lstm(call)
     return reference.projected_lstm(call.inputs, call.rows, schedule, call.state, call.weights, cell_clip=cell_clip,
-                                    proj_clip=proj_clip, initial_state=call.initial_state, precomputed=precomputed)
-
-
-def _unsupported(call: LstmCall, save: bool) -> str | None:
-    """Name what the native engines do not support in a call, or return None."""
-    if reason := unsupported_weights(call.weights):
-        return reason
-    if call.precomputed and save:
-        return "gradients of precomputed inputs"
-    return "precomputed inputs on a GPU" if call.precomputed and call.inputs.device.type == "cuda" else None
+                                    proj_clip=proj_clip, initial_state=call.initial_state)
 
 
 def unsupported_weights(weights: tuple[LstmWeights, LstmWeights]) -> str | None:
@@ -68,25 +57,6 @@ def unsupported_weights(weights: tuple[LstmWeights, LstmWeights]) -> str | None:
     if any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in weights):
         return "a projection to as many values as there are cells"
     return None
-
-
-def input_projections(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *,
-                      backend: str = "auto") -> torch.Tensor:
-    """x [R, I] -> x W + B of both directions, [R, 8 D], forward half first: `inputs` for calls with `precomputed`.
-
-    In `highest` they are bitwise equal to the projections that the native engine computes itself.
-    """
-    width = x.shape[1]
-    return torch.cat([linear(x, w[:width], b, backend=backend, precision="highest") for w, b, _ in weights], dim=1)
-
-
-def accepts_input_projections(backend: str, precision: str, weights: tuple[LstmWeights, LstmWeights]) -> bool:
-    """Whether a call can take `precomputed` inputs: on the CPU, without gradients, and with fp32 products."""
-    operands = [part for direction in weights for part in direction if part is not None]
-    if any(part.is_meta for part in operands) or needs_gradient(operands) or operands[0].device.type != "cpu":
-        return False
-    chosen = resolve("projected_lstm", backend, *operands)
-    return chosen == "torch" or (chosen == "native" and effective_precision(precision) == "highest")
 
 
 def check(call: LstmCall) -> None:
@@ -98,13 +68,10 @@ def check(call: LstmCall) -> None:
     if call.initial_state is not None:
         check_shape("initial_state[0]", call.initial_state[0], (2 * projection,))
         check_shape("initial_state[1]", call.initial_state[1], (2 * dim,))
-    if call.precomputed and call.rows is None:
-        raise ValueError("rows: expected the row of inputs that each packed row reads, since inputs are precomputed; "
-                         "got None")
     if call.rows is None:
         check_shape("inputs", call.inputs, (packed_rows, 2 * width))
     else:
-        check_shape("inputs", call.inputs, (call.inputs.shape[0], 8 * dim if call.precomputed else width))
+        check_shape("inputs", call.inputs, (call.inputs.shape[0], width))
         rows, last = call.rows, len(call.inputs) - 1
         if rows.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"rows: expected int32 or int64, got {rows.dtype}")

@@ -24,7 +24,6 @@ class LstmCall:
     cell_clip: float | None = None
     proj_clip: float | None = None
     initial_state: State | None = None
-    precomputed: bool = False
     precision: str = "highest"
     bounded: bool = False
 
@@ -47,7 +46,7 @@ class LstmCall:
             torch.from_numpy(schedule.batch_sizes),
             torch.from_numpy(schedule.sequence_starts) if has_starts else None, *self.state,
             flat_weights(self.weights) if save or packed is None else [], initial_h, initial_c, self.width,
-            limit(self.cell_clip), limit(self.proj_clip), packed, self.precomputed, self.precision, self.bounded, save)
+            limit(self.cell_clip), limit(self.proj_clip), packed, self.precision, self.bounded, save)
 
 
 def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
@@ -83,7 +82,6 @@ class LstmArguments(NamedTuple):
     cell_clip: float
     proj_clip: float
     packed: torch.Tensor | None
-    precomputed: bool
     precision: str
     bounded: bool
     save: bool

@@ -19,14 +19,20 @@ def forward(*arguments):
     call, module = LstmArguments(*arguments), native_module()[0]
     operands, count = _Operands(call, call.packed), call.packed_rows
     out = call.h.new_empty(count, call.h.shape[1])
-    common = {**operands.arguments(), "output": out.data_ptr(), "out_rows": operands.row_numbers.data_ptr()}
+    outputs = _halves_at(out)
+    common = {**operands.arguments(), "outputs": outputs.ctypes.data}
     saved = call.h.new_empty(module.lstm_saved_size(*call.sizes, count) if call.save else 0, dtype=torch.uint8)
     if call.save:
         module.lstm_forward_saving(**common, saved=saved.data_ptr(), saved_size=saved.numel())
     else:
-        module.lstm_forward(**common, output_rows=count, precision=number_of(call.precision),
-                            precomputed=call.precomputed)
+        module.lstm_forward(**common, precision=number_of(call.precision))
     return out, _in_caller_order(operands.h, call.slots), _in_caller_order(operands.c, call.slots), saved
+
+
+def _halves_at(rows: torch.Tensor) -> np.ndarray:
+    """Addresses of both halves of rows float32 [S, 2 P]: int64 [2, S]."""
+    width = rows.shape[1]
+    return rows.data_ptr() + 4 * (np.array([[0], [width // 2]]) + width * np.arange(len(rows)))
 
 
 def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
@@ -76,8 +82,7 @@ class _Operands:
 
     def __init__(self, call: LstmArguments, packed: torch.Tensor):
         self.call, self.packed = call, packed
-        self.row_numbers = torch.arange(call.packed_rows, dtype=torch.int32, device="cpu").expand(2, -1).contiguous()
-        self.rows = self.row_numbers if call.rows is None else call.rows.to(torch.int32).contiguous()
+        self.rows = None if call.rows is None else call.rows.to(torch.int32).contiguous()
         self.inputs = call.inputs.contiguous()
         self.h, self.c = (_in_slot_order(x, call.slots) for x in (call.h, call.c))
         self.initial_h, self.initial_c = (None if x is None else x.contiguous()
@@ -88,9 +93,9 @@ class _Operands:
         call, (width, dim, projection) = self.call, self.call.sizes
         return dict(
             input=width, dim=dim, projection=projection, packed=self.packed.data_ptr(), packed_size=self.packed.numel(),
-            inputs=self.inputs.data_ptr(), input_rows=len(self.inputs), split_input=call.rows is None,
+            inputs=self.inputs.data_ptr(), input_rows=len(self.inputs), rows=pointer(self.rows),
             steps=len(call.batch_sizes), batch_sizes=call.batch_sizes.data_ptr(), packed_rows=call.packed_rows,
-            rows=self.rows.data_ptr(), sequence_start=pointer(call.sequence_starts), initial_h=pointer(self.initial_h),
+            sequence_start=pointer(call.sequence_starts), initial_h=pointer(self.initial_h),
             initial_c=pointer(self.initial_c), slots=len(self.h), h=self.h.data_ptr(), c=self.c.data_ptr(),
             cell_clip=call.cell_clip, proj_clip=call.proj_clip, threads=threads())
 

@@ -36,7 +36,7 @@ def _as_operand(weight: torch.Tensor | None) -> torch.Tensor | None:
 def _input_projections(call: LstmCall, direction: int) -> Iterator[torch.Tensor]:
     """Yield x W + b of every step, [n, 4 D]. A GEMM computes consecutive steps of up to `_GEMM_ROWS` rows together."""
     w, b, _ = call.weights[direction]
-    x = half(call.inputs, direction) if call.rows is None or call.precomputed else call.inputs
+    x = half(call.inputs, direction) if call.rows is None else call.inputs
     first, sizes = 0, call.schedule.batch_sizes.tolist()
     while sizes:
         count, total = 1, sizes[0]
@@ -46,8 +46,6 @@ def _input_projections(call: LstmCall, direction: int) -> Iterator[torch.Tensor]
         chunk = slice(first, first + total)
         if call.rows is None:
             z = torch.addmm(b, x[chunk], w[: call.width])
-        elif call.precomputed:
-            z = x[call.rows[direction][chunk]]
         else:
             unique, number = call.rows[direction][chunk].unique(return_inverse=True)
             z = torch.addmm(b, x[unique], w[: call.width])[number]

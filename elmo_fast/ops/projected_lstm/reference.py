@@ -18,26 +18,25 @@ LstmWeights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 def projected_lstm(
     inputs: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, state: State,
     weights: tuple[LstmWeights, LstmWeights], *, cell_clip: float | None = None, proj_clip: float | None = None,
-    initial_state: State | None = None, precomputed: bool = False,
+    initial_state: State | None = None,
 ) -> tuple[torch.Tensor, State]:
     """A layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
 
     Runs the S packed rows of `schedule`. `inputs` is one of: [R, I] with `rows` int [2, S], the row that a direction
-    reads at a packed row; [S, 2 I] without `rows`, forward half first; with `precomputed` and `rows`, x W + B of both
-    directions, [R, 8 D]. `state` is (h [slots, 2 P], c [slots, 2 D]), forward half first, slots in the caller's order.
-    `weights` are (W, B, W_P), forward then backward: W [I + P, 4 D] with gates i, j, f, o; B [4 D]; W_P [D, P], or None
-    if D == P, and then h is not clipped. `initial_state` (h [2 P], c [2 D]) replaces a slot's state where a sentence
-    starts; without it a sentence continues from the previous sentence in its slot.
+    reads at a packed row; [S, 2 I] without `rows`, forward half first. `state` is (h [slots, 2 P], c [slots, 2 D]),
+    forward half first, slots in the caller's order. `weights` are (W, B, W_P), forward then backward: W [I + P, 4 D]
+    with gates i, j, f, o; B [4 D]; W_P [D, P], or None if D == P, and then h is not clipped. `initial_state` (h [2 P],
+    c [2 D]) replaces a slot's state where a sentence starts; without it a sentence continues from the previous sentence
+    in its slot.
 
     Returns outputs [S, 2 P] and the final state as new tensors.
     """
     def inputs_of(direction):
-        x = inputs if rows is not None and not precomputed else half(inputs, direction)
-        x = x if rows is None else x[rows[direction]]  # [S, I], or [S, 4 D]
+        x = half(inputs, direction) if rows is None else inputs[rows[direction]]  # [S, I]
         return x.split(schedule.batch_sizes.tolist())
 
     def step(direction, x, h, c):
-        return lstm_cell(x, h, c, *weights[direction], cell_clip, proj_clip, precomputed)
+        return lstm_cell(x, h, c, *weights[direction], cell_clip, proj_clip)
 
     return time_loop(inputs_of, step, schedule, state, initial_state)
 
@@ -72,9 +71,9 @@ def time_loop(inputs_of: Callable[[int], Iterable[torch.Tensor]], step: Callable
     return out, (h, c)
 
 
-def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip, precomputed=False):
-    """A step of one direction: x [n, I] (or x W + B [n, 4 D]), h [n, P], c [n, D] -> the next h and c."""
-    z = x + h @ w[-h.shape[1] :] if precomputed else torch.cat([x, h], dim=1) @ w + b  # [n, 4 D]
+def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip):
+    """A step of one direction: x [n, I], h [n, P], c [n, D] -> the next h and c."""
+    z = torch.cat([x, h], dim=1) @ w + b  # [n, 4 D]
     i, j, f, o = z.chunk(4, dim=1)
     c = clip(torch.sigmoid(f + 1) * c + torch.sigmoid(i) * torch.tanh(j), cell_clip)
     m = torch.sigmoid(o) * torch.tanh(c)

@@ -16,39 +16,38 @@ from elmo_fast.ops.weight_cache import cached
 
 def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, state: State,
                   layers: Sequence[tuple[LstmWeights, LstmWeights]], addresses: np.ndarray, *, skips: bool,
-                  cell_clip: float | None, proj_clip: float | None, initial_state: State | None = None,
-                  precomputed: bool = False, precision: str = "highest") -> State:
+                  clips: tuple[float | None, float | None], initial_state: State | None = None,
+                  precision: str = "highest") -> State:
     """Run every layer over the packed rows of a schedule, and return the final state (see `LstmStack.run`).
 
     `inputs` [R, P], of any float type, and `rows` int32 [2, S] are those of the first layer, `layers` the weights of
     every layer. `addresses` uint64 [L, 2, S]: where each layer writes the output float32 [P] of each direction at each
     packed row; the next layer reads it there. No two are equal, and the caller keeps the memory. With `skips` the
-    layers above the first add their input to their output. `state` is not changed. The bits are those of
-    `elmo_fast.ops.projected_lstm.projected_lstm`, layer by layer.
+    layers above the first add their input to their output. `clips` are those of cells and of the projection. `state` is
+    not changed. The bits are those of `elmo_fast.ops.projected_lstm.projected_lstm`, layer by layer.
     """
     module, precision = native_module()[0], effective_precision(precision)
     h, c = (_in_slot_order(values, schedule) for values in state)  # [L, slots, 2 P], [L, slots, 2 D]
     initial = None if initial_state is None else [_array(values) for values in initial_state]  # [L, 2 P], [L, 2 D]
     projection, dim = h.shape[2] // 2, c.shape[2] // 2
     inputs, rows = inputs.float().contiguous(), np.ascontiguousarray(rows, dtype=np.int32)
-    starts = schedule.sequence_starts.ctypes.data if initial else 0
-    same = {"dim": dim, "projection": projection, "steps": len(schedule.batch_sizes), "packed_rows": rows.shape[1],
-            "batch_sizes": schedule.batch_sizes.ctypes.data, "sequence_start": starts, "slots": h.shape[1],
-            "cell_clip": limit(cell_clip), "proj_clip": limit(proj_clip), "threads": threads(),
-            "precision": number_of(precision), "output": 0, "output_rows": 0, "out_rows": 0}
-    first = {"inputs": inputs.data_ptr(), "input_rows": len(inputs), "rows": rows.ctypes.data, "split_input": False,
-             "precomputed": precomputed}
-    written, size = addresses.ctypes.data, addresses[0].nbytes
+    common = {"dim": dim, "projection": projection, "steps": len(schedule.batch_sizes), "packed_rows": rows.shape[1],
+              "batch_sizes": schedule.batch_sizes.ctypes.data,
+              "sequence_start": schedule.sequence_starts.ctypes.data if initial else 0, "slots": h.shape[1],
+              "cell_clip": limit(clips[0]), "proj_clip": limit(clips[1]), "threads": threads(),
+              "precision": number_of(precision)}
     all_packed = cached(flat_stack(layers), f"lstm stack {on_this_machine(precision)}",
                         lambda _: [packed_lstm(weights, precision) for weights in layers])
     for layer, (weights, packed) in enumerate(zip(layers, all_packed)):
-        source = {"inputs": 0, "input_rows": 0, "rows": 0, "split_input": True, "add_input": skips,
-                  "inputs_at": written + (layer - 1) * size} if layer else first
-        module.lstm_forward(
-            **same, **source, outputs_at=written + layer * size, input=len(weights[0][0]) - projection,
-            packed=packed.data_ptr(), packed_size=packed.numel(), h=h[layer].ctypes.data, c=c[layer].ctypes.data,
-            initial_h=initial[0][layer].ctypes.data if initial else 0,
-            initial_c=initial[1][layer].ctypes.data if initial else 0)
+        arguments = common | {
+            "input": len(weights[0][0]) - projection, "packed": packed.data_ptr(), "packed_size": packed.numel(),
+            "h": h[layer].ctypes.data, "c": c[layer].ctypes.data, "outputs": addresses[layer].ctypes.data,
+            "initial_h": initial[0][layer].ctypes.data if initial else 0,
+            "initial_c": initial[1][layer].ctypes.data if initial else 0}
+        if layer == 0:
+            module.lstm_forward(**arguments, inputs=inputs.data_ptr(), input_rows=len(inputs), rows=rows.ctypes.data)
+        else:
+            module.lstm_forward_at(**arguments, inputs=addresses[layer - 1].ctypes.data, add_input=skips)
     return tuple(_in_caller_order(values, schedule) for values in (h, c))
 
 

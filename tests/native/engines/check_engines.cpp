@@ -25,21 +25,25 @@ void set_cap(const char* name) {
 }
 
 // For processors that lack any one or two features, for random ones, and for a system that does not permit AMX: the
-// level that is chosen needs nothing that is not there, and all levels above it do.
+// level that is chosen needs nothing that is not there, and all levels above it do, but for the dots of bf16 that were
+// not asked for on a processor that is not AMD's.
 bool selection_holds(Isa cap) {
   std::vector<uint32_t> sets = {~0u, 0};
   for (int a = 0; a < feature_count; ++a)
     for (int b = a; b < feature_count; ++b) sets.push_back(~((1u << a) | (1u << b)));
   std::minstd_rand generator;
-  for (int k = 0; k < 1000; ++k) sets.push_back(static_cast<uint32_t>(generator()) | cpu::level_of(Isa::generic).fp32->features);
+  for (int k = 0; k < 1000; ++k) sets.push_back(static_cast<uint32_t>(generator()) | cpu::needed_features(cpu::level_of(Isa::generic)));
   for (const uint32_t features : sets)
-    for (const bool permitted : {false, true}) {
+    for (const Processor& processor : {Processor{"AuthenticAMD", features, false}, Processor{"GenuineIntel", features, false},
+                                       Processor{"GenuineIntel", features, true}}) {
       const auto runs = [&](Isa isa) {
         const cpu::Level& level = cpu::level_of(isa);
-        return level.fp32 && !(cpu::needed_features(level) & ~features) && (isa != Isa::amx || permitted);
+        const bool is_slow = isa == Isa::avx512_bf16 && cap != isa && processor.vendor != "AuthenticAMD";
+        return cpu::fp32_engines(level) && !(cpu::needed_features(level) & ~features) && !is_slow &&
+               (isa != Isa::amx || processor.permits_amx);
       };
       if (!runs(Isa::generic)) continue;
-      const Isa best = cpu::best_isa(features, permitted, cap);
+      const Isa best = cpu::best_isa(processor, cap);
       if (best > cap || !runs(best)) return false;
       for (int k = static_cast<int>(best) + 1; k <= static_cast<int>(cap); ++k)
         if (runs(static_cast<Isa>(k))) return false;
@@ -73,7 +77,7 @@ Engine check(const char* isa, Precision precision) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  const std::string best = isa_name(cpu::cpu_isa());
+  const std::string best = cpu::level_of(cpu::cpu_isa()).name;
   if (count > 1 && arguments[1] == std::string("best")) return std::printf("%s\n", best.c_str()), 0;
   if (count > 1 && best != arguments[1]) return std::printf("best: expected %s, got %s\n", arguments[1], best.c_str()), 1;
   const Isa highest = cpu::cpu_isa();
@@ -81,13 +85,12 @@ int main(int count, char** arguments) {
   std::vector<Engine> engines;
   for (int k = 0; k < isa_count; ++k) {
     const Isa isa = static_cast<Isa>(k);
-    const char* const name = isa_name(isa);
+    const char* const name = cpu::level_of(isa).name;
     set_cap(name);
     // The emulation stands above AMX in order, and runs wherever AVX-512 does.
     const bool admitted = isa <= highest || (isa == Isa::amx_emulated && highest >= Isa::avx512);
     if (!admitted || cpu::cpu_isa() != isa) continue;
-    for (int number = 0; number < precision_count; ++number) {
-      const Precision precision = static_cast<Precision>(number);
+    for (const auto& [precision, _] : precision_names) {
       if (lstm_isa(precision) != name) continue;  // it has the engine of a level below, or none
       engines.push_back(check(name, precision));
       cases += engines.back().cases, failures += engines.back().failures;
@@ -95,7 +98,7 @@ int main(int count, char** arguments) {
   }
   // Levels with the same vectors have the same bits, except where only one of them rounds both operands, or adds pairs.
   const auto vectors = [](const Engine& engine) {
-    return std::make_tuple(cpu::level_of(isa_named(engine.isa)).fp32, engine.limit(), engine.has_dots());
+    return std::make_tuple(cpu::fp32_engines(cpu::level_of(cpu::isa_named(engine.isa))), engine.limit(), engine.has_dots());
   };
   for (size_t k = 0; k < engines.size(); ++k)
     for (size_t before = 0; before < k; ++before)

@@ -12,6 +12,13 @@ struct Schedule {
   bool starts, split, clips;
 };
 
+// With more unique inputs than one input GEMM takes: of several steps, and of every step.
+inline const std::vector<Schedule>& large_schedules() {
+  static const std::vector<Schedule> all = {{"chunks", std::vector<int32_t>(7, 224), true, false, true},
+                                            {"large steps", {1100, 1100, 50}, true, false, true}};
+  return all;
+}
+
 inline const std::vector<Schedule>& schedules() {
   static const std::vector<Schedule> all = {{"ragged", {7, 7, 6, 3, 3, 1}, false, false, true},
                                             {"starts", {5, 5, 5, 4, 4, 2, 2, 1}, true, false, true},
@@ -29,7 +36,7 @@ class LstmCase {
       : in(in_), D(D_), P(P_), schedule(schedule_), random(static_cast<unsigned>(in_ * 7 + D_ * 11 + P_)) {
     for (const int32_t size : schedule.sizes) S += size;
     slots = 1 + (schedule.sizes.empty() ? 1 : schedule.sizes[0]);  // one never runs
-    input_rows = S / 2 + 3;
+    input_rows = schedule.split ? S : S / 2 + 3;
     inputs = random.floats(input_rows * in * (schedule.split ? 2 : 1));
     h = random.floats(slots * 2 * P, 0.5), c = random.floats(slots * 2 * D);
     initial_h = random.floats(2 * P, 0.5), initial_c = random.floats(2 * D);
@@ -38,7 +45,7 @@ class LstmCase {
       B[d] = random.floats(4 * D, 0.5);
       if (D != P) WP[d] = random.floats(D * P, 1.5 / std::sqrt(double(D)));
       for (int64_t s = 0; s < S; ++s) {
-        rows.push_back(static_cast<int32_t>(random.below(input_rows)));
+        rows.push_back(static_cast<int32_t>(schedule.split ? s : random.below(input_rows)));
         out_rows.push_back(static_cast<int32_t>(d ? S - 1 - s : (s + S / 2) % S));
       }
     }
@@ -50,8 +57,8 @@ class LstmCase {
     const elmo_fast::LstmShape shape = {in, D, P};
     Buffer packed(elmo_fast::lstm_packed_size(shape, engine.precision));
     pack(shape, engine.precision, packed);
-    const Result first = forward(engine.precision, packed, 1, 0);
-    const bool same = first == forward(engine.precision, packed, 2, 5) && first == forward(engine.precision, packed, 3, 1);
+    const Result first = forward(engine.precision, packed, 1);
+    const bool same = first == forward(engine.precision, packed, 2) && first == forward(engine.precision, packed, 3);
     const double error = std::max({relative_error(first.output, output_expected), relative_error(first.h, h_expected),
                                    relative_error(first.c, c_expected)});
     for (const Floats* each : {&first.output, &first.h, &first.c}) engine.record(*each);
@@ -59,13 +66,13 @@ class LstmCase {
     if (in > 10 && S > 10) engine.expect(name("clips as expected"), clipped() == schedule.clips);
     engine.expect(name("lstm at addresses"), first == addressed(engine.precision, packed));
     if (!engine.trains()) return;
-    if (!schedule.split) engine.expect(name("lstm precomputed"), first == precomputed(packed));
     gradients(engine, packed, first);
   }
 
  private:
   struct Result {
     Floats output, h, c;
+    std::vector<float*> addresses;
     bool operator==(const Result& other) const {
       return same_bits(output, other.output) && same_bits(h, other.h) && same_bits(c, other.c);
     }
@@ -81,15 +88,18 @@ class LstmCase {
 
   const float* const* projections() const { return D == P ? none : with_projection; }
 
+  // `result` has the outputs' addresses.
   elmo_fast::LstmCall call(Result& result, const Buffer& packed, const char* data) const {
     elmo_fast::LstmCall to = {};
     to.shape = {in, D, P};
     to.packed = data, to.packed_size = packed.size();
-    to.inputs = inputs.data(), to.input_rows = input_rows, to.split_input = schedule.split;
     to.steps = static_cast<int64_t>(schedule.sizes.size()), to.batch_sizes = schedule.sizes.data();
-    to.packed_rows = S, to.rows = rows.data(), to.out_rows = out_rows.data();
+    to.packed_rows = S;
     if (schedule.starts) to.sequence_start = start.data(), to.initial_h = initial_h.data(), to.initial_c = initial_c.data();
-    to.output = result.output.data(), to.output_rows = S;
+    for (int64_t d = 0; d < 2; ++d)
+      for (int64_t s = 0; s < S; ++s)
+        result.addresses.push_back(result.output.data() + (2 * out_rows[size_t(d * S + s)] + d) * P);
+    to.outputs = result.addresses.data();
     to.slots = slots, to.h = result.h.data(), to.c = result.c.data();
     to.cell_clip = clip(0.6f), to.proj_clip = clip(0.3f);
     to.threads = 1;
@@ -111,49 +121,26 @@ class LstmCase {
 
   float clip(float limit) const { return schedule.clips ? limit : std::numeric_limits<float>::infinity(); }
 
-  Result forward(elmo_fast::Precision precision, Buffer& packed, int threads, int64_t chunk_rows) const {
+  elmo_fast::LstmRows from() const { return {inputs.data(), input_rows, schedule.split ? nullptr : rows.data()}; }
+
+  Result forward(elmo_fast::Precision precision, Buffer& packed, int threads) const {
     Result result = before();
     elmo_fast::LstmCall to = call(result, packed, packed.data());
-    to.precision = precision, to.threads = threads, to.chunk_rows = chunk_rows;
-    elmo_fast::lstm_forward(to);
+    to.threads = threads;
+    elmo_fast::lstm_forward(to, from(), precision);
     return result;
   }
 
-  Result before() const { return {Floats(static_cast<size_t>(S * 2 * P), NAN), h, c}; }
+  Result before() const { return {Floats(static_cast<size_t>(S * 2 * P), NAN), h, c, {}}; }
 
-  // With addresses in place of rows.
+  // With addresses of the inputs in place of rows.
   Result addressed(elmo_fast::Precision precision, Buffer& packed) const {
     Result result = before();
-    elmo_fast::LstmCall to = call(result, packed, packed.data());
-    to.precision = precision;
     std::vector<const float*> inputs_at;
-    std::vector<float*> outputs_at;
-    for (int64_t d = 0; d < 2; ++d)
-      for (int64_t k = d * S; k < (d + 1) * S; ++k) {
-        const int64_t row = rows[size_t(k)], out_row = out_rows[size_t(k)];
-        inputs_at.push_back(inputs.data() + (schedule.split ? (2 * row + d) * in : row * in));
-        outputs_at.push_back(out_row < 0 ? nullptr : result.output.data() + (2 * out_row + d) * P);
-      }
-    to.inputs = nullptr, to.rows = to.out_rows = nullptr, to.output = nullptr;
-    to.inputs_at = inputs_at.data(), to.outputs_at = outputs_at.data();
-    elmo_fast::lstm_forward(to);
-    return result;
-  }
-
-  // With input projections from linear_forward.
-  Result precomputed(Buffer& packed) const {
-    Floats both(static_cast<size_t>(input_rows * 8 * D));
-    for (int d = 0; d < 2; ++d) {
-      const elmo_fast::LinearShape shape = {in, 4 * D, elmo_fast::Epilogue::none};
-      Buffer input_part(elmo_fast::linear_packed_size(shape));
-      elmo_fast::linear_pack(shape, W[d].data(), B[d].data(), nullptr, nullptr, input_part.data(), input_part.size());
-      elmo_fast::linear_forward({shape, input_part.data(), input_part.size(), inputs.data(), input_rows, in,
-                                 both.data() + d * 4 * D, 8 * D, 1});
-    }
-    Result result = before();
-    elmo_fast::LstmCall to = call(result, packed, packed.data());
-    to.inputs = both.data(), to.precomputed = true;
-    elmo_fast::lstm_forward(to);
+    for (int d = 0; d < 2; ++d)
+      for (int64_t s = 0; s < S; ++s) inputs_at.push_back(input_of(s, d));
+    elmo_fast::lstm_forward(call(result, packed, packed.data()), elmo_fast::LstmAddresses{inputs_at.data(), false},
+                            precision);
     return result;
   }
 
@@ -206,7 +193,7 @@ class LstmCase {
     const elmo_fast::LstmShape shape = {in, D, P};
     Buffer kept(elmo_fast::lstm_saved_size(shape, S)), backward(elmo_fast::lstm_backward_packed_size(shape));
     Result again = before();
-    elmo_fast::lstm_forward_saving(call(again, packed, packed.data()), kept.data(), kept.size());
+    elmo_fast::lstm_forward_saving(call(again, packed, packed.data()), from(), kept.data(), kept.size());
     engine.expect(name("lstm saving"), again == plain);
 
     const Floats grad_output = random.floats(S * 2 * P), grad_h = random.floats(slots * 2 * P),
@@ -217,6 +204,7 @@ class LstmCase {
       elmo_fast::LstmBackwardCall to = {};
       to.forward = call(state, backward, backward.data());
       to.forward.threads = threads;
+      to.from = from();
       std::vector<Floats> out = {grad_h, grad_c, Floats(initial_h.size(), NAN), Floats(initial_c.size(), NAN)};
       for (int d = 0; d < 2; ++d)
         for (size_t size : {W[d].size(), B[d].size(), WP[d].size()}) out.emplace_back(size, NAN);
@@ -230,7 +218,7 @@ class LstmCase {
         to.grad_projections[d] = D == P ? nullptr : out[6 + 3 * d].data();
         to.grad_inputs[d] = schedule.split ? out[10].data() + static_cast<int64_t>(d) * in : out[10 + d].data();
       }
-      Buffer scratch(elmo_fast::lstm_backward_scratch_size(to.forward));
+      Buffer scratch(elmo_fast::lstm_backward_scratch_size(to.forward, to.from));
       to.scratch = scratch.data(), to.scratch_size = scratch.size();
       elmo_fast::lstm_backward(to);
       return out;
@@ -294,6 +282,10 @@ inline void check_lstms(Engine& engine) {
                                {24, 16, 16}, {16, 64, 48}, {280, 40, 33}, {20, 300, 24}};
   for (const auto& [in, D, P] : shapes)
     for (const Schedule& schedule : schedules()) LstmCase(in, D, P, schedule).check(engine);
+  for (const Schedule& schedule : large_schedules()) {
+    LstmCase(7, 5, 2, schedule).check(engine);
+    LstmCase(11, 11, 11, schedule).check(engine);
+  }
 }
 
 // Packed weights of another precision or shape, and sizes that do not fit, end in std::invalid_argument.
@@ -303,15 +295,15 @@ inline void check_lstm_refusals(Engine& engine) {
   Buffer packed(lstm_packed_size(shape, engine.precision));
   std::memset(packed.data(), 0, packed.size());
   Floats values(64, 0.5f), h(4), c(8), output(4);
+  float* const outputs[] = {output.data(), output.data() + 2};
   const int32_t one[] = {1}, zeros[] = {0, 0};
   LstmCall call = {};
-  call.shape = shape, call.precision = engine.precision, call.packed = packed.data(), call.packed_size = packed.size();
-  call.inputs = values.data(), call.input_rows = 1, call.steps = 1, call.batch_sizes = one, call.packed_rows = 1;
-  call.rows = call.out_rows = zeros, call.output = output.data(), call.output_rows = 1, call.slots = 1;
+  call.shape = shape, call.packed = packed.data(), call.packed_size = packed.size();
+  call.steps = 1, call.batch_sizes = one, call.packed_rows = 1, call.outputs = outputs, call.slots = 1;
   call.h = h.data(), call.c = c.data(), call.cell_clip = call.proj_clip = 1, call.threads = 1;
-  const auto refuses = [&](const char* name, const LstmCall& wrong) {
+  const auto refuses = [&](const char* name, const LstmCall& wrong, int64_t input_rows = 1) {
     try {
-      lstm_forward(wrong);
+      lstm_forward(wrong, LstmRows{values.data(), input_rows, zeros}, engine.precision);
       engine.expect(name, false);
     } catch (const std::invalid_argument&) {
       engine.expect(name, true);
@@ -329,6 +321,5 @@ inline void check_lstm_refusals(Engine& engine) {
   refuses("refuses a part of packed weights", wrong);
   wrong = call, wrong.slots = 0;
   refuses("refuses more rows than slots", wrong);
-  wrong = call, wrong.input_rows = 0;
-  refuses("refuses rows beyond the inputs", wrong);
+  refuses("refuses rows beyond the inputs", call, 0);
 }

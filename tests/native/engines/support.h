@@ -55,6 +55,11 @@ struct Engine {
   int cases = 0, failures = 0;
   uint64_t digest = 14695981039346656037u;  // of all results
 
+  const char* precision_name() const {
+    for (const auto& [each, name] : elmo_fast::precision_names)
+      if (each == precision) return name;
+    return "";
+  }
   bool has_dots() const { return isa == "avx512-bf16"; }
   bool trains() const { return precision == elmo_fast::Precision::highest; }
   // Relative Frobenius errors (elmo_fast/ops/precision.py).
@@ -66,8 +71,7 @@ struct Engine {
 
   void report(const std::string& name, bool good, double error, double limit) {
     std::printf("%-12s %-7s %-46s %8.1e of %.0e %s\n", isa.c_str(),
-                elmo_fast::precision_names[static_cast<int>(precision)], name.c_str(), error, limit,
-                good ? "ok" : "OFF");
+                precision_name(), name.c_str(), error, limit, good ? "ok" : "OFF");
     ++cases;
     failures += !good;
   }

@@ -180,7 +180,7 @@ def operations(sizes, steps, kernels, weights=()):
     """Those of a forward and of a backward over so many steps, by plain torch where `kernels` is None."""
     case, counts = lstm_case(sizes, [steps] * 3, gathered=False, clips=TIGHT), []
     operands = case.leaves() | dict(weights)
-    call = LstmCall(**vars(case.given(operands, precision="highest", precomputed=False, bounded=False)[0]))
+    call = LstmCall(**vars(case.given(operands, precision="highest", bounded=False)[0]))
     with _Operations() as seen, pytest.MonkeyPatch.context() as patch:
         if kernels is None:
             out, state = plain.projected_lstm(call)
@@ -238,7 +238,7 @@ def test_chunks_of_a_schedule():
 
 
 def test_shapes_on_a_gpu():
-    call = STARTS.given(STARTS.leaves(wanted=[]), precision="medium", precomputed=False, bounded=False)[0]
+    call = STARTS.given(STARTS.leaves(wanted=[]), precision="medium", bounded=False)[0]
     arguments = LstmCall(**vars(call)).arguments(save=True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         on_gpu = arguments._replace(

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "../engine.h"
+#include "../gemm/fp32.h"
 #include "../packed.h"
-#include "fp32.h"
 
 namespace elmo_fast::cpu {
 
