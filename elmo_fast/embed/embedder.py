@@ -26,8 +26,8 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.public import NAMED_MODELS
+from elmo_fast.model.token_table.spare import SpareVectors
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.token_vectors import SpareVectors
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.outside_graphs import outside_graphs
@@ -146,7 +146,7 @@ class ElmoEmbedder:
                       {"batch_size": batch_size} if state == "carry" else {}, state)
 
     def _slot_stream(self, slots: int, state: str, half: bool = False) -> SlotStream:
-        """A stream that takes the token vectors of earlier calls, except with a token table, which may grow."""
+        """A stream that takes the token vectors of earlier calls, except with a token table."""
         return SlotStream(self.elmo_bilm, slots, state=state, half=half,
                           spare=self._spare if self.elmo_bilm.token_table is None else None)
 

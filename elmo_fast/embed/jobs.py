@@ -207,12 +207,13 @@ def write_table(job: TableJob) -> str:
             if not job.corpus:
                 check_file("vocabulary", job.vocabulary)
             device = job.model.place()
-            from elmo_fast.embed.build_table import corpus_words, write_words
+            from elmo_fast.embed.build_table import corpus_words, write_token_table
 
             vocabulary = corpus_words(text.tokens for text in texts) if job.corpus else job.vocabulary
         bilm = job.model.open(files).to(device)
         try:
-            rows, size = write_words(bilm, vocabulary, job.output_file, job.storage, job.progress, lock)
+            rows, size = write_token_table(bilm, vocabulary, job.output_file, storage=job.storage,
+                                           progress=job.progress, lock=lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
                                     f"{job.output_file}.part") from None

@@ -16,9 +16,9 @@ from elmo_fast.model.layers.lstm import LstmStack, RunState
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.stored import StoredWeights
-from elmo_fast.model.token_table.lookup import KeptVectors, TableLookup, TokenEmbeddings, TokenEncoder, WordCache
+from elmo_fast.model.token_table.lookup import KeptVectors, TableLookup, TokenEncoder, WordCache
+from elmo_fast.model.token_table.spare import SpareVectors, vectors_of_ids
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.token_vectors import SpareVectors, vectors_of_ids
 from elmo_fast.model.weights import check_shapes, expected_shapes, read_model
 from elmo_fast.ops.backend import check_backend, needs_gradient
 from elmo_fast.ops.device import is_capturing, to_device
@@ -236,21 +236,21 @@ class BiLm(StoredWeights):
         if boundaries == "add" and hooked.is_hooked(encoder.source, self._word_embedding, self._elmo_lstm):
             return hooked.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
                                   self._initial_state(state))
-        tokens, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
-                               else encoder.numbered_batch(word_inputs, ids))
-        layers = self._run_batch(tokens, index, mask.sum(1).numpy(), state, mask.flatten())
+        vectors, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
+                                else encoder.numbered_batch(word_inputs, ids))
+        layers = self._run_batch(vectors, index, mask.sum(1).numpy(), state, mask.flatten())
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in layers], to_device(mask, self._device))
 
     @outside_graphs
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
-        return self.token_encoder.strings(check_sentence(tokens, "tokens")).vectors
+        return self.token_encoder.strings(check_sentence(tokens, "tokens"))
 
     @outside_graphs
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors without context of tokens given as ids above zero: int [N, C], or word ids [N] -> [N, P]."""
-        tokens, index, _ = self.token_encoder.batch(ids[None], "present")
-        return tokens.vectors[index]
+        vectors, index, _ = self.token_encoder.batch(ids[None], "present")
+        return vectors[index]
 
     @outside_graphs
     @one_call()
@@ -272,14 +272,13 @@ class BiLm(StoredWeights):
         return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
 
     @one_call()
-    def run(self, tokens: TokenEmbeddings, rows: torch.Tensor, schedule: Schedule,
-            state: RunState | None = None,
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, state: RunState | None = None,
             addresses: np.ndarray | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
 
-        `tokens` come from `token_encoder`; `rows` int [2, S], best on the host, are the rows that the two directions
-        read. The slots start from `state`, by default the result of `begin`. The carried states do not change:
-        `lstm.store_state` changes them.
+        `vectors` [R, P] come from `token_encoder`; `rows` int [2, S], best on the host, are the rows that the two
+        directions read. The slots start from `state`, by default the result of `begin`. The carried states do not
+        change: `lstm.store_state` changes them.
 
         With `addresses` uint64 [L, 2, S], where `can_write`, the list is empty: each layer writes the output of each
         direction, float32 [P], at each packed row to its address, in memory that the caller keeps.
@@ -287,12 +286,11 @@ class BiLm(StoredWeights):
         stack = self._elmo_lstm
         if state is None:
             state = self.begin(schedule.slots.size)
-        inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, lambda: stack.layer_weights(0))
         if addresses is not None:
-            last = stack.write(inputs, rows.numpy(), schedule, *state, addresses, self._precision, precomputed)
+            last = stack.write(vectors, rows.numpy(), schedule, *state, addresses, self._precision)
             return [], RunState(last, state.initial)
-        with numerics(self._precision, tokens.vectors.device):
-            layers, last = stack.run(inputs, rows, schedule, *state, self.backend, self._precision, precomputed)
+        with numerics(self._precision, vectors.device):
+            layers, last = stack.run(vectors, rows, schedule, *state, self.backend, self._precision)
         return layers, RunState(last, state.initial)
 
     @property
@@ -306,30 +304,30 @@ class BiLm(StoredWeights):
             return None
         return functools.partial(vectors_of_ids, self._spare, self.token_key)
 
-    def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray, state: str,
+    def _run_batch(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray, state: str,
                    mask: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end: a list of [N, 2 P], token layer first.
 
-        `index` int [N], best on the host, is the row of `tokens` at each position, `lengths` int [sentences] count the
-        positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False. Sentence k
-        runs in slot k; if `state` is `carry`, the carried states are replaced.
+        `index` int [N], best on the host, is the row of `vectors` [R, P] at each position, `lengths` int [sentences]
+        count the positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False.
+        Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
         """
         schedule = batch_schedule(lengths)
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
         places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
         addresses = None
-        if self.can_write and not needs_gradient([tokens.vectors]):
-            made, addresses = layers_to_write(tokens.vectors[index], schedule.tokens, self.num_layers, places,
+        if self.can_write and not needs_gradient([vectors]):
+            made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places,
                                               len(index) if mask is None else len(mask))
         with self._elmo_lstm.exclusive(state == "carry"):
-            layers, (last, _) = self.run(tokens, rows, schedule, self.begin(schedule.slots.size, state), addresses)
+            layers, (last, _) = self.run(vectors, rows, schedule, self.begin(schedule.slots.size, state), addresses)
             if state == "carry":
                 self._elmo_lstm.store_state(last)
-        device, dtype = tokens.vectors.device, self._elmo_lstm.B_0_0.dtype
+        device, dtype = vectors.device, self._elmo_lstm.B_0_0.dtype
         if addresses is not None:
             return [layer.to(dtype) for layer in made]
         order = to_device(schedule.tokens, device).long()
-        token_layer = tokens.vectors[to_device(index, device)]  # [N, P]
+        token_layer = vectors[to_device(index, device)]  # [N, P]
         layers = [torch.cat([token_layer, token_layer], dim=1), *(in_text_order(layer, order) for layer in layers)]
         if places is not None:
             places = to_device(places, device)

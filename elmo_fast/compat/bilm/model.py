@@ -11,7 +11,7 @@ from torch import nn
 
 from elmo_fast.arguments import MOST_SENTENCES, check_count, check_file
 from elmo_fast.compat.bilm.elmo import Variables
-from elmo_fast.embed.build_table import encoded
+from elmo_fast.embed.build_table import encoded, table_header
 from elmo_fast.embed.progress import progress_bar
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
@@ -167,8 +167,7 @@ def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _
     check_target(outfile, "outfile")
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, precision=precision,
                                         backend=backend, allow_nonfinite=allow_nonfinite)
-    shape = len(words), bilm.options.lstm.projection_dim
-    with table_writer(outfile, None, shape, "float32", bilm.fingerprint(), bilm.computes_in) as writer:
+    with table_writer(outfile, table_header(bilm, words)._replace(words=None)) as writer:
         for vectors in encoded(bilm, words, 0, progress):
             writer.append(vectors)
 

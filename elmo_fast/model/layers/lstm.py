@@ -127,16 +127,14 @@ class LstmStack(AllenNlpStateDict):
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, initial: State,
             initial_state: State | None = None, backend: str = "auto", precision: str = "highest",
-            precomputed: bool = False,
             drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer at every packed row [S, 2 P], and the final state; carried states do not change.
 
         `vectors` [R, P] are token vectors, `rows` int [2, S] the row that each direction reads at each packed row.
         Without `rows`, `vectors` are the inputs of every packed row, [S, 2 P]. `initial` and the result are
         (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D]) is the state that every
-        sentence starts from, None if a slot carries its state from sentence to sentence. With `precomputed`, `vectors`
-        are the first layer's input projections, [R, 8 D]. `drop` is a dropout applied to each layer's input; a skip
-        connection adds the input after dropout.
+        sentence starts from, None if a slot carries its state from sentence to sentence. `drop` is a dropout applied to
+        each layer's input; a skip connection adds the input after dropout.
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
@@ -146,7 +144,7 @@ class LstmStack(AllenNlpStateDict):
             out, final = projected_lstm(
                 x, None if layer else rows, schedule, _of_layer(initial, layer), self.layer_weights(layer),
                 backend=backend, bounded=bounded, initial_state=initial_state and _of_layer(initial_state, layer),
-                precomputed=precomputed and layer == 0, precision=precision, **self._clips)
+                precision=precision, **self._clips)
             skips = self._skips(layer)
             x, bounded = sum_of(out, x) if skips else out, not skips and drop is None
             outputs.append(x)
@@ -168,13 +166,12 @@ class LstmStack(AllenNlpStateDict):
         return self.weights_named(self.datasets)
 
     def write(self, vectors: torch.Tensor, rows: np.ndarray, schedule: Schedule, initial: State,
-              initial_state: State | None, addresses: np.ndarray, precision: str = "highest",
-              precomputed: bool = False) -> State:
+              initial_state: State | None, addresses: np.ndarray, precision: str = "highest") -> State:
         """As `run`, with the bits of its outputs written at `addresses` uint64 [L, 2, S] (see `write_outputs`)."""
         layers = [self.layer_weights(layer) for layer in range(self.options.n_layers)]
         return write_outputs(vectors, rows, schedule, initial, layers, addresses, **self._clips,
                              skips=self.options.use_skip_connections, initial_state=initial_state,
-                             precomputed=precomputed, precision=precision)
+                             precision=precision)
 
     def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, initial: State,
                    precision: str = "highest") -> tuple[list[torch.Tensor], State]:
