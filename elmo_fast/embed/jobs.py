@@ -16,6 +16,7 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.lock import locked
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 from elmo_fast.text.readers import Texts, open_texts
 from elmo_fast.vectors import layouts
@@ -115,12 +116,12 @@ class ModelChoice:
                                          + f", whose names go to {path}" * (path != output))
         return files
 
-    def open(self, files: ModelFiles, **arguments: Any) -> "BiLm":
-        """The model on the CPU; `arguments` are those of `BiLm`."""
+    def open(self, files: ModelFiles, **options: Any) -> "BiLm":
+        """The model on the CPU; `options` are further fields of `ModelOptions`."""
         from elmo_fast.model.families.models import open_bilm
 
-        return open_bilm(files, precision=self.precision, backend=self.backend, allow_nonfinite=self.allow_nonfinite,
-                         **arguments)
+        return open_bilm(files, ModelOptions(precision=self.precision, backend=self.backend,
+                                             allow_nonfinite=self.allow_nonfinite, **options))
 
 
 @dataclass(frozen=True)

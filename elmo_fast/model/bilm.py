@@ -1,18 +1,19 @@
 """The bidirectional language model: token ids to the representations of every layer."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from elmo_fast.arguments import STATES, check_choice, check_path
+from elmo_fast.arguments import STATES, check_choice, check_path, gathered
 from elmo_fast.model import cuda_graph, hooked
 from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order, layers_to_write
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack, RunState
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.stored import StoredWeights
@@ -31,73 +32,59 @@ from elmo_fast.ops.weight_snapshot import Tensors, one_call, snapshot_of
 from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
-# The text whose final state, run from zeros, is the initial state of `warm`.
-WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
-    "The committee will meet again on Tuesday to discuss the report .",
-    "She opened the window and looked out over the quiet street .",
-    "Prices rose by about two per cent in the last quarter , the bank said .",
-    "\" I do not think so , \" he answered , \" but we shall see . \"",
-))
-
 
 class BiLm(StoredWeights):
     """A bidirectional language model (Peters et al. 2018) with bilm-tf's weights.
 
-    `state` says where a sentence starts. `carry`: row k of a batch starts where row k of the last batch ended, as
-    in bilm-tf and AllenNLP. `zero`: from zeros. `warm`: from the final state of `warm_text` run from zeros, computed
-    once, and again after weights change. With `zero` and `warm` results do not depend on order or batch mates.
+    `weights` are arrays by dataset name (`read_weights`); they are copied, and not checked for NaN and infinities.
+    Further `arguments` are fields of `ModelOptions`, and replace those of `opening`.
 
-    `precision` is `highest` (IEEE fp32), `high`, `medium`, or `low`, which has no gradients; `backend` is `auto`,
-    `reference`, `torch` or `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium`, which rounds
-    them to bf16; activations then have the parameters' type, states stay fp32.
-
-    `weights` are arrays by dataset name (`read_weights`); they are copied.
+    16-bit parameters (`.half()`, `.bfloat16()`) run in precision `medium`, which rounds them to bf16; activations then
+    have the parameters' type, states stay fp32.
     """
 
     words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
 
-    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
-                 warm_text: Sequence[Sequence[str]] = WARM_TEXT,
-                 token_table: TokenTable | str | os.PathLike | None = None):
+    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], opening: ModelOptions | None = None,
+                 **arguments):
         super().__init__()
+        opening = gathered(ModelOptions, arguments, opening)
         self.options, self.num_layers = options, options.n_layers  # layers of representations, the token layer included
-        self.precision = check_precision(precision)
-        self.backend = check_backend(backend)
-        self.warm_text = warm_text
+        self.precision = check_precision(opening.precision)
+        self.backend = check_backend(opening.backend)
+        self.warm_text = opening.warm_text
         self._check(weights)
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
-        self._token_embedder = self._make_token_source(weights, requires_grad)
+        self._token_embedder = self._make_token_source(weights, opening.requires_grad)
         self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
-        self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
+        self._elmo_lstm = self._make_lstm(weights, opening.requires_grad, opening.state)
         self._table: TableLookup | None = None
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
         self._spare = SpareVectors()
         self._prepared: cuda_graph.Preparation | None = None
-        self.token_table = token_table
+        self.token_table = opening.token_table
 
     @classmethod
-    def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
-        """Read a model from two paths or URLs; `arguments` are those of `from_model`."""
-        return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), **arguments)
+    def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike,
+                   opening: ModelOptions | None = None, **arguments) -> "BiLm":
+        """Read a model from two paths or URLs; other arguments are those of `BiLm`."""
+        return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), opening, **arguments)
 
     @classmethod
-    def from_model(cls, model: str | os.PathLike | ModelFiles, *, allow_nonfinite: bool | None = None,
+    def from_model(cls, model: str | os.PathLike | ModelFiles, opening: ModelOptions | None = None,
                    **arguments) -> "BiLm":
-        """Read a model, an argument or a result of `find_model`; further `arguments` are those of `BiLm`.
-
-        NaN and infinities in the weights are refused unless `allow_nonfinite`, by default the value in `ModelFiles`.
-        """
+        """Read a model, an argument or a result of `find_model`; other arguments are those of `BiLm`."""
+        opening = gathered(ModelOptions, arguments, opening)
         files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
-        if allow_nonfinite is not None:
-            files = dataclasses.replace(files, allow_nonfinite=allow_nonfinite)
-        bilm = cls._read(files, **arguments)
+        if opening.allow_nonfinite:
+            files = replace(files, allow_nonfinite=True)
+        bilm = cls._read(files, opening)
         bilm._files = files
         return bilm
 
     @classmethod
-    def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
-        return cls(*read_model(files), **arguments)
+    def _read(cls, files: ModelFiles, opening: ModelOptions) -> "BiLm":
+        return cls(*read_model(files), opening)
 
     def _check(self, weights: Mapping[str, np.ndarray]) -> None:
         """Raise `ConfigurationError` for weights whose names or shapes do not match the options."""
