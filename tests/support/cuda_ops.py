@@ -36,8 +36,7 @@ def projected_lstm(*operands, **settings):
 
 def in_models(patch, precision):
     """From here on LSTMs of models run as on a GPU, in that precision whatever the models'."""
-    def run(*operands, backend, precomputed, **settings):
-        assert not precomputed
+    def run(*operands, backend, **settings):
         return projected_lstm(*operands, **settings | {"precision": precision})
 
     patch.setattr("elmo_fast.model.layers.lstm.projected_lstm", run)
