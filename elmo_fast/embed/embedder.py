@@ -141,9 +141,8 @@ class ElmoEmbedder:
                       {"batch_size": batch_size} if state == "carry" else {}, state)
 
     def _slot_stream(self, slots: int, state: str, half: bool = False) -> SlotStream:
-        """A stream that takes the token vectors of earlier calls, except with a token table."""
-        return SlotStream(self.elmo_bilm, slots, state=state, half=half,
-                          spare=self._spare if self.elmo_bilm.token_table is None else None)
+        """A stream that takes the token vectors of earlier calls."""
+        return SlotStream(self.elmo_bilm, slots, state=state, half=half, spare=self._spare)
 
     def _runs_padded(self) -> bool:
         """Whether batches run padded, by a call of the module: for the reference backend, or if it has hooks."""

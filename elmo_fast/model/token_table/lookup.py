@@ -23,7 +23,6 @@ from elmo_fast.text.batching import BOUNDARIES
 
 BOUNDARY_CHOICES = ("add", "present")
 
-
 # Vectors of a batch's tokens [R, P], the row of each token int64 [N] in running order, and the mask bool [B, T].
 BatchTokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # From ids int [N, C] and a function that computes vectors of ids: vectors [R, P], and the row of each id int [N].
