@@ -3,9 +3,13 @@
 Imports no torch: the command's help reads it.
 """
 
+import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
+from typing import Any, TypeVar
+
+_Options = TypeVar("_Options")
 
 BACKENDS = ("auto", "reference", "torch", "native")
 ACTIVATIONS = ("relu", "tanh")  # implemented in ops/char_cnn/activations.py
@@ -57,6 +61,22 @@ def check_count(name: str, value: int, error: type[ValueError] = ValueError, mos
     if most is not None and value > most:
         raise error(f"{name}: expected an integer of at most {most:,}, got {value:,}")
     return value
+
+
+def gathered(kind: type[_Options], options: Mapping[str, Any], base: _Options | None = None) -> _Options:
+    """The dataclass `kind` of keyword arguments, which replace the fields of `base`, by default the fields' defaults.
+
+    `TypeError` names the nearest field for a name that is not a field.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]
+    for name in options:
+        if name not in names:
+            from difflib import get_close_matches
+
+            nearest, = get_close_matches(name, names, n=1, cutoff=0)
+            raise TypeError(f"{name}: expected one of the options {', '.join(names)}, got another; did you mean "
+                            f"{nearest}?")
+    return kind(**options) if base is None else dataclasses.replace(base, **options)
 
 
 def check_path(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:

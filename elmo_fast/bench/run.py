@@ -24,6 +24,7 @@ from elmo_fast.environment import extra, peak_memory
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path, check_target
 from elmo_fast.model.families.models import open_bilm
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import find_model, name_of
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.device import available_device
@@ -124,7 +125,7 @@ def bench_precisions(model: str | os.PathLike = "bundled", device: str | None = 
 def _open(model: str | os.PathLike, device: str | None, precision: str) -> LoadedElmo:
     """As `load`, but the fp32 weights stay in memory: other backends and precisions read them."""
     target = available_device(device)
-    return LoadedElmo(open_bilm(find_model(model), state="warm", precision=precision).to(target))
+    return LoadedElmo(open_bilm(find_model(model), ModelOptions("warm", precision)).to(target))
 
 
 def _facts(elmo: LoadedElmo, sentences: list[list[str]], text_file: str | os.PathLike | None) -> dict:

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 
 from elmo_fast.arguments import SIZES, check_file
 from elmo_fast.cli.flags import DEVICE_HELP, add_command, at_least, checked_type, shared
@@ -63,8 +64,8 @@ def _add_exchange(commands) -> None:
     parser = add_command(commands, "import-tf", _import_tf, "import a training checkpoint of bilm-tf as a run that "
                          "train can resume", "--allow-nonfinite")
     parser.epilog = ("The checkpoint is read with TensorFlow: "
-                     f"{install_line('tensorflow')}, or set "
-                     "ELMO_FAST_TENSORFLOW_PYTHON to the Python of an environment that has it.")
+                     f"{install_line('tensorflow')}, or name the Python of an environment that has it by "
+                     "--tensorflow-python.")
     add = parser.add_argument
     add("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, of which the "
         "last is imported, or the path of a checkpoint, such as DIR/model.ckpt-1250")
@@ -73,6 +74,8 @@ def _add_exchange(commands) -> None:
     add("--vocab", dest="vocab_file", metavar="FILE", help="vocabulary of the training (default: vocab.txt beside "
         "the checkpoint)")
     add("--options-file", metavar="FILE", help="options of the training (default: options.json beside the checkpoint)")
+    add("--tensorflow-python", metavar="PYTHON", default=sys.executable, help="a Python that has TensorFlow (default: "
+        "this one)")
     add("--fresh-accumulators", action="store_true", help="set Adagrad accumulators that the checkpoint lacks to 1, "
         "otherwise an error")
 

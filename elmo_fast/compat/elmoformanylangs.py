@@ -22,18 +22,15 @@ class Embedder:
 
     As in the original, sentences are sorted by length, batches run in random order (`random.shuffle`), and states are
     carried from batch to batch and from call to call, so that results repeat only with the same `random.seed`. With
-    `state` `zero` or `warm` a sentence's vectors depend on that sentence only. `precision` and `backend` are those of
-    `BiLm`. NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    `state` `zero` or `warm` a sentence's vectors depend on that sentence only. `options` are fields of `ModelOptions`.
     """
 
-    def __init__(self, model_dir: str | os.PathLike, batch_size: int = DEFAULT_BATCH_SIZE, *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
+    def __init__(self, model_dir: str | os.PathLike, batch_size: int = DEFAULT_BATCH_SIZE, **options):
         files = find_model(Path(check_path("model_dir", model_dir)))
         self.model_dir, self.batch_size = model_dir, check_count("batch_size", batch_size)
         self.config, _ = read_config(files.weight_file.parent)
         self.use_cuda = torch.cuda.is_available()
-        self.model = ManyLangsBiLm.from_model(files, state=state, precision=precision, backend=backend,
-                                              allow_nonfinite=allow_nonfinite)
+        self.model = ManyLangsBiLm.from_model(files, **options)
         self.model.to("cuda" if self.use_cuda else "cpu").eval()
 
     def sents2elmo(self, sents: Sequence[Sequence[str]], output_layer: int = -1) -> list[np.ndarray]:

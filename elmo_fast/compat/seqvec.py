@@ -14,11 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elmo_fast.arguments import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, check_choice, check_count, check_path, shown
+from elmo_fast.arguments import (
+    SEQVEC_BATCH_SIZE,
+    SEQVEC_LAYERS,
+    STORAGES,
+    check_choice,
+    check_count,
+    check_path,
+    gathered,
+    shown,
+)
 from elmo_fast.embed.jobs import summary
 from elmo_fast.embed.progress import Progress, progress_bar
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import MODEL_NAMES, ModelFiles, find_model, is_name
 from elmo_fast.text import fasta
 from elmo_fast.text.readers import Text
@@ -176,22 +186,35 @@ def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
     write_arrays(emb_path, the_generator)
 
 
+@dataclass(frozen=True)
+class FastaOptions(ModelOptions):
+    """How `embed_fasta` opens its model, on a `device` as in `load`, and writes its file.
+
+    `dtype` is `float32` or `float16`. With `resume` a run continues after the batches that an interrupted run has saved
+    (see `write_corpus`).
+    """
+
+    device: str | None = None
+    dtype: str = "float32"
+    progress: bool = True
+    resume: bool = False
+
+
 def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike | None,
                 per_protein: bool = False, split_char: str = "|", id_field: int = 1, cpu: bool = False,
-                layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE, *, dtype: str = "float32",
-                progress: bool = True, resume: bool = False, **arguments) -> str:
+                layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE, **options) -> str:
     """Run SeqVec's command: write the embeddings of `get_embeddings` to a file, as `save_from_generator` does.
 
-    `dtype` is `float32` or `float16`. With `resume` it continues after the batches that an interrupted run has saved
-    (see `write_corpus`). Returns a line that says what was written.
+    `options` are fields of `FastaOptions`. Returns a line that says what was written.
     """
+    options = gathered(FastaOptions, options)
     _check_output(output_path, per_protein)
     check_count("batchsize", batchsize)
     form = _SeqVecSpec(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein,
-                       dtype=check_choice("dtype", dtype, STORAGES, ConfigurationError))
+                       dtype=check_choice("dtype", options.dtype, STORAGES, ConfigurationError))
     with locked(output_path) as part:
         ordered = _sorted_by_length(read_fasta_file(input_path, split_char, id_field))
-        model = get_elmo_model(model_dir, cpu, **arguments)
+        model = get_elmo_model(model_dir, cpu, device=options.device, opening=options)
         from elmo_fast.embed.run import Runner, write_corpus
 
         def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
@@ -204,8 +227,8 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
         runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
                         model.elmo_bilm.state)
         texts = (Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered)
-        written = write_corpus(texts, runner, target, resume=resume, lock=part,
-                               progress=Progress(progress, len(ordered), "sequences"))
+        written = write_corpus(texts, runner, target, resume=options.resume, lock=part,
+                               progress=Progress(options.progress, len(ordered), "sequences"))
     return summary(target, written, model.elmo_bilm)
 
 

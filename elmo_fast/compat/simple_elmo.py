@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, shown
+from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, gathered, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.families import SOFTMAX_FILE
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.ops.projected_lstm.reference import State
@@ -24,7 +25,7 @@ from elmo_fast.vectors.spec import mix_layers
 
 
 class ElmoModel:
-    """Computes contextual vectors of tokenized sentences as padded arrays. The arguments are those of `ElmoEmbedder`.
+    """Computes contextual vectors of tokenized sentences as padded arrays. `options` are fields of `ModelOptions`.
 
     As in simple_elmo, a call starts from zero states, `warmup` runs its first batch an extra time beforehand, and
     states are carried from batch to batch. A call with a `session` (any object) starts from the final states of the
@@ -32,9 +33,8 @@ class ElmoModel:
     `warmup` and `session` have no effect. Threads may share a model; their calls run one after another.
     """
 
-    def __init__(self, *, state: str = "carry", precision: str = "highest", backend: str = "auto",
-                 cuda_device: int = -1):
-        self._arguments = {"state": state, "precision": precision, "backend": backend, "cuda_device": cuda_device}
+    def __init__(self, *, cuda_device: int = -1, **options):
+        self._opening, self._cuda_device = gathered(ModelOptions, options), cuda_device
         self._embedder: ElmoEmbedder | None = None
         self._head: SoftmaxHead | None = None
         self._sessions: dict[int, tuple[Any, State | None]] = {}  # by id: the session, its final states
@@ -49,13 +49,14 @@ class ElmoModel:
         self.__dict__.update(state, _lock=threading.RLock())
 
     def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100,
-             full: bool = False, *, allow_nonfinite: bool = False) -> None:
+             full: bool = False, **options) -> None:
         """Read a model from a directory or ZIP: `options.json`, and `model.hdf5` or else the first `*.hdf5`.
 
         `max_batch_size` sentences run at a time. `limit`, the number of words to precompute, is ignored: every unique
-        word of a batch is encoded once anyway. `get_elmo_substitutes` needs `full=True`. NaN and infinities in the
-        weights are refused unless `allow_nonfinite`.
+        word of a batch is encoded once anyway. `get_elmo_substitutes` needs `full=True`. `options` replace those of the
+        constructor.
         """
+        opening = gathered(ModelOptions, options, self._opening)
         check_count("max_batch_size", max_batch_size)
         folder = Path(check_path("directory", directory))
         weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
@@ -72,10 +73,10 @@ class ElmoModel:
             raise FileNotFoundError(f"full: expected {SOFTMAX_FILE} and vocab.txt beside {files.weight_file.name}, as "
                                     f"`elmo-fast import-tf` and `export --softmax` write them; found none in "
                                     f"{directory}")
-        self._embedder = ElmoEmbedder(files.options_file, files.weight_file, allow_nonfinite=allow_nonfinite,
-                                      **self._arguments)
+        self._embedder = ElmoEmbedder(files.options_file, files.weight_file, self._cuda_device, opening=opening)
         bilm = self._embedder.elmo_bilm
-        self._head = SoftmaxHead.from_files(bilm, softmax, files.vocab_file, allow_nonfinite) if full else None
+        self._head = (SoftmaxHead.from_files(bilm, softmax, files.vocab_file, opening.allow_nonfinite) if full
+                      else None)
         self.vocab = None if files.vocab_file is None else Vocabulary(files.vocab_file)
         self._sessions.clear()
         self.batch_size = max_batch_size

@@ -4,18 +4,20 @@ import functools
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from elmo_fast.arguments import FREE_STATES, STATES, check_choice, check_path
+from elmo_fast.arguments import FREE_STATES, STATES, check_choice, check_path, gathered
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.bilm import WARM_TEXT, BiLm
+from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.families.models import open_bilm
+from elmo_fast.model.opening import WARM_TEXT, ModelOptions
 from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import SMALL
@@ -42,9 +44,9 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
     NaN and infinities in the weights are refused unless `allow_nonfinite`. In `medium` and `low` on the CPU the weights
     stay in memory only as the engine packs them (see `BiLm.drop_fp32`).
     """
+    opening = ModelOptions("warm", precision, backend, allow_nonfinite=allow_nonfinite)
     chosen_device = available_device(device)
-    bilm = open_bilm(find_model(check_path("model", model)), state="warm", precision=precision, backend=backend,
-                     allow_nonfinite=allow_nonfinite)
+    bilm = open_bilm(find_model(check_path("model", model)), opening)
     loaded = LoadedElmo(without_spare_weights(bilm.to(chosen_device)))
     loaded._name = os.fspath(model)
     return loaded
@@ -53,6 +55,22 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
 def without_spare_weights(bilm: BiLm) -> BiLm:
     """The model, on the CPU in `medium` or `low` without its fp32 weights, which the engine does not read there."""
     return bilm.drop_fp32() if bilm.computes_in in SMALL and bilm.can_write else bilm
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """How `LoadedElmo.save_vectors` writes a file.
+
+    The suffix chooses the `layout` unless it is given. `dtype` is `float32` or `float16`; with `targets` only the
+    vectors of these words are stored. `resume` continues the partial result of an interrupted run. `progress` is that
+    of `ElmoEmbedder.embed_file`.
+    """
+
+    dtype: str = "float32"
+    layout: str | None = None
+    targets: Iterable[str] | None = None
+    resume: bool = False
+    progress: bool | str = False
 
 
 class LoadedElmo:
@@ -145,29 +163,26 @@ class LoadedElmo:
 
     def save_vectors(self, path: str | os.PathLike, sentences: Iterable[Given], layers: Layers = "all",
                      state: str = "warm", pool: str | None = None, batch_size: int | None = None, *,
-                     dtype: str = "float32", layout: str | None = None, targets: Iterable[str] | None = None,
-                     resume: bool = False, progress: bool | str = False,
-                     tokenizer: str | Tokenizer = "auto") -> None:
+                     tokenizer: str | Tokenizer = "auto", **options) -> None:
         """Write the arrays of `embed` to a file as they are computed; `open_embeddings` reads the file.
 
-        The suffix chooses the `layout` unless it is given: .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy
-        for pooled vectors; `packed` is HDF5 for many texts. For a path without a suffix, `packed`, `parquet` and
-        `arrow` write a directory of shards. `dtype` is `float32` or `float16`; with `targets` only the vectors of these
-        words are stored. Texts are named by their number, from 0, or by the first word of a FASTA record's header; for
-        `.npy` the names are in a `.json` file beside it. The output is written atomically; `resume` continues an
-        interrupted run.
+        Suffixes are .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy for pooled vectors; the layout `packed`
+        is HDF5 for many texts. For a path without a suffix, `packed`, `parquet` and `arrow` write a directory of
+        shards. Texts are named by their number, from 0, or by the first word of a FASTA record's header; for `.npy` the
+        names are in a `.json` file beside it. The output is written atomically. `options` are fields of `SaveOptions`.
         """
-        form = OutputSpec(layers, pool, dtype, targets).check(self.bilm.num_layers)
+        saving = gathered(SaveOptions, options)
+        form = OutputSpec(layers, pool, saving.dtype, saving.targets).check(self.bilm.num_layers)
         path = check_path("output", path)
-        if layout is None and Path(path).suffix not in SUFFIXES:
+        if saving.layout is None and Path(path).suffix not in SUFFIXES:
             raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, or a "
                                      f"layout, got {path}")
-        layout = layout_of(path, layout)
+        layout = layout_of(path, saving.layout)
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, options_of(layout, forget_sentences=True))
         texts = self._texts(sentences, pool, tokenizer, state)
-        write_corpus(texts, self._embedder.runner(batch_size, state, form), target, resume=resume,
-                     progress=Progress(progress))
+        write_corpus(texts, self._embedder.runner(batch_size, state, form), target, resume=saving.resume,
+                     progress=Progress(saving.progress))
 
     def _texts(self, sentences: Iterable[Given], pool: str | None, tokenizer: str | Tokenizer,
                state: str) -> Iterator[Text]:

@@ -15,8 +15,7 @@ from elmo_fast.embed.progress import progress_bar
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layers.encoder import TokenSource
-from elmo_fast.model.token_table.file import table_writer, words_of
+from elmo_fast.model.token_table.file import TableHeader, table_writer, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import numerics
@@ -29,51 +28,49 @@ logger = logging.getLogger(__name__)
 
 
 def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], *, storage: str = "float32",
-                      device: torch.device | str | None = None, unknown: str = "encode", grow: bool | int = False,
+                      device: torch.device | str | None = None, unknown: str = "encode",
                       progress: bool = False) -> TokenTable:
     """The table in memory of a vocabulary file, or of words in order.
 
     The model encodes on its device and in its precision; the table is on `device`, the CPU by default. `<S>` and `</S>`
     are appended to words that lack them; a file that lacks them is refused. `storage` is `float32` or `float16`;
-    `unknown` and `grow` are those of `TokenTable`.
+    `unknown` is that of `TokenTable`.
     """
     table_device = available_device("cpu" if device is None else device)
-    words = words_of(vocabulary)
-    values = np.empty((len(words), _encoder(bilm).dim), dtype=check_choice("storage", storage, STORAGES))
-    done = 0
-    for vectors in encoded(bilm, words, 0, progress):
+    header = table_header(bilm, words_of(vocabulary), storage)
+    values, done = np.empty(header.shape, header.storage), 0
+    for vectors in encoded(bilm, header.words, 0, progress):
         values[done : done + len(vectors)] = vectors
         done += len(vectors)
-    vectors = torch.from_numpy(values).to(table_device)
-    return TokenTable(vectors, words, bilm.fingerprint(), unknown=unknown, grow=grow, precision=bilm.computes_in)
+    return TokenTable(torch.from_numpy(values).to(table_device), header.words, header.fingerprint, unknown=unknown,
+                      precision=header.precision)
 
 
 def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, *,
-                      storage: str = "float32", progress: bool = False) -> None:
+                      storage: str = "float32", progress: bool = False, lock: Path | None = None) -> tuple[int, int]:
     """Write the table of a vocabulary to a file that `TokenTable.open` and bilm-tf read, without holding it in memory.
 
-    After an interruption the same call resumes the run from `PATH.part`, which has the vectors computed so far.
+    After an interruption the same call resumes the run from `PATH.part`, which has the vectors computed so far. Returns
+    the table's shape. `lock` is what `locked(path)` gave a caller that has locked `path`, else None.
     """
-    write_words(bilm, vocabulary, path, storage, progress)
-
-
-def write_words(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, storage: str,
-                progress: bool, lock: Path | None = None) -> tuple[int, int]:
-    """As `write_token_table`; returns the table's shape.
-
-    `lock` is what `locked(path)` gave a caller that has locked `path`, else None.
-    """
-    words = words_of(vocabulary)
-    shape = len(words), _encoder(bilm).dim
-    check_choice("storage", storage, STORAGES)
-    with table_writer(path, words, shape, storage, bilm.fingerprint(), bilm.computes_in, resume=True,
-                      lock=lock) as writer:
+    header = table_header(bilm, words_of(vocabulary), storage)
+    with table_writer(path, header, resume=True, lock=lock) as writer:
         if writer.done:
-            logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(words))
-        for vectors in encoded(bilm, words, writer.done, progress):
+            logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(header.words))
+        for vectors in encoded(bilm, header.words, writer.done, progress):
             writer.append(vectors)
             stops.check()
-    return shape
+    return header.shape
+
+
+def table_header(bilm: BiLm, words: list[str], storage: str = "float32") -> TableHeader:
+    """The header of a model's table of words; `ConfigurationError` for a model of other sentence boundaries."""
+    boundaries = bilm.token_source.boundaries
+    if boundaries != BOUNDARIES:
+        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one whose "
+                                 f"sentences run from {' to '.join(boundaries)}")
+    check_choice("storage", storage, STORAGES)
+    return TableHeader((len(words), bilm.token_source.dim), storage, words, bilm.fingerprint(), bilm.computes_in)
 
 
 def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
@@ -91,16 +88,9 @@ def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
     return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
 
 
-def _encoder(bilm: BiLm) -> TokenSource:
-    if bilm.token_source.boundaries != BOUNDARIES:
-        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one whose "
-                                 f"sentences run from {' to '.join(bilm.token_source.boundaries)}")
-    return bilm.token_source
-
-
 def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Iterator[np.ndarray]:
     """Vectors of the words from number `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
-    encoder, precision = _encoder(bilm), bilm.computes_in
+    encoder, precision = bilm.token_source, bilm.computes_in
     device = next(encoder.parameters()).device
     with progress_bar(len(words), "words", progress, initial=first) as bar:
         for begin in range(first, len(words), _WORDS_A_BLOCK):

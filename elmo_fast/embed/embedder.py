@@ -26,8 +26,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.public import NAMED_MODELS
-from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.token_vectors import SpareVectors
+from elmo_fast.model.token_table.spare import SpareVectors
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.outside_graphs import outside_graphs
@@ -45,19 +44,15 @@ class ElmoEmbedder:
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
     With `state="carry"`, as in AllenNLP, a sentence embedded twice gives different vectors. `options_file` and
-    `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. NaN and infinities in the weights are refused unless
-    `allow_nonfinite`. Other arguments are those of `BiLm`.
+    `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. Further `options` are fields of `ModelOptions`.
     """
 
     _bilm: type[BiLm] = BiLm
 
     def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
-                 weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, cuda_device: int = -1, *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto",
-                 token_table: TokenTable | str | os.PathLike | None = None, allow_nonfinite: bool = False):
+                 weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, cuda_device: int = -1, **options):
         device = torch_device(cuda_device)
-        bilm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
-                                     token_table=token_table, allow_nonfinite=allow_nonfinite)
+        bilm = self._bilm.from_files(options_file, weight_file, **options)
         self._take(bilm if device.type == "cpu" else bilm.to(device), cuda_device)
 
     @classmethod
@@ -147,9 +142,8 @@ class ElmoEmbedder:
                       {"batch_size": batch_size} if state == "carry" else {}, state)
 
     def _slot_stream(self, slots: int, state: str, half: bool = False) -> SlotStream:
-        """A stream that takes the token vectors of earlier calls, except with a token table, which may grow."""
-        return SlotStream(self.elmo_bilm, slots, state=state, half=half,
-                          spare=self._spare if self.elmo_bilm.token_table is None else None)
+        """A stream that takes the token vectors of earlier calls."""
+        return SlotStream(self.elmo_bilm, slots, state=state, half=half, spare=self._spare)
 
     def _runs_padded(self) -> bool:
         """Whether batches run padded, by a call of the module: for the reference backend, or if it has hooks."""

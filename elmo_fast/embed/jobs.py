@@ -16,6 +16,7 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.lock import locked
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 from elmo_fast.text.readers import Texts, open_texts
 from elmo_fast.vectors import layouts
@@ -115,12 +116,12 @@ class ModelChoice:
                                          + f", whose names go to {path}" * (path != output))
         return files
 
-    def open(self, files: ModelFiles, **arguments: Any) -> "BiLm":
-        """The model on the CPU; `arguments` are those of `BiLm`."""
+    def open(self, files: ModelFiles, **options: Any) -> "BiLm":
+        """The model on the CPU; `options` are further fields of `ModelOptions`."""
         from elmo_fast.model.families.models import open_bilm
 
-        return open_bilm(files, precision=self.precision, backend=self.backend, allow_nonfinite=self.allow_nonfinite,
-                         **arguments)
+        return open_bilm(files, ModelOptions(precision=self.precision, backend=self.backend,
+                                             allow_nonfinite=self.allow_nonfinite, **options))
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,13 @@ def write_table(job: TableJob) -> str:
             if not job.corpus:
                 check_file("vocabulary", job.vocabulary)
             device = job.model.place()
-            from elmo_fast.embed.build_table import corpus_words, write_words
+            from elmo_fast.embed.build_table import corpus_words, write_token_table
 
             vocabulary = corpus_words(text.tokens for text in texts) if job.corpus else job.vocabulary
         bilm = job.model.open(files).to(device)
         try:
-            rows, size = write_words(bilm, vocabulary, job.output_file, job.storage, job.progress, lock)
+            rows, size = write_token_table(bilm, vocabulary, job.output_file, storage=job.storage,
+                                           progress=job.progress, lock=lock)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
                                     f"{job.output_file}.part") from None

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, local_path
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, gathered, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.model.families import SOFTMAX_FILE
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import find_model
 from elmo_fast.text.readers import Text, open_texts
 
@@ -24,12 +25,13 @@ _LINE_ENDS = re.compile(r"[\r\n]+")
 
 
 def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: str | None, *,
-              allow_nonfinite: bool = False, device: str | None = "cpu", **arguments) -> "SoftmaxHead":
+              device: str | None = "cpu", **options) -> "SoftmaxHead":
     """A model with its softmax and vocabulary, from `softmax.hdf5` and `vocab.txt` beside its weights unless given.
 
-    `model` as in `find_model`, `device` as in `load`, `arguments` those of `BiLm`. NaN and infinities are refused
-    unless `allow_nonfinite`. `FileNotFoundError` for a model without a softmax.
+    `model` as in `find_model`, `device` as in `load`, `options` are fields of `ModelOptions`. `FileNotFoundError` for a
+    model without a softmax.
     """
+    opening = gathered(ModelOptions, options)
     files = find_model(model)
     beside = files.weight_file.parent / SOFTMAX_FILE
     if softmax_file is None and not beside.is_file():
@@ -43,13 +45,13 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
-    files = replace(files, vocab_file=vocab_file, allow_nonfinite=allow_nonfinite)
+    files = replace(files, vocab_file=vocab_file)
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.softmax_head import SoftmaxHead
     from elmo_fast.ops.device import available_device
 
-    bilm = BiLm.from_model(files, **arguments).eval().to(available_device(device))
-    return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, allow_nonfinite)
+    bilm = BiLm.from_model(files, opening).eval().to(available_device(device))
+    return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, opening.allow_nonfinite)
 
 
 def score_file(input_file: str, tokens: bool, tokenizer: str = "whitespace", **head) -> Iterator[str]:

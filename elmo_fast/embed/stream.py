@@ -15,8 +15,7 @@ from elmo_fast.embed.outputs import plan_of
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.lstm import RunState
-from elmo_fast.model.token_table.lookup import TokenEmbeddings
-from elmo_fast.model.token_vectors import SpareVectors, TokenVectors
+from elmo_fast.model.token_table.spare import SpareVectors
 from elmo_fast.ops.calling_thread import rows_of
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.numerics import full_precision
@@ -102,9 +101,9 @@ class SlotStream:
                         self._tokens.check(self._bilm.token_key(), in_flight)
                         while new := self._tokens.unencoded(self._most_new):
                             self._tokens.append(self._bilm.token_encoder.strings(new))
-                        self._tokens.reduce(in_flight)
+                        self._tokens.reduce(_TABLE_ROWS, in_flight)
                         self._last = self._last or self._bilm.begin(len(scheduler.queues), self._state)
-                        chunk, after = self._advance(pieces, self._tokens.table, self._last)
+                        chunk, after = self._advance(pieces, self._tokens.encoded, self._last)
                     self._ran(chunk, pieces, after)
             except (RuntimeError, MemoryError) as error:
                 self._shrink_chunks(error)
@@ -178,9 +177,10 @@ class SlotStream:
         yield sum(piece.end - piece.begin for piece in pieces), finished
 
     def _begin(self, slots: int) -> None:
-        self._tokens = self._spare.take() or TokenVectors(self._bilm.token_source.boundaries, _TABLE_ROWS)
+        self._tokens = self._spare.take()
+        number = functools.partial(self._tokens.number, boundaries=self._bilm.token_source.boundaries)
         carried, replay = self._state == "carry", functools.partial(_replay, self._bilm)
-        self._scheduler = Scheduler(slots, self._tokens.rows, self._pass_over, carried, self._runs_empty)
+        self._scheduler = Scheduler(slots, number, self._pass_over, carried, self._runs_empty)
         self._states = StreamStates(self._bilm, slots, replay) if carried else None
         self._queued: deque[_Chunk] = deque()
         self._finished: dict[int, np.ndarray] = {}
@@ -217,7 +217,7 @@ class SlotStream:
         self._halvings += 1
         self._limit_chunks()
 
-    def _advance(self, pieces: list[Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
+    def _advance(self, pieces: list[Piece], vectors: torch.Tensor, state: RunState | None) -> tuple[_Chunk, RunState]:
         """Run the pieces: the chunk, which may still be running on a GPU, and the state after it."""
         bilm = self._bilm
         plan = plan_of(pieces, len(self._scheduler.queues), bilm.num_layers - 1, bilm.get_output_dim())
@@ -226,16 +226,16 @@ class SlotStream:
         backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
         tokens = np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])  # rows of token vectors
         if bilm.can_write:
-            vectors = table.vectors.float().numpy()
+            values = vectors.float().numpy()
             for piece in pieces:
                 if piece.sentence.vectors is None:
-                    self._put_token_vectors(piece.sentence, vectors)
+                    self._put_token_vectors(piece.sentence, values)
             addresses, _boundaries = plan.addresses(pieces)  # the name keeps their memory
-            _, state = bilm.run(table, torch.from_numpy(tokens), schedule, state, addresses)
+            _, state = bilm.run(vectors, torch.from_numpy(tokens), schedule, state, addresses)
             return (pieces, None), state
-        layers, state = bilm.run(table, torch.from_numpy(tokens), schedule, state)
+        layers, state = bilm.run(vectors, torch.from_numpy(tokens), schedule, state)
         rows = to_device(np.argsort(schedule.tokens), layers[0].device)
-        outputs = rows_of(table.vectors, forward), *(_in_text_order(layer, rows) for layer in layers)
+        outputs = rows_of(vectors, forward), *(_in_text_order(layer, rows) for layer in layers)
         return (pieces, HostCopy([output.to(self._dtype) for output in outputs], self._copies)), state
 
     def _put_token_vectors(self, sentence: Sentence, vectors: np.ndarray) -> None:

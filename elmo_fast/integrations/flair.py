@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, gathered
 from elmo_fast.embed.api import Layers, LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.model.weights import expected_shapes
@@ -26,17 +27,16 @@ class ElmoEmbeddings(TokenEmbeddings):
     """A vector for every token of a sentence: float32 [2 P], or [layers * 2 P] with `layers="all"`.
 
     `model` may also be a `BiLm`. `layers`, `state` (`zero` or `warm`) and `batch_size` are the arguments of
-    `LoadedElmo.embed`, `precision`, `backend` and `allow_nonfinite` those of `BiLm.from_model`. The weights are frozen
-    and part of the `state_dict`.
+    `LoadedElmo.embed`, further `options` are fields of `ModelOptions`. The weights are frozen and part of the
+    `state_dict`.
     """
 
     def __init__(self, model: str | BiLm = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
-                 precision: str = "highest", backend: str = "auto", batch_size: int = DEFAULT_BATCH_SIZE,
-                 name: str | None = None, allow_nonfinite: bool = False):
+                 batch_size: int = DEFAULT_BATCH_SIZE, name: str | None = None, **options):
         super().__init__()
         self._settings = {"layers": layers, "state": state, "batch_size": batch_size}
-        how = {"precision": precision, "backend": backend}
-        self.bilm = model if isinstance(model, BiLm) else BiLm.from_model(model, allow_nonfinite=allow_nonfinite, **how)
+        opening = gathered(ModelOptions, options)
+        self.bilm = model if isinstance(model, BiLm) else BiLm.from_model(model, opening)
         check_arguments(LoadedElmo(self.bilm), **self._settings)
         self.name = name or f"elmo-{self.bilm.fingerprint()[:8]}-{layers}-{state}"
         self.static_embeddings = True

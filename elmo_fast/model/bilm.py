@@ -1,24 +1,25 @@
 """The bidirectional language model: token ids to the representations of every layer."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from elmo_fast.arguments import STATES, check_choice, check_path
+from elmo_fast.arguments import STATES, check_choice, check_path, gathered
 from elmo_fast.model import cuda_graph, hooked
 from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order, layers_to_write
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack, RunState
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.stored import StoredWeights
-from elmo_fast.model.token_table.lookup import KeptVectors, TableLookup, TokenEmbeddings, TokenEncoder, WordCache
+from elmo_fast.model.token_table.lookup import KeptVectors, TableLookup, TokenEncoder, WordCache
+from elmo_fast.model.token_table.spare import SpareVectors, vectors_of_ids
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.token_vectors import SpareVectors, vectors_of_ids
 from elmo_fast.model.weights import check_shapes, expected_shapes, read_model
 from elmo_fast.ops.backend import check_backend, needs_gradient
 from elmo_fast.ops.device import is_capturing, to_device
@@ -31,73 +32,59 @@ from elmo_fast.ops.weight_snapshot import Tensors, one_call, snapshot_of
 from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
-# The text whose final state, run from zeros, is the initial state of `warm`.
-WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
-    "The committee will meet again on Tuesday to discuss the report .",
-    "She opened the window and looked out over the quiet street .",
-    "Prices rose by about two per cent in the last quarter , the bank said .",
-    "\" I do not think so , \" he answered , \" but we shall see . \"",
-))
-
 
 class BiLm(StoredWeights):
     """A bidirectional language model (Peters et al. 2018) with bilm-tf's weights.
 
-    `state` says where a sentence starts. `carry`: row k of a batch starts where row k of the last batch ended, as
-    in bilm-tf and AllenNLP. `zero`: from zeros. `warm`: from the final state of `warm_text` run from zeros, computed
-    once, and again after weights change. With `zero` and `warm` results do not depend on order or batch mates.
+    `weights` are arrays by dataset name (`read_weights`); they are copied, and not checked for NaN and infinities.
+    Further `arguments` are fields of `ModelOptions`, and replace those of `opening`.
 
-    `precision` is `highest` (IEEE fp32), `high`, `medium`, or `low`, which has no gradients; `backend` is `auto`,
-    `reference`, `torch` or `native`. 16-bit parameters (`.half()`, `.bfloat16()`) run as `medium`, which rounds
-    them to bf16; activations then have the parameters' type, states stay fp32.
-
-    `weights` are arrays by dataset name (`read_weights`); they are copied.
+    16-bit parameters (`.half()`, `.bfloat16()`) run in precision `medium`, which rounds them to bf16; activations then
+    have the parameters' type, states stay fp32.
     """
 
     words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
 
-    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
-                 warm_text: Sequence[Sequence[str]] = WARM_TEXT,
-                 token_table: TokenTable | str | os.PathLike | None = None):
+    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], opening: ModelOptions | None = None,
+                 **arguments):
         super().__init__()
+        opening = gathered(ModelOptions, arguments, opening)
         self.options, self.num_layers = options, options.n_layers  # layers of representations, the token layer included
-        self.precision = check_precision(precision)
-        self.backend = check_backend(backend)
-        self.warm_text = warm_text
+        self.precision = check_precision(opening.precision)
+        self.backend = check_backend(opening.backend)
+        self.warm_text = opening.warm_text
         self._check(weights)
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
-        self._token_embedder = self._make_token_source(weights, requires_grad)
+        self._token_embedder = self._make_token_source(weights, opening.requires_grad)
         self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
-        self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
+        self._elmo_lstm = self._make_lstm(weights, opening.requires_grad, opening.state)
         self._table: TableLookup | None = None
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
         self._spare = SpareVectors()
         self._prepared: cuda_graph.Preparation | None = None
-        self.token_table = token_table
+        self.token_table = opening.token_table
 
     @classmethod
-    def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
-        """Read a model from two paths or URLs; `arguments` are those of `from_model`."""
-        return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), **arguments)
+    def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike,
+                   opening: ModelOptions | None = None, **arguments) -> "BiLm":
+        """Read a model from two paths or URLs; other arguments are those of `BiLm`."""
+        return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), opening, **arguments)
 
     @classmethod
-    def from_model(cls, model: str | os.PathLike | ModelFiles, *, allow_nonfinite: bool | None = None,
+    def from_model(cls, model: str | os.PathLike | ModelFiles, opening: ModelOptions | None = None,
                    **arguments) -> "BiLm":
-        """Read a model, an argument or a result of `find_model`; further `arguments` are those of `BiLm`.
-
-        NaN and infinities in the weights are refused unless `allow_nonfinite`, by default the value in `ModelFiles`.
-        """
+        """Read a model, an argument or a result of `find_model`; other arguments are those of `BiLm`."""
+        opening = gathered(ModelOptions, arguments, opening)
         files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
-        if allow_nonfinite is not None:
-            files = dataclasses.replace(files, allow_nonfinite=allow_nonfinite)
-        bilm = cls._read(files, **arguments)
+        if opening.allow_nonfinite:
+            files = replace(files, allow_nonfinite=True)
+        bilm = cls._read(files, opening)
         bilm._files = files
         return bilm
 
     @classmethod
-    def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
-        return cls(*read_model(files), **arguments)
+    def _read(cls, files: ModelFiles, opening: ModelOptions) -> "BiLm":
+        return cls(*read_model(files), opening)
 
     def _check(self, weights: Mapping[str, np.ndarray]) -> None:
         """Raise `ConfigurationError` for weights whose names or shapes do not match the options."""
@@ -236,21 +223,21 @@ class BiLm(StoredWeights):
         if boundaries == "add" and hooked.is_hooked(encoder.source, self._word_embedding, self._elmo_lstm):
             return hooked.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
                                   self._initial_state(state))
-        tokens, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
-                               else encoder.numbered_batch(word_inputs, ids))
-        layers = self._run_batch(tokens, index, mask.sum(1).numpy(), state, mask.flatten())
+        vectors, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
+                                else encoder.numbered_batch(word_inputs, ids))
+        layers = self._run_batch(vectors, index, mask.sum(1).numpy(), state, mask.flatten())
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in layers], to_device(mask, self._device))
 
     @outside_graphs
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
-        return self.token_encoder.strings(check_sentence(tokens, "tokens")).vectors
+        return self.token_encoder.strings(check_sentence(tokens, "tokens"))
 
     @outside_graphs
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors without context of tokens given as ids above zero: int [N, C], or word ids [N] -> [N, P]."""
-        tokens, index, _ = self.token_encoder.batch(ids[None], "present")
-        return tokens.vectors[index]
+        vectors, index, _ = self.token_encoder.batch(ids[None], "present")
+        return vectors[index]
 
     @outside_graphs
     @one_call()
@@ -272,14 +259,13 @@ class BiLm(StoredWeights):
         return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
 
     @one_call()
-    def run(self, tokens: TokenEmbeddings, rows: torch.Tensor, schedule: Schedule,
-            state: RunState | None = None,
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, state: RunState | None = None,
             addresses: np.ndarray | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
 
-        `tokens` come from `token_encoder`; `rows` int [2, S], best on the host, are the rows that the two directions
-        read. The slots start from `state`, by default the result of `begin`. The carried states do not change:
-        `lstm.store_state` changes them.
+        `vectors` [R, P] come from `token_encoder`; `rows` int [2, S], best on the host, are the rows that the two
+        directions read. The slots start from `state`, by default the result of `begin`. The carried states do not
+        change: `lstm.store_state` changes them.
 
         With `addresses` uint64 [L, 2, S], where `can_write`, the list is empty: each layer writes the output of each
         direction, float32 [P], at each packed row to its address, in memory that the caller keeps.
@@ -288,10 +274,10 @@ class BiLm(StoredWeights):
         if state is None:
             state = self.begin(schedule.slots.size)
         if addresses is not None:
-            last = stack.write(tokens.vectors, rows.numpy(), schedule, *state, addresses, self._precision)
+            last = stack.write(vectors, rows.numpy(), schedule, *state, addresses, self._precision)
             return [], RunState(last, state.initial)
-        with numerics(self._precision, tokens.vectors.device):
-            layers, last = stack.run(tokens.vectors, rows, schedule, *state, self.backend, self._precision)
+        with numerics(self._precision, vectors.device):
+            layers, last = stack.run(vectors, rows, schedule, *state, self.backend, self._precision)
         return layers, RunState(last, state.initial)
 
     @property
@@ -305,30 +291,30 @@ class BiLm(StoredWeights):
             return None
         return functools.partial(vectors_of_ids, self._spare, self.token_key)
 
-    def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray, state: str,
+    def _run_batch(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray, state: str,
                    mask: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end: a list of [N, 2 P], token layer first.
 
-        `index` int [N], best on the host, is the row of `tokens` at each position, `lengths` int [sentences] count the
-        positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False. Sentence k
-        runs in slot k; if `state` is `carry`, the carried states are replaced.
+        `index` int [N], best on the host, is the row of `vectors` [R, P] at each position, `lengths` int [sentences]
+        count the positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False.
+        Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
         """
         schedule = batch_schedule(lengths)
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
         places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
         addresses = None
-        if self.can_write and not needs_gradient([tokens.vectors]):
-            made, addresses = layers_to_write(tokens.vectors[index], schedule.tokens, self.num_layers, places,
+        if self.can_write and not needs_gradient([vectors]):
+            made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places,
                                               len(index) if mask is None else len(mask))
         with self._elmo_lstm.exclusive(state == "carry"):
-            layers, (last, _) = self.run(tokens, rows, schedule, self.begin(schedule.slots.size, state), addresses)
+            layers, (last, _) = self.run(vectors, rows, schedule, self.begin(schedule.slots.size, state), addresses)
             if state == "carry":
                 self._elmo_lstm.store_state(last)
-        device, dtype = tokens.vectors.device, self._elmo_lstm.B_0_0.dtype
+        device, dtype = vectors.device, self._elmo_lstm.B_0_0.dtype
         if addresses is not None:
             return [layer.to(dtype) for layer in made]
         order = to_device(schedule.tokens, device).long()
-        token_layer = tokens.vectors[to_device(index, device)]  # [N, P]
+        token_layer = vectors[to_device(index, device)]  # [N, P]
         layers = [torch.cat([token_layer, token_layer], dim=1), *(in_text_order(layer, order) for layer in layers)]
         if places is not None:
             places = to_device(places, device)

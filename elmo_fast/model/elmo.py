@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from elmo_fast.arguments import check_count, shown
+from elmo_fast.arguments import check_count, gathered, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.batch_layout import remove_boundaries
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.scalar_mix import ScalarMix
-from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_sentence
 
@@ -29,8 +29,7 @@ class Elmo(OutsideGraphs):
     where number 0 is padding. `token_table` is a `TokenTable` or a table's file: it gives the vectors of tokens, and
     without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before
     the softmax). `module` replaces the biLM: called with (ids, word ids or None), it returns a mapping with
-    `activations` and `mask`, and it has `num_layers`. `state`, `precision` and `backend` are those of `BiLm`. NaN and
-    infinities in the weights are refused unless `allow_nonfinite`.
+    `activations` and `mask`, and it has `num_layers`. Further `options` are fields of `ModelOptions`.
     """
 
     _bilm: type[BiLm] = BiLm
@@ -39,15 +38,12 @@ class Elmo(OutsideGraphs):
                  num_output_representations: int, requires_grad: bool = False, do_layer_norm: bool = False,
                  dropout: float = 0.5, vocab_to_cache: Sequence[str] | None = None,
                  keep_sentence_boundaries: bool = False, scalar_mix_parameters: Sequence[float] | None = None,
-                 module: nn.Module | None = None, *, state: str = "carry", precision: str = "highest",
-                 backend: str = "auto", token_table: TokenTable | str | os.PathLike | None = None,
-                 allow_nonfinite: bool = False):
+                 module: nn.Module | None = None, **options):
         super().__init__()
+        opening = gathered(ModelOptions, options, ModelOptions(requires_grad=requires_grad))
         if module is None:
-            module = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
-                                           backend=backend, requires_grad=requires_grad, token_table=token_table,
-                                           allow_nonfinite=allow_nonfinite)
-        elif token_table is not None:
+            module = self._bilm.from_files(options_file, weight_file, opening)
+        elif opening.token_table is not None:
             raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
         elif options_file is not None or weight_file is not None:
             raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "

@@ -70,6 +70,6 @@ def _token_layer(tokens: TokenEncoder, ids: torch.Tensor | None,
         result = tokens.source(ids)
         return result["token_embedding"], result["mask"]
     unique, index, mask = tokens.batch(ids, "add") if words is None else tokens.numbered_batch(words, ids)
-    padded = unique.vectors.new_zeros(*mask.shape, unique.vectors.shape[1])
-    padded[mask.to(padded.device)] = unique.vectors[index.to(padded.device)]
+    padded = unique.new_zeros(*mask.shape, unique.shape[1])
+    padded[mask.to(padded.device)] = unique[index.to(padded.device)]
     return padded, mask.long().to(padded.device)

@@ -7,6 +7,7 @@ import torch
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.layers.state_dict import require_data
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.backend import resolve
@@ -90,17 +91,17 @@ class StoredWeights(OutsideGraphs):
     def __reduce_ex__(self, protocol: int):
         if self._files is None or not self.is_packed:
             return super().__reduce_ex__(protocol)
-        arguments = {"state": self.state, "precision": self.precision, "backend": self.backend,
-                     "warm_text": self.warm_text, "token_table": self.token_table}
-        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states, arguments,
+        opening = ModelOptions(self.state, self.precision, self.backend, warm_text=self.warm_text,
+                               token_table=self.token_table)
+        return _packed_copy, (type(self), self._files, self._dropped_fingerprint, self._elmo_lstm._states, opening,
                               self._elmo_lstm.B_0_0.dtype, self._word_embedding, self.training)
 
 
 def _packed_copy(kind: type[StoredWeights], files: ModelFiles, expected: str, states: State | None,
-                 arguments: dict, dtype: torch.dtype = torch.float32, words: torch.nn.Module | None = None,
+                 opening: ModelOptions, dtype: torch.dtype = torch.float32, words: torch.nn.Module | None = None,
                  training: bool = True) -> StoredWeights:
     """A model like one without fp32 weights, from the same files, with cached words."""
-    bilm = kind.from_model(files, **arguments).to(dtype)
+    bilm = kind.from_model(files, opening).to(dtype)
     bilm.lstm._states = states
     bilm._word_embedding = words
     bilm.train(training)

@@ -88,8 +88,6 @@ def why_no_triton(device: "torch.device") -> str | None:
     import torch
 
     capability = torch.cuda.get_device_capability(device)
-    if os.environ.get("ELMO_FAST_NO_TRITON") == "1":
-        return "ELMO_FAST_NO_TRITON=1 is set"
     if capability < _TRITON_CAPABILITY:
         return (f"the Triton kernels need a GPU of compute capability {_TRITON_CAPABILITY[0]}.{_TRITON_CAPABILITY[1]} "
                 f"or newer, and this one has {capability[0]}.{capability[1]}")

@@ -1,6 +1,6 @@
 """Ray workers that run a model whose weights are in Ray's object store."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from elmo_fast.arguments import FREE_STATES, MOST_SENTENCES, check_choice, check
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import Options
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.layouts.text_vectors import narrow
@@ -54,7 +55,7 @@ class SharedModel:
 
     kind: type[BiLm]
     options: Options
-    arguments: Mapping[str, Any]
+    opening: ModelOptions
     fingerprint: str
     weights: "ray.ObjectRef"
 
@@ -65,13 +66,12 @@ class SharedModel:
         settings.form.check(bilm.num_layers)
         if bilm.token_table is not None:
             raise ValueError("model: expected a model without a token table, since workers have none, got one with it")
-        arguments = {"state": settings.state, "precision": bilm.precision, "backend": bilm.backend,
-                     "warm_text": bilm.warm_text}
-        return cls(type(bilm), bilm.options, arguments, bilm.fingerprint(), ray.put(bilm.weights()))
+        opening = ModelOptions(settings.state, bilm.precision, bilm.backend, warm_text=bilm.warm_text)
+        return cls(type(bilm), bilm.options, opening, bilm.fingerprint(), ray.put(bilm.weights()))
 
     def load(self, device: str) -> LoadedElmo:
         """Load the model on a device; the processes of a machine share the arrays in the store."""
-        return LoadedElmo(self.kind(self.options, ray.get(self.weights), **self.arguments).to(device))
+        return LoadedElmo(self.kind(self.options, ray.get(self.weights), self.opening).to(device))
 
 
 class Worker:

@@ -263,7 +263,10 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
                         softmax_file: str | os.PathLike | None = None,
                         vocab_file: str | os.PathLike | None = None,
                         allow_nonfinite: bool = False) -> tuple[LanguageModel, Vocabulary]:
-    """Load the model of a run's directory, or of exported files with their softmax, and its vocabulary."""
+    """Load the model of a run's directory, or of exported files with their softmax, and its vocabulary.
+
+    NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    """
     model = check_path("model", model)
     if folder(model).is_dir():
         files = (OPTIONS_FILE,) if vocab_file else RUN_FILES

@@ -92,14 +92,12 @@ def _exp(value: float) -> float:
     return math.inf if value > 700 else math.exp(value)  # exp would overflow
 
 
-def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,
-                  softmax_file: str | os.PathLike | None = None, vocab_file: str | os.PathLike | None = None,
-                  batch_size: int = 256, device: str = "cpu", progress: bool = False,
-                  allow_nonfinite: bool = False) -> Perplexity:
+def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, batch_size: int = 256, device: str = "cpu",
+                  progress: bool = False, **reading) -> Perplexity:
     """Return the perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with softmax.
 
-    NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    `reading` are the arguments of `load_language_model`.
     """
     target_device = available_device(device)
-    language_model, vocabulary = load_language_model(model, checkpoint, softmax_file, vocab_file, allow_nonfinite)
+    language_model, vocabulary = load_language_model(model, **reading)
     return perplexity(language_model.to(target_device), read_shards(text, "text"), vocabulary, batch_size, progress)

@@ -28,18 +28,17 @@ _OPTIONAL = {"_token_embedder._projection.weight": "CNN_proj/W_proj",
 _MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
 
 
-def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint: str | os.PathLike | None = None,
-               softmax: bool = False, float16: bool = False, mantissa_bits: int | None = None,
-               allow_nonfinite: bool = False) -> None:
+def export_run(run: str | os.PathLike, output: str | os.PathLike, *, softmax: bool = False, float16: bool = False,
+               mantissa_bits: int | None = None, **reading) -> None:
     """Write a run's model into the directory `output`, atomically: options with 262 characters, weights, vocabulary.
 
     With `softmax`, the softmax's W and b go into a separate file. `mantissa_bits` as in `write_weights`. A model of one
-    direction is refused, and so are NaN and infinities unless `allow_nonfinite`.
+    direction is refused. `reading` are the arguments of `weights_of_run`.
     """
     run, storage = check_path("run", run), _storage(float16, mantissa_bits)
     _check_is_no_run(output)
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
-        config, weights = runs.weights_of_run(run, checkpoint, allow_nonfinite=allow_nonfinite)
+        config, weights = runs.weights_of_run(run, **reading)
         if not config.bidirectional:
             raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP "
                                      "and bilm-tf support no other; got a forward model")

@@ -33,7 +33,6 @@ from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.optimizer import Replicas, Updater
 from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, find_tf_checkpoint
 
-PYTHON_VARIABLE = "ELMO_FAST_TENSORFLOW_PYTHON"
 _SCOPE, _ACCUMULATOR = "lm", "Adagrad"
 _TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}
 # Variables besides weights and accumulators: counters of bilm-tf and of TensorFlow's Adam.
@@ -114,14 +113,16 @@ class Imported(NamedTuple):
 
 def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
                       vocab_file: str | os.PathLike | None = None, options_file: str | os.PathLike | None = None,
-                      fresh_accumulators: bool = False, allow_nonfinite: bool = False) -> Imported:
+                      fresh_accumulators: bool = False, allow_nonfinite: bool = False,
+                      tensorflow_python: str | os.PathLike = sys.executable) -> Imported:
     """Write a bilm-tf checkpoint as the run directory `output`, for `train --resume`, `perplexity` and `export`.
 
     `source` is bilm-tf's directory, whose last checkpoint is used, or a checkpoint's prefix; `options.json` and
     `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1. Where
     the options lack the key `bidirectional`, the variables decide. bilm-tf's checkpoints hold no LSTM states and no
-    position in the text: both start from the beginning. `ConfigurationError`, which leaves nothing at `output`, for
-    variables that do not fit the options, and for NaN and infinities unless `allow_nonfinite`.
+    position in the text: both start from the beginning. `tensorflow_python`, a Python that has TensorFlow, by default
+    this one, reads the checkpoint. `ConfigurationError`, which leaves nothing at `output`, for variables that do not
+    fit the options, and for NaN and infinities unless `allow_nonfinite`.
     """
     with atomic_directory(output) as folder:
         prefix = find_tf_checkpoint(source)
@@ -135,7 +136,7 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
             raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
                                     f"keeps apart from its checkpoints, found none at {vocab_file}")
         vocabulary = checkpoint.read_vocabulary(vocab_file, config.model.n_tokens_vocab)
-        with open_checkpoint(prefix) as variables:
+        with open_checkpoint(prefix, tensorflow_python) as variables:
             if "bidirectional" not in options:
                 config = replace(config, bidirectional=any(name.startswith(f"{_SCOPE}/RNN_1/") for name in
                                                            variables.arrays))
@@ -230,25 +231,25 @@ def _summary(names: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_checkpoint(prefix: Path) -> Iterator[Variables]:
+def open_checkpoint(prefix: Path, tensorflow_python: str | os.PathLike = sys.executable) -> Iterator[Variables]:
     """The variables of a checkpoint, in temporary files that exist as long as the context.
 
-    The Python in `ELMO_FAST_TENSORFLOW_PYTHON`, else this Python, reads the checkpoint. `ImportError` names the extra
-    if it has no TensorFlow; `ConfigurationError` for a damaged file.
+    `tensorflow_python` reads the checkpoint. `ImportError` names the extra if it has no TensorFlow;
+    `ConfigurationError` for a damaged file.
     """
-    python = local_path(os.environ.get(PYTHON_VARIABLE) or sys.executable)
+    python = local_path(tensorflow_python)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps files that are mapped
         try:
             done = interruptible(subprocess.run)([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,
                                                  capture_output=True,
                                                  env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
         except OSError as error:
-            raise ConfigurationError(f"{PYTHON_VARIABLE}: expected a Python, got {python!r} ({error})") from error
+            raise ConfigurationError(f"tensorflow_python: expected a Python, got {python!r} ({error})") from error
         reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
         if done.returncode == _NO_TENSORFLOW:
             raise ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): "
-                              f"{install_line('tensorflow')}, or name a Python that has TensorFlow in "
-                              f"{PYTHON_VARIABLE}")
+                              f"{install_line('tensorflow')}, or name a Python that has TensorFlow by "
+                              "--tensorflow-python")
         if done.returncode == _UNREADABLE:
             raise ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a "
                                      f"truncated or a damaged file ({reason})")

@@ -9,7 +9,7 @@ import torch
 
 from elmo_fast import BiLm, ConfigurationError, TokenTable, build_token_table, corpus_words, write_token_table
 from elmo_fast.embed import build_table
-from elmo_fast.model.token_table.file import TableWriter, table_writer
+from elmo_fast.model.token_table.file import TableHeader, TableWriter, table_writer
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import ROOT, names, read_hdf5, run, start, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm
@@ -121,8 +121,8 @@ def test_a_stopped_run_is_resumed(tmp_path, monkeypatch, stop, puts):
 def test_a_partial_file_of_another_table_is_replaced(tmp_path, change):
     path, part = tmp_path / "t.hdf5", tmp_path / "t.hdf5.part"
     precision = "medium" if change == "precision" else "highest"
-    arguments = path, WORDS, (len(WORDS), 11), "float32", bilm().fingerprint(), precision
-    with pytest.raises(ValueError, match="vectors: expected 55, got 5"), table_writer(*arguments, True) as writer:
+    header = TableHeader((len(WORDS), 11), "float32", WORDS, bilm().fingerprint(), precision)
+    with pytest.raises(ValueError, match="vectors: expected 55, got 5"), table_writer(path, header, True) as writer:
         writer.append(np.full((5, 11), np.nan))
     if change == "damage":
         part.write_bytes(part.read_bytes()[:100])
@@ -137,7 +137,8 @@ def test_a_partial_file_of_another_table_is_replaced(tmp_path, change):
 
 
 def test_two_runs_do_not_write_one_table(tmp_path):
-    arguments = tmp_path / "t.hdf5", WORDS, (len(WORDS), 11), "float32", bilm().fingerprint(), "highest", True
+    header = TableHeader((len(WORDS), 11), "float32", WORDS, bilm().fingerprint(), "highest")
+    arguments = tmp_path / "t.hdf5", header, True
     refused = pytest.raises(ConfigurationError, match="expected no other writer, found one in this process")
     unfinished = pytest.raises(ValueError, match="vectors: expected 55, got 0")
     with unfinished, table_writer(*arguments), refused, table_writer(*arguments):

@@ -123,8 +123,8 @@ def test_a_command_makes_its_model_in_the_precision_given(command, model, tmp_pa
     init, made = BiLm.__init__, []
 
     def recording(bilm, *arguments, **how):
-        made.append(how["precision"])
         init(bilm, *arguments, **how)
+        made.append(bilm.precision)
 
     monkeypatch.setattr(BiLm, "__init__", recording)
     status, _, err = run(capsys, *command.split(), "--model", model, "--precision", "low")

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmo_fast.embed.scheduler import Scheduler, Sentence
-from elmo_fast.model.token_table.lookup import TokenEmbeddings
-from elmo_fast.model.token_vectors import TokenVectors
+from elmo_fast.model.token_table.table import TokenTable
 
 LENGTHS = st.lists(st.one_of(st.integers(0, 40), st.sampled_from([0, 1, 500, 10_000])), max_size=60)
 SLOTS = st.one_of(st.integers(1, 6), st.integers(1, 300))
@@ -118,13 +117,13 @@ def test_batches_run_again_after_a_restart(lengths, slots, steps, chunks):
 def test_vectors_of_tokens_keep_their_rows(sentences, capacity, most):
     """A reduced cache, too, has the vector of every token in flight at its row."""
     vector = {token: float(ord(token[-1])) for token in ["<", ">", *"abcdefgh"]}
-    cache, in_flight = TokenVectors(("<", ">"), capacity), []
+    cache, in_flight = TokenTable(), []
     for number, tokens in enumerate(sentences):
-        in_flight = [*in_flight[-2:], (Sentence(number, cache.rows(tokens)), ["<", *tokens, ">"])]
+        in_flight = [*in_flight[-2:], (Sentence(number, cache.number(tokens, "<>")), ["<", *tokens, ">"])]
         while new := cache.unencoded(most):
             assert len(new) <= most
-            cache.append(TokenEmbeddings(torch.tensor([[vector[token]] for token in new]), None))
-        cache.reduce([sentence for sentence, _ in in_flight])
+            cache.append(torch.tensor([[vector[token]] for token in new]))
+        cache.reduce(capacity, [sentence for sentence, _ in in_flight])
         for sentence, bounded in in_flight:
-            assert cache.table.vectors[sentence.rows.astype(np.int64), 0].tolist() == [vector[t] for t in bounded]
-        assert len(cache.table.vectors) <= max(capacity, 2 * 24) + 8
+            assert cache.encoded[sentence.rows.astype(np.int64), 0].tolist() == [vector[t] for t in bounded]
+        assert len(cache.encoded) <= max(capacity, 2 * 24) + 8

@@ -14,7 +14,7 @@ from elmo_fast.embed import embedder as embedder_module
 from elmo_fast.embed import stream as stream_module
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.token_table.lookup import TokenEncoder
-from elmo_fast.model.token_vectors import SpareVectors
+from elmo_fast.model.token_table.spare import SpareVectors
 from tests.support.engines import needs_native
 from tests.support.models import SHAPES, bilm, texts
 

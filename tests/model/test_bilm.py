@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, batch_to_ids
-from elmo_fast.model.bilm import WARM_TEXT
 from elmo_fast.model.layers import batch_layout
 from elmo_fast.model.layers.batch_layout import unique_rows
 from elmo_fast.model.layers.lstm import LstmStack
+from elmo_fast.model.opening import WARM_TEXT
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error

@@ -43,7 +43,6 @@ def table(*shape, words=None, dtype=torch.float32, **arguments):
     (lambda: table(5), "vectors: expected float32 or float16 of shape"),
     (lambda: table(1, 5, precision="lowest"), "precision: expected one of highest, high, medium, low, got 'lowest'"),
     (lambda: table(1, 5, unknown="mask"), "unknown: expected one of encode, error, unk, got 'mask'"),
-    (lambda: table(1, 5, grow=-1), "grow: expected True, False or a number of words, got -1"),
 ])
 def test_value_error(call, message):
     with pytest.raises(ValueError, match=f"^{message}"):

@@ -1,4 +1,4 @@
-"""Token tables alone: words, rows, ids, growth, and files."""
+"""Token tables alone: words, rows, ids, and files."""
 
 import contextlib
 import copy
@@ -14,8 +14,7 @@ import torch
 from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.files.seal import ROWS
 from elmo_fast.files.strings import joined, split
-from elmo_fast.model.token_table.file import read_table, table_writer
-from elmo_fast.text.characters import encode_tokens, to_model_ids
+from elmo_fast.model.token_table.file import TableHeader, read_table, table_writer
 from tests.support.files import flip, names
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "naïve", "🙂", "", "a b", "x" * 60, "line\nbreak", "nul\0byte", "\ud800", "the"]
@@ -28,10 +27,6 @@ def drawn(count, dim=5, seed=0, dtype=np.float32):
 
 def table(**arguments):
     return TokenTable(drawn(len(WORDS)), WORDS, "f" * 32, **arguments)
-
-
-def ids(words, size=50):
-    return torch.from_numpy(to_model_ids(encode_tokens(words, size))).long()
 
 
 @pytest.fixture
@@ -54,7 +49,7 @@ def test_a_file_gives_the_table_back(path, dtype, device):
     with pytest.raises(ConfigurationError, match="expected the vocabulary of the token table .* words., got"):
         TokenTable.open(path, ["<S>", "</S>"])
     before = path.read_bytes()
-    found._base.zero_()  # memory-mapped copy on write
+    found.encoded.zero_()  # memory-mapped copy on write
     assert path.read_bytes() == before
 
 
@@ -70,44 +65,14 @@ def test_ids_are_rows_plus_1():
     assert "the" in found and "no" not in found
 
 
-def test_characters_find_their_rows():
-    found = table().rows_of_characters(ids([*WORDS, "none", "x" * 59, "y" * 60]))
-    assert found[:13].tolist() == [0, 1, 2, found[3], 4, 5, found[6], 7, 8, 9, 10, found[11], found[12]]
-    assert found[3] == found[12] and found[3] in (3, 12)  # the same word twice
-    assert found[6] == found[11] and found[6] in (6, 11)  # a lone surrogate is dropped, which leaves the empty word
-    assert found[13:].tolist() == [-1, 8, -1]  # 48 bytes are read of a token: "x" * 59 is "x" * 60
-    assert table().rows_of_characters(torch.zeros(1, 50, dtype=torch.int64)).tolist() == [-1]
-    assert table().rows_of_characters(ids(["xxxx", "x" * 60], 5)).tolist() == [8, 8]
-    assert len(table().rows_of_characters(ids([]))) == 0
-
-
-def test_growth_is_bounded_and_keeps_numbers(path):
-    growing = table(grow=3)
-    assert growing.rows_of_characters(ids(["new"])).tolist() == [-1]
-    new = torch.from_numpy(drawn(4, seed=1))
-    growing.add(["new", "the", "new", "more"], new)
-    assert growing.rows(["new", "more"]).tolist() == [13, 14] and len(growing) == 15
-    assert growing.rows_of_characters(ids(["more", "new", "the", "none"])).tolist()[:2] == [14, 13]
-    growing.add(["third", "fourth"], new[:2])
-    assert not growing.grows and growing.rows(["third", "fourth"]).tolist() == [15, -1]
-    assert torch.equal(growing.vectors([14, 0, 15]), torch.stack([new[3], growing._base[0], new[0]]))
-    growing.save(path)
-    again = TokenTable.open(path)
-    assert again.words == growing.words and torch.equal(again.vectors(np.arange(16)), growing.vectors(np.arange(16)))
-    fixed = table()
-    fixed.add(["new"], new)
-    assert len(fixed) == 13 and not fixed.grows and table(grow=True).grows
-
-
 def test_copies_share_and_a_mapped_table_is_pickled_as_its_path(path):
     TokenTable(drawn(100, 1000), [str(k) for k in range(100)]).save(path)
-    mapped = TokenTable.open(path, grow=2)
-    mapped.add(["new"], torch.ones(1, 1000))
+    mapped = TokenTable.open(path)
     assert copy.deepcopy(mapped) is mapped
     stored = pickle.dumps(mapped)
     again = pickle.loads(stored)
     assert len(stored) < 100 * 1000 and again.words == mapped.words
-    assert torch.equal(again.vectors(np.arange(101)), mapped.vectors(np.arange(101)))
+    assert torch.equal(again.vectors(np.arange(100)), mapped.vectors(np.arange(100)))
     assert torch.equal(pickle.loads(pickle.dumps(table())).vectors([3]), table().vectors([3]))
 
 
@@ -117,7 +82,7 @@ def test_a_table_without_words_has_ids_only(path):
         file.create_dataset("embedding", data=vectors.astype(">f4"), chunks=(2, 5), compression="gzip")
     bare = TokenTable.open(path)
     assert bare.words is None and bare.fingerprint is None and np.array_equal(bare.vectors([3, 0]), vectors[[3, 0]])
-    for call in (lambda: bare.rows(["a"]), lambda: bare.ids(["a"]), lambda: bare.rows_of_characters(ids(["a"]))):
+    for call in (lambda: bare.rows(["a"]), lambda: bare.ids(["a"])):
         with pytest.raises(ConfigurationError, match="token table: expected a table with a vocabulary, to look up w"):
             call()
     vocabulary = path.with_name("vocab.txt")
@@ -187,7 +152,7 @@ def offset_of(path, row):
 
 
 def writer(path, fingerprint="0123"):
-    return table_writer(path, MANY, VECTORS.shape, "float32", fingerprint, "highest", resume=True)
+    return table_writer(path, TableHeader(VECTORS.shape, "float32", MANY, fingerprint, "highest"), resume=True)
 
 
 @contextlib.contextmanager
@@ -218,12 +183,9 @@ def test_a_file_of_another_length_is_refused(large, change):
 
 def test_mapped_vectors_are_compared_when_they_are_first_used(large):
     flip(large, offset_of(large, ROWS + 3))
-    found = TokenTable.open(large, grow=True)
-    found.add(["new"], torch.ones(1, 6))
-    good = np.array([0, ROWS - 1, 2 * ROWS, len(MANY)])
+    found, good = TokenTable.open(large), np.array([0, ROWS - 1, 2 * ROWS])
     for table in (found, pickle.loads(pickle.dumps(found))):
-        assert np.array_equal(table.vectors(good[:3]), VECTORS[good[:3]])
-        assert table.vectors(good).shape == (4, 6)
+        assert np.array_equal(table.vectors(good), VECTORS[good])
         for _ in range(2):
             with pytest.raises(ConfigurationError, match=f"{DAMAGED} in the vectors from number {ROWS} on"):
                 table.vectors([5, ROWS])

@@ -69,7 +69,7 @@ def of_table(world: World, folder: Path, rng: random.Random) -> Case:
 
 def _table_digest(table: Path) -> str:
     found = read_table(table, torch.device("cpu"))  # all vectors are compared with their checksums
-    return digest(found.vectors.numpy()) + str(found.words) + str(found.fingerprint) + found.precision
+    return digest(found.vectors.numpy()) + str(found.header)
 
 
 def of_partial_table(world: World, folder: Path, rng: random.Random) -> Case:

@@ -69,7 +69,7 @@ def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.c
 def import_values(values, source, output, **arguments):
     """Import variables in place of what the checkpoint at `source` holds."""
     arrays = {name: np.asarray(value) for name, value in values.items()}
-    with mock.patch.object(import_tf, "open_checkpoint", lambda prefix: nullcontext(Variables(prefix, arrays))):
+    with mock.patch.object(import_tf, "open_checkpoint", lambda prefix, _: nullcontext(Variables(prefix, arrays))):
         return import_checkpoint(source, output, **arguments)
 
 

@@ -297,8 +297,8 @@ def test_a_corpus_of_the_cache_is_any_input(write, capsys, tmp_path):
     write("b.jsonl", '{"text": "al mar"}')
     model = write_model(tmp_path / "model")
     assert run(capsys, "cache", "--corpus", "[ab].*", "t.hdf5", "--model", model, "--quiet") == (0, "", "")
-    assert read_table("t.hdf5", torch.device("cpu")).words == ["<S>", "</S>", *"Vamos nos".split(), "Mar Menor", "#",
-                                                               "al", "mar"]
+    table = read_table("t.hdf5", torch.device("cpu"))
+    assert table.header.words == ["<S>", "</S>", *"Vamos nos".split(), "Mar Menor", "#", "al", "mar"]
     status, _, errors = run(capsys, "cache", "--corpus", "[ab].*", "b.jsonl", "--model", model, "--quiet")
     assert status == 2 and "output file: expected a file other than the inputs, got b.jsonl" in errors
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.train.import_tf import PYTHON_VARIABLE, import_checkpoint, open_checkpoint
+from elmo_fast.train.import_tf import import_checkpoint, open_checkpoint
 from tests.support.files import ROOT, program, run
 from tests.support.tf_checkpoints import KINDS, accumulators, import_values, made_up, names_of, restored, write_folder
 from tests.support.training import VOCABULARY, final, make_config, model, update, write_batches
@@ -27,34 +27,33 @@ class train:
 """
 
 
-def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys, monkeypatch):
+def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys):
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     for python, message, expected in (
         (program(tmp_path / "bare", f'exec {sys.executable} -S -E "$@"'),
          'pip install ".[tensorflow]" (in a checkout of elmo-fast), or name', 1),
         (program(tmp_path / "dies", "echo bad luck >&2; exit 3"), "ended with status 3 (bad luck)", 1),
-        (str(tmp_path / "absent"), f"{PYTHON_VARIABLE}: expected a Python, got", 2),
+        (str(tmp_path / "absent"), "tensorflow_python: expected a Python, got", 2),
     ):
-        monkeypatch.setenv(PYTHON_VARIABLE, python)
-        status, _, errors = run(capsys, "import-tf", folder, tmp_path / "run", "--vocab", vocabulary)
+        status, _, errors = run(capsys, "import-tf", folder, tmp_path / "run", "--vocab", vocabulary,
+                                "--tensorflow-python", python)
         assert status == expected and message in errors and errors.count("\n") == 1, errors
     assert not (tmp_path / "run").exists()
 
 
-def test_the_process_reads_every_variable(tmp_path, monkeypatch):
+def test_the_process_reads_every_variable(tmp_path):
     """With a stand-in for TensorFlow that reads NumPy's files."""
     (tmp_path / "tensorflow.py").write_text(STAND_IN)
     python = program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
-    monkeypatch.setenv(PYTHON_VARIABLE, python)
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     values = made_up(train_perplexity=np.bytes_(b"no number"))
     with open(folder / "model.ckpt-7.index", "wb") as file:
         np.savez(file, **values)
-    assert import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary).step == 7
+    assert import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, tensorflow_python=python).step == 7
     restored(tmp_path / "run", values)
     (folder / "model.ckpt-7.index").write_bytes(b"damaged")
     with pytest.raises(ConfigurationError, match="got another, a truncated or a damaged file"):
-        import_checkpoint(folder, tmp_path / "other", vocab_file=vocabulary)
+        import_checkpoint(folder, tmp_path / "other", vocab_file=vocabulary, tensorflow_python=python)
 
 
 @pytest.fixture(scope="session")
@@ -122,11 +121,11 @@ def test_training_continues_as_in_tensorflow(kind, trained, tmp_path):
 
 
 @pytest.mark.long
-def test_the_command_reads_tensorflows_files(trained, tensorflow_python, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv(PYTHON_VARIABLE, tensorflow_python)
+def test_the_command_reads_tensorflows_files(trained, tensorflow_python, tmp_path, capsys):
     folder, _, truth = trained["characters"]
     vocabulary, pattern = folder / "text" / "vocab.txt", folder / "text" / "part-*.txt"
-    status, out, errors = run(capsys, "import-tf", folder, tmp_path / "run", "--vocab", vocabulary)
+    status, out, errors = run(capsys, "import-tf", folder, tmp_path / "run", "--vocab", vocabulary,
+                              "--tensorflow-python", tensorflow_python)
     assert status == 0 and not errors and "model.ckpt-2 after 2 steps, 27 variables, 27 with their accumulators" in out
     restored(tmp_path / "run", saved_in(truth))
     status, _, errors = run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 4,
@@ -135,15 +134,15 @@ def test_the_command_reads_tensorflows_files(trained, tensorflow_python, tmp_pat
 
 
 @pytest.mark.long
-def test_damaged_files_are_refused(trained, tensorflow_python, tmp_path, monkeypatch):
-    monkeypatch.setenv(PYTHON_VARIABLE, tensorflow_python)
+def test_damaged_files_are_refused(trained, tensorflow_python, tmp_path):
     folder, *_ = trained["words"]
     for ending in (".index", ".data-00000-of-00001"):
         (tmp_path / f"m{ending}").write_bytes((folder / f"model.ckpt-2{ending}").read_bytes())
-    with open_checkpoint(tmp_path / "m") as variables:
+    with open_checkpoint(tmp_path / "m", tensorflow_python) as variables:
         assert variables.read("lm/embedding").shape == (VOCABULARY, 5) and variables.step() == 2
         assert variables.read("lm/softmax/b").shape == (VOCABULARY,)
     for damaged, content in (("m.data-00000-of-00001", 100), ("m.index", 8)):
         (tmp_path / damaged).write_bytes((tmp_path / damaged).read_bytes()[:content])
-        with pytest.raises(ConfigurationError, match="damaged file"), open_checkpoint(tmp_path / "m"):
+        with (pytest.raises(ConfigurationError, match="damaged file"),
+              open_checkpoint(tmp_path / "m", tensorflow_python)):
             pass

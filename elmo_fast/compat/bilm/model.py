@@ -2,22 +2,23 @@
 
 import dataclasses
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.arguments import MOST_SENTENCES, check_count, check_file
+from elmo_fast.arguments import MOST_SENTENCES, check_count, check_file, gathered
 from elmo_fast.compat.bilm.elmo import Variables
-from elmo_fast.embed.build_table import encoded
+from elmo_fast.embed.build_table import encoded, table_header
 from elmo_fast.embed.progress import progress_bar
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.batch_layout import remove_boundaries
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
@@ -43,15 +44,14 @@ class BidirectionalLanguageModel(OutsideGraphs):
     """A pretrained biLM with bilm-tf's call: it maps ids to layers and carries states from call to call.
 
     Files are paths or URLs. No weight is trained. With `use_character_inputs=False` it reads word ids (`TokenBatcher`),
-    whose vectors are in `embedding_weight_file` (`dump_token_embeddings`, `elmo-fast cache`). `state`, `precision` and
-    `backend` are those of `BiLm`. Every `stream` has its own states, like a placeholder of bilm-tf: name a stream for
-    every kind of batch that alternates with others, such as contexts and questions. NaN and infinities in the weights
-    and the token vectors are refused unless `allow_nonfinite`.
+    whose vectors are in `embedding_weight_file` (`dump_token_embeddings`, `elmo-fast cache`). Every `stream` has its
+    own states, like a placeholder of bilm-tf: name a stream for every kind of batch that alternates with others, such
+    as contexts and questions. Further `options` are fields of `ModelOptions`; NaN and infinities in the token vectors
+    are treated as in the weights.
     """
 
     def __init__(self, options_file: _Path, weight_file: _Path, use_character_inputs: bool = True,
-                 embedding_weight_file: _Path | None = None, max_batch_size: int = 128, *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
+                 embedding_weight_file: _Path | None = None, max_batch_size: int = 128, **options):
         super().__init__()
         if not use_character_inputs and embedding_weight_file is None:
             raise ValueError("embedding_weight_file: expected the file of token vectors, which "
@@ -59,8 +59,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
         self.max_batch_size = int(check_count("max_batch_size", max_batch_size, most=MOST_SENTENCES))
         self.use_character_inputs = bool(use_character_inputs)
         table = None if use_character_inputs else embedding_weight_file
-        self.bilm = _read(options_file, weight_file, table, allow_nonfinite, state=state, precision=precision,
-                          backend=backend)
+        self.bilm = _read(options_file, weight_file, table, gathered(ModelOptions, options))
         self.variables = Variables()
         self._streams: dict[Hashable, State | None] = {}
 
@@ -156,38 +155,32 @@ class BidirectionalLanguageModel(OutsideGraphs):
 
 
 def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _Path, outfile: _Path, *,
-                          device: torch.device | str = "cpu", precision: str = "highest", backend: str = "auto",
-                          progress: bool = True, allow_nonfinite: bool = False) -> None:
+                          device: torch.device | str = "cpu", progress: bool = True, **options) -> None:
     """Write the token vectors of a vocabulary: dataset `embedding`, float32 [words, P], row k for line k of the file.
 
     The output is written atomically and can be used as `embedding_weight_file`, here and in bilm-tf. An attribute
-    identifies its model; other models refuse the file. NaN and infinities in the weights are refused unless
-    `allow_nonfinite`.
+    identifies its model; other models refuse the file. Further `options` are fields of `ModelOptions`.
     """
     check_target(outfile, "outfile")
-    words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, precision=precision,
-                                        backend=backend, allow_nonfinite=allow_nonfinite)
-    shape = len(words), bilm.options.lstm.projection_dim
-    with table_writer(outfile, None, shape, "float32", bilm.fingerprint(), bilm.computes_in) as writer:
+    words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, options)
+    with table_writer(outfile, table_header(bilm, words)._replace(words=None)) as writer:
         for vectors in encoded(bilm, words, 0, progress):
             writer.append(vectors)
 
 
 def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _Path, weight_file: _Path,
-                         outfile: _Path, *, batch_size: int = 1, state: str = "carry",
-                         device: torch.device | str = "cpu", precision: str = "highest", backend: str = "auto",
-                         progress: bool = True, allow_nonfinite: bool = False) -> None:
+                         outfile: _Path, *, batch_size: int = 1, device: torch.device | str = "cpu",
+                         progress: bool = True, **options) -> None:
     """Write the layers of every line of a text file, float32 [layers, tokens, 2 P], with keys `0`, `1`, ... by line.
 
     By default line i starts from the final state of the line before, as in bilm-tf. Larger batches are much faster;
     line i then starts from the final state of line `i - batch_size`. With `state` `zero` or `warm` the result does not
-    depend on the batch size. A blank line has no tokens and runs as `<S> </S>`. The output is written atomically. NaN
-    and infinities in the weights are refused unless `allow_nonfinite`.
+    depend on the batch size. A blank line has no tokens and runs as `<S> </S>`. The output is written atomically.
+    Further `options` are fields of `ModelOptions`.
     """
     check_count("batch_size", batch_size, most=MOST_SENTENCES)
     check_target(outfile, "output file")
-    _, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, state=state, precision=precision,
-                                    backend=backend, allow_nonfinite=allow_nonfinite)
+    _, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, options)
     with open(check_file("dataset_file", dataset_file), encoding="utf-8") as file, hdf5_file(outfile) as writer:
         count = scan(file, allow_blank=True)
         sentences = (line.tokens for line in read_lines(file, allow_blank=True))
@@ -198,29 +191,28 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
                 bar.update()
 
 
-def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, allow_nonfinite: bool,
-          **arguments: Any) -> BiLm:
+def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, opening: ModelOptions) -> BiLm:
     files = find_model(options_file=options_file, weight_file=weight_file)
-    options, weights = read_model(dataclasses.replace(files, allow_nonfinite=allow_nonfinite))
+    options, weights = read_model(dataclasses.replace(files, allow_nonfinite=opening.allow_nonfinite))
     if embedding_weight_file is None:
         if options.char_cnn is None:
             raise ConfigurationError("use_character_inputs: expected False for a model that reads word ids, got True")
-        return BiLm(options, weights, **arguments)
+        return BiLm(options, weights, opening)
     if options.char_cnn is not None:
-        return BiLm(options, weights, token_table=TokenTable.open(embedding_weight_file), **arguments)
+        return BiLm(options, weights, opening, token_table=TokenTable.open(embedding_weight_file))
     vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
-    if not allow_nonfinite:
+    if not opening.allow_nonfinite:
         check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors)
     vocabulary = options.vocabulary if len(vectors) == options.n_tokens_vocab else None
     options = dataclasses.replace(options, n_tokens_vocab=len(vectors), vocabulary=vocabulary)
-    return BiLm(options, {**weights, "embedding": vectors}, **arguments)
+    return BiLm(options, {**weights, "embedding": vectors}, opening)
 
 
 def _vocabulary_and_model(vocab_file: _Path, options_file: _Path, weight_file: _Path, device: torch.device | str,
-                          **arguments: Any) -> tuple[Sequence[str], BiLm]:
+                          options: Mapping[str, Any]) -> tuple[Sequence[str], BiLm]:
     vocabulary = Vocabulary(vocab_file)
     vocabulary.require(*BOUNDARIES)  # without them bilm-tf gives its last word the vector of `</S>`
     files = find_model(options_file=options_file, weight_file=weight_file)
     words_file = files.vocab_file or vocab_file  # gives the ids of a model of word ids
-    bilm = BiLm.from_model(dataclasses.replace(files, vocab_file=words_file), **arguments)
+    bilm = BiLm.from_model(dataclasses.replace(files, vocab_file=words_file), **options)
     return vocabulary.words, bilm.to(device)

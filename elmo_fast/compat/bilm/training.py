@@ -151,13 +151,13 @@ def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None
     return Vocabulary(vocab_file, validate_file=True)
 
 
-def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike, *, allow_nonfinite: bool = False) -> None:
+def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike, **reading) -> None:
     """Write the weights of the last checkpoint, without the softmax, as bilm-tf's HDF5 file. From bilm-tf.
 
-    NaN and infinities are refused unless `allow_nonfinite`.
+    `reading` are arguments of `weights_of_run`.
     """
     _, last = load_options_latest_checkpoint(tf_save_dir)
-    config, weights = checkpoint.weights_of_run(tf_save_dir, last, allow_nonfinite=allow_nonfinite)
+    config, weights = checkpoint.weights_of_run(tf_save_dir, last, **reading)
     if not config.bidirectional:
         raise ConfigurationError(f"tf_save_dir {tf_save_dir}: expected a model of two directions, since the file "
                                  "format supports no other, got a forward model")

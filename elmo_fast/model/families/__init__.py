@@ -2,7 +2,7 @@
 
 The module of a family has
 - `read(files)`: returns a model's options, and its float32 weights by dataset name;
-- `make(files, **arguments)`: returns its `BiLm`; `arguments` are those of `BiLm`;
+- `make(files, opening)`: returns its `BiLm`, opened with these `ModelOptions`;
 - `describe(options)`: says in words what the model reads of a token.
 A new family is a module in this folder and a row in `FAMILIES`.
 """

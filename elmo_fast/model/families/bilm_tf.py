@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.model.weights import read_model as read
@@ -12,11 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["describe", "make", "read"]
 
 
-def make(files: ModelFiles, **arguments) -> "BiLm":
-    """The biLM; `arguments` are those of `BiLm`."""
+def make(files: ModelFiles, opening: ModelOptions) -> "BiLm":
+    """The biLM."""
     from elmo_fast.model.bilm import BiLm  # with torch, which `elmo-fast info` does not need
 
-    return BiLm.from_model(files, **arguments)
+    return BiLm.from_model(files, opening)
 
 
 def describe(options: Options) -> str:

@@ -21,6 +21,7 @@ from elmo_fast.model.families import MANYLANGS
 from elmo_fast.model.layers import state_dict
 from elmo_fast.model.layers.encoder import CharacterEncoder, padded_ids
 from elmo_fast.model.layers.state_dict import Conversion
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import CharCnnOptions, LstmOptions, Options
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
@@ -116,8 +117,8 @@ class ManyLangsBiLm(BiLm):
     """A `BiLm` of a model of ELMoForManyLangs, for texts as lists of tokens: its `forward` takes ids on the CPU."""
 
     @classmethod
-    def _read(cls, files: ModelFiles, **arguments) -> "ManyLangsBiLm":
-        return cls(*read(files), **arguments)
+    def _read(cls, files: ModelFiles, opening: ModelOptions) -> "ManyLangsBiLm":
+        return cls(*read(files), opening)
 
     def _check(self, weights: Mapping[str, np.ndarray]) -> None:
         """Does nothing: `read` has checked the weights, whose shapes also depend on the lexicons."""
@@ -126,9 +127,9 @@ class ManyLangsBiLm(BiLm):
         return ManyLangsEncoder(self.options, weights, requires_grad)
 
 
-def make(files: ModelFiles, **arguments) -> ManyLangsBiLm:
-    """The biLM; `arguments` are those of `BiLm`."""
-    return ManyLangsBiLm.from_model(files, **arguments)
+def make(files: ModelFiles, opening: ModelOptions) -> ManyLangsBiLm:
+    """The biLM."""
+    return ManyLangsBiLm.from_model(files, opening)
 
 
 def describe(options: ManyLangsOptions) -> str:

@@ -2,15 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import ModelFiles
 
 if TYPE_CHECKING:
     from elmo_fast.model.bilm import BiLm
 
 
-def open_bilm(files: ModelFiles, **arguments) -> "BiLm":
-    """The biLM of a model; `arguments` are those of `BiLm.from_model`."""
-    return files.family.implementation.make(files, **arguments)
+def open_bilm(files: ModelFiles, opening: ModelOptions) -> "BiLm":
+    """The biLM of a model of any family."""
+    return files.family.implementation.make(files, opening)
 
 
 def describe(files: ModelFiles) -> dict[str, str]:

@@ -133,8 +133,8 @@ class LstmStack(AllenNlpStateDict):
         `vectors` [R, P] are token vectors, `rows` int [2, S] the row that each direction reads at each packed row.
         Without `rows`, `vectors` are the inputs of every packed row, [S, 2 P]. `initial` and the result are
         (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D]) is the state that every
-        sentence starts from, None if a slot carries its state from sentence to sentence. `drop` is a dropout
-        applied to each layer's input; a skip connection adds the input after dropout.
+        sentence starts from, None if a slot carries its state from sentence to sentence. `drop` is a dropout applied to
+        each layer's input; a skip connection adds the input after dropout.
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
@@ -169,9 +169,8 @@ class LstmStack(AllenNlpStateDict):
               initial_state: State | None, addresses: np.ndarray, precision: str = "highest") -> State:
         """As `run`, with the bits of its outputs written at `addresses` uint64 [L, 2, S] (see `write_outputs`)."""
         layers = [self.layer_weights(layer) for layer in range(self.options.n_layers)]
-        return write_outputs(vectors, rows, schedule, initial, layers, addresses,
-                             skips=self.options.use_skip_connections,
-                             clips=(self.options.cell_clip, self.options.proj_clip), initial_state=initial_state,
+        return write_outputs(vectors, rows, schedule, initial, layers, addresses, **self._clips,
+                             skips=self.options.use_skip_connections, initial_state=initial_state,
                              precision=precision)
 
     def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, initial: State,

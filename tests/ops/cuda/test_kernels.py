@@ -25,7 +25,6 @@ def gpu(monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(type(triton.runtime.driver), "active", SimpleNamespace(utils=None), raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.delenv("ELMO_FAST_NO_TRITON", raising=False)
     backend.why_no_triton.cache_clear()
     yield
     backend.why_no_triton.cache_clear()
@@ -50,11 +49,10 @@ def no_compiler(_):
     (lambda patch: (patch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 3)),
                     patch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.5.1"))),
      "need Triton 3.6 or newer on this GPU, which torch 2.10 brings, and this is 3.5"),
-    (lambda patch: patch.setenv("ELMO_FAST_NO_TRITON", "1"), "ELMO_FAST_NO_TRITON=1 is set"),
     (lambda patch: patch.setattr(type(sys.modules["triton"].runtime.driver), "active", property(no_compiler)),
      r"Triton cannot build its launcher, which needs a C compiler and Python.h \(no compiler\)"),
     (lambda patch: patch.setattr(importlib.util, "find_spec", lambda name: None), "a checkout that is not installed"),
-], ids=["old", "absent", "old Triton", "old Triton on 10", "off", "no compiler", "not installed"])
+], ids=["old", "absent", "old Triton", "old Triton on 10", "no compiler", "not installed"])
 def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
     stub(monkeypatch)
     assert backend.resolve("highway", "auto", CUDA) == "torch"

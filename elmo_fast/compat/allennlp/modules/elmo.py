@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elmo_fast.arguments import gathered
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
@@ -18,6 +19,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import elmo
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource
+from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
@@ -34,6 +36,12 @@ __all__ = ["ConfigurationError", "ELMoCharacterMapper", "ELMoTokenCharactersInde
 logger = logging.getLogger(__name__)
 
 
+def _read_files(options_file: str | os.PathLike, weight_file: str | os.PathLike,
+                opening: ModelOptions) -> tuple[Options, dict[str, np.ndarray]]:
+    files = find_model(options_file=options_file, weight_file=weight_file)
+    return read_model(replace(files, allow_nonfinite=opening.allow_nonfinite))
+
+
 class _ElmoCharacterEncoder(CharacterEncoder):
     """Computes token vectors without context; files are paths or URLs. From AllenNLP's `_ElmoCharacterEncoder`."""
 
@@ -43,8 +51,8 @@ class _ElmoCharacterEncoder(CharacterEncoder):
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
                  precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
-        files = replace(find_model(options_file=options_file, weight_file=weight_file), allow_nonfinite=allow_nonfinite)
-        self._build(*read_model(files), requires_grad, precision, backend)
+        opening = ModelOptions(allow_nonfinite=allow_nonfinite)
+        self._build(*_read_files(options_file, weight_file, opening), requires_grad, precision, backend)
 
     def _build(self, options: Options, weights, requires_grad: bool, precision: str, backend: str) -> None:
         if options.char_cnn is None:
@@ -74,23 +82,23 @@ def _boundary_vector(k: int) -> property:
 class _ElmoBiLm(BiLm):
     """The biLM with AllenNLP's arguments and results. From AllenNLP's `_ElmoBiLm`.
 
-    `word_inputs` are indices into `vocab_to_cache`, whose index 0 is padding. `arguments` are those of `BiLm`,
-    `allow_nonfinite` is that of `BiLm.from_model`.
+    `word_inputs` are indices into `vocab_to_cache`, whose index 0 is padding. Other arguments are those of `BiLm`.
     """
 
     words_come_second = True
     _bos_embedding, _eos_embedding = _boundary_vector(0), _boundary_vector(1)
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
-                 vocab_to_cache: Sequence[str] | None = None, *, allow_nonfinite: bool = False, **arguments):
-        files = replace(find_model(options_file=options_file, weight_file=weight_file), allow_nonfinite=allow_nonfinite)
-        super().__init__(*read_model(files), requires_grad=requires_grad, **arguments)
+                 vocab_to_cache: Sequence[str] | None = None, *, opening: ModelOptions | None = None, **arguments):
+        opening = gathered(ModelOptions, {**arguments, "requires_grad": requires_grad}, opening)
+        super().__init__(*_read_files(options_file, weight_file, opening), opening)
         if vocab_to_cache:
             self.cache_words(vocab_to_cache)
 
     @classmethod
-    def _read(cls, files: ModelFiles, **arguments) -> "_ElmoBiLm":
-        return cls(files.options_file, files.weight_file, allow_nonfinite=files.allow_nonfinite, **arguments)
+    def _read(cls, files: ModelFiles, opening: ModelOptions) -> "_ElmoBiLm":
+        opening = replace(opening, allow_nonfinite=files.allow_nonfinite)
+        return cls(files.options_file, files.weight_file, opening.requires_grad, opening=opening)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         if self.options.char_cnn is None:

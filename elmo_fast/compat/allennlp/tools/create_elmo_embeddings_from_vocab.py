@@ -24,19 +24,19 @@ UNKNOWN = "@@UNKNOWN@@"  # the unknown word of AllenNLP's vocabularies
 def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config_path: str | os.PathLike,
                                       elmo_weights_path: str | os.PathLike, output_dir: str | os.PathLike,
                                       batch_size: int = 64, device: int = -1,
-                                      use_custom_oov_token: bool = False, *, allow_nonfinite: bool = False) -> None:
+                                      use_custom_oov_token: bool = False, **options) -> None:
     """Write `elmo_embeddings.txt.gz`, with a word and its P numbers per line, and the vocabulary with `<S>` and `</S>`.
 
     `vocab_path` is UTF-8 text with one word per line, the unknown word first: `@@UNKNOWN@@` unless
     `use_custom_oov_token`. `<S>` and `</S>` are put after it in both files, and removed elsewhere. The new vocabulary
     is written to `output_dir` under the name of the old one. `batch_size` counts sentences of 50 words; `device` is -1
-    for the CPU or the number of a GPU. Both files are written atomically, after all words are encoded. NaN and
-    infinities in the weights are refused unless `allow_nonfinite`. From AllenNLP's tool of that name.
+    for the CPU or the number of a GPU. Both files are written atomically, after all words are encoded. `options` are
+    fields of `ModelOptions`. From AllenNLP's tool of that name.
     """
     vocab_path = check_file("vocab_path", vocab_path)
     words = _read_vocabulary(vocab_path, use_custom_oov_token)
     check_count("batch_size", batch_size, error=ConfigurationError)
-    bilm = BiLm.from_files(elmo_config_path, elmo_weights_path, allow_nonfinite=allow_nonfinite)
+    bilm = BiLm.from_files(elmo_config_path, elmo_weights_path, **options)
     bilm = bilm.to(torch_device(device, "device"))
     folder = Path(check_path("output_dir", output_dir))
     vocabulary = folder / Path(vocab_path).name
