@@ -9,8 +9,6 @@ clips and multiplies repeated tokens again; `us_per_layer_step` includes input p
 is a dry run: tiny work that measures nothing.
 """
 
-import contextlib
-import dataclasses
 import itertools
 import statistics
 import time
@@ -24,9 +22,8 @@ from benchmarks.gpu import predict
 from elmo_fast.ops.device import synchronize_stream
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent, training_graphs
+from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops, gpu_lstm, op_cases
 
 SQUARES = {"fp16": (torch.float16, "highest", 8192), "tf32": (torch.float32, "high", 8192),
@@ -184,28 +181,3 @@ def test_lstm(request, benchmark, device, layer, slots, steps):
     case = cases.Case(f"lstm, {steps} steps", size, slots, path, precision, slots * steps, found, "random")
     with numerics("highest" if precision == "medium" else precision, device):
         cases.timed(request, benchmark, case, work, lambda: bound(sequences), "nn.LSTM without clips", more=more)
-
-
-@pytest.mark.parametrize("size, slots", [("small", 32), ("small", 128), ("medium", 32), ("original", 8),
-                                         ("original", 128)])
-def test_training(request, benchmark, device, size, slots, monkeypatch):
-    """Forward and backward of 20 steps, as it is, beside plain steps; the gradients of both agree."""
-    is_dry = device.type == "cpu"
-    (dim, projection, _), slots = (common.SIZES["tiny"], 2) if is_dry else (common.SIZES[size], slots)
-    case = op_cases.lstm_case((projection, dim, projection), [20] * slots, gathered=False, clips=op_cases.LOOSE)
-    call, _ = case.given(case.leaves(device=device), precision="medium")
-    call, most = dataclasses.replace(call, inputs=call.inputs.detach().requires_grad_()), training_graphs.GATES
-
-    def work(gates=most):
-        monkeypatch.setattr(training_graphs, "GATES", gates)
-        with torch.enable_grad():
-            out, state = cuda_ops.projected_lstm(**vars(call))
-            return torch.autograd.grad((out, *state), call.tensors, tuple(map(torch.ones_like, (out, *state))))
-
-    with cuda_ops.registered_on_cpu("projected_lstm") if is_dry else contextlib.nullcontext():
-        expected, *_, found = work(0), *(work() for _ in range(3))  # the second run captures graphs
-        error, limit = gpu_lstm.error_of(found, expected), AGAINST_FLOAT64["bf16"]
-        agreement.require("gradients in graphs against those of plain steps", error, limit)
-        timed = cases.Case("training, 20 steps", size, slots, "graphs", "medium", 20 * slots,
-                           {"error": error, "limit": limit}, "random")
-        cases.timed(request, benchmark, timed, work, lambda: work(0), "plain steps")

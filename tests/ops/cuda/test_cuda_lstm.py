@@ -8,7 +8,7 @@ import torch
 
 from elmo_fast.ops import choices
 from elmo_fast.ops.choices import Choices
-from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent, step, training_graphs
+from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent, step
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_lstm_pointwise
 from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
@@ -85,18 +85,6 @@ def test_gradients_agree_with_float64(sizes, precision, clips, limit, kernels, m
     elif reason := lstm.why_no_triton(HERE):
         pytest.skip(reason)
     check_gradients(lstm_case(sizes, slots=SLOTS, starts=True, clips=clips), precision, limit, HERE)
-
-
-@pytest.mark.parametrize("precision, limit", [
-    ("highest", GRADIENT_AGAINST_FLOAT64), ("medium", AGAINST_FLOAT64["bf16"])])
-@pytest.mark.parametrize("lengths", [[20] * 9, [70, 41, 41, 13, 9, 1]], ids=["equal", "ragged"])
-def test_training_steps_in_graphs_agree_with_float64(lengths, precision, limit):
-    """The second call captures; weights, inputs and states of the calls differ."""
-    kept = [check_gradients(lstm_case((128, 512, 128), lengths, seed=seed), precision, limit, HERE)
-            for seed in (0, 1, 2, 0)]
-    graphs = [graph for arena in training_graphs._arenas.kept.values() for buffers in arena._buckets.values()
-              for graph in buffers.graphs.values()]
-    assert kept and graphs and all(graphs)
 
 
 @pytest.mark.parametrize("sizes, clips", [(SMALL, TIGHT), (SMALL, {}), ((1024, 128), WIDE), (ORIGINAL, WIDE)])
