@@ -3,7 +3,7 @@
 Every entry compiles for its generation without spilled registers and within its shared memory, as tests demand. `few`
 is for so few tokens that larger tiles would leave part of the chip without work. Where an entry has several
 configurations, Triton times them at the first call on a machine and keeps the choice on disk. Compiled code depends
-only on types, the model's sizes and the tile, so that CUDA graphs of any batch need two variants of every kernel:
+only on types, the model's sizes and the tile, so that batches of any size need two variants of every kernel:
 integers that vary with the batch are named in `do_not_specialize`.
 """
 

@@ -7,7 +7,7 @@ import torch
 
 from elmo_fast.ops import choices
 from elmo_fast.ops.backend import lacks_fence
-from elmo_fast.ops.device import is_capturing, on
+from elmo_fast.ops.device import on, refuse_capture
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.numerics import gemm, numerics, type_of
@@ -23,6 +23,7 @@ _ROWS = {"few": 64, "many": 4096}  # of a measurement
 
 def linear(*arguments):
     call = LinearArguments(*arguments)
+    refuse_capture(call.x.device)
     operands = operands_of(call.precision, call.bounded)
 
     def ways(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
@@ -35,6 +36,7 @@ def linear(*arguments):
 
 def highway(*arguments):
     call = HighwayArguments(*arguments)
+    refuse_capture(call.x.device)
     operands = operands_of(call.precision, call.bounded)
 
     def ways(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
@@ -69,7 +71,7 @@ def _way(op: str, ways: Callable[[torch.Tensor], dict[str, Callable[[], torch.Te
             return choices.times_of(both)
 
     name = f"{op} of {inner} x {call.outputs}, {operands}, {amount} tokens"
-    return choices.choose(device, name, None if is_capturing(device) else measure) or CUBLAS
+    return choices.choose(device, name, measure) or CUBLAS
 
 
 def _sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, operands: str) -> torch.Tensor:

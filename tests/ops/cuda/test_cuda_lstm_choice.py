@@ -81,15 +81,6 @@ def test_auto_measures_on_the_callers_weights_and_takes_the_faster(graph, persis
     assert auto.launches[0] == (8, 4, (0.3, 0.08), True)
 
 
-def test_a_warm_up_measures_every_class(auto, monkeypatch):
-    monkeypatch.setattr(choice, "measure", lambda run, tolerance, why_not: FASTER)
-    for slots, classes in ((1, 4 * 3), (65, 5 * 3)):
-        lstm.choose_paths(layer(weights_of(FIRING)), slots, precision="medium", **TIGHT)
-        assert len(choices.recorded(CPU)) == classes
-    check(FIRING, "medium")
-    assert len(auto.launches) == 1
-
-
 @pytest.mark.parametrize("spoils, fails_at, launches, said", [
     *((spoils, inf, 1, "its outputs and states differ from") for spoils in (1.01, nan, inf)),
     *((1, fails_at, fails_at, "passed over: it failed") for fails_at in (1, 10))])
@@ -177,16 +168,13 @@ def test_classes():
     assert [choice.shape_class(fp16, 8, steps)[2] for steps in (7, 8, 63, 64)] == [4, 24, 24, 64]
 
 
-@pytest.mark.parametrize("precision, forced, capturing, launches, error", [
-    ("highest", "", False, 0, None), ("high", "", False, 0, None),
-    ("medium", "", True, 0, "schedule: expected none while a CUDA graph is captured"),
-    ("medium", GRAPH, False, 0, None), ("medium", PERSISTENT, False, 1, None),
-    ("highest", PERSISTENT, False, 0, "path was asked for and does not run here: its operands are 16-bit"),
-    ("medium", "A", False, 0, "ELMO_FAST_CUDA_LSTM: expected one of graph, persistent, got 'A'")])
-def test_where_nothing_is_measured(precision, forced, capturing, launches, error, auto, monkeypatch, caplog):
+@pytest.mark.parametrize("precision, forced, launches, error", [
+    ("highest", "", 0, None), ("high", "", 0, None), ("medium", GRAPH, 0, None), ("medium", PERSISTENT, 1, None),
+    ("highest", PERSISTENT, 0, "path was asked for and does not run here: its operands are 16-bit"),
+    ("medium", "A", 0, "ELMO_FAST_CUDA_LSTM: expected one of graph, persistent, got 'A'")])
+def test_where_nothing_is_measured(precision, forced, launches, error, auto, monkeypatch, caplog):
     choice._log_once.cache_clear()
     monkeypatch.setenv(choice.VARIABLE, forced)
-    monkeypatch.setattr(lstm, "is_capturing", lambda device: capturing)
     for _ in range(2):
         with (caplog.at_level(logging.INFO),
               pytest.raises((RuntimeError, ValueError), match=error) if error else contextlib.nullcontext()):

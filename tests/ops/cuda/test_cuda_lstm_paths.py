@@ -155,16 +155,6 @@ def test_medium_takes_fp16_where_the_operands_are_bounded(dim, proj_clip, dtype)
     assert blocks.operands(weights, "medium", proj_clip).dtype == torch.bfloat16
 
 
-def test_weights_are_not_prepared_in_a_capture(monkeypatch):
-    weights, others = (flat_weights(layer(lstm_case().leaves(wanted=[]))) for _ in range(2))
-    blocks.operands(weights, "highest", 3.0)
-    monkeypatch.setattr(blocks, "is_capturing", lambda device: True)
-    blocks.operands(weights, "highest", 3.0)
-    for precision in ("medium", "highest"):
-        with pytest.raises(RuntimeError, match="expected a model that has run once before a CUDA graph is captured"):
-            blocks.operands(others, precision, 3.0)
-
-
 def test_rows_of_any_size_fit_fp16():
     """Each row within the rounding of its own size, for both directions from one table and from rows of their own."""
     case = lstm_case(clips=LOOSE)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmo_fast.ops.device import is_capturing, to_device
+from elmo_fast.ops.device import to_device
 from elmo_fast.ops.numerics import type_of
 from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.projected_lstm.cuda.graphs import Capture, Graphs
@@ -161,13 +161,7 @@ def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) 
 
 
 def stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torch.dtype | None = None) -> Operands:
-    """Stack both directions in `dtype`, or for fp16 in `unbounded` if a weight is too large.
-
-    Refused during a capture, whose memory is freed with the graph and which cannot copy to the host.
-    """
-    if is_capturing(weights[0].device):
-        raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
-                           "got a model that has not")
+    """Stack both directions in `dtype`, or for fp16 in `unbounded` if a weight is too large."""
     if dtype == torch.float16:
         largest = torch.stack([matrix.abs().amax().float() for matrix in weights if matrix.dim() == 2]).amax()
         dtype = dtype if float(largest) <= _LARGEST else unbounded

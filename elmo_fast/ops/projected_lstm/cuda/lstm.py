@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from elmo_fast.ops.backend import why_no_triton
-from elmo_fast.ops.device import current_stream, is_capturing, on, to_host
+from elmo_fast.ops.device import current_stream, on, refuse_capture, to_host
 from elmo_fast.ops.library import library
 from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
 from elmo_fast.ops.precision import has_16_bit_operands
-from elmo_fast.ops.projected_lstm.arguments import LstmArguments, flat_weights, limit
+from elmo_fast.ops.projected_lstm.arguments import LstmArguments
 from elmo_fast.ops.projected_lstm.cuda import choice, persistent, step, training
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_pointwise
 from elmo_fast.ops.projected_lstm.cuda.blocks import (
@@ -35,7 +35,7 @@ from elmo_fast.ops.projected_lstm.cuda.blocks import (
     send,
 )
 from elmo_fast.ops.projected_lstm.cuda.graphs import capture_on, run_chunk
-from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
+from elmo_fast.ops.projected_lstm.reference import State
 
 # slots that step together; more slots run in groups
 MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}
@@ -47,9 +47,7 @@ def run(*arguments):
     """The op, in fp32. `rows` on a GPU are copied to the host, where they are read."""
     call = LstmArguments(*arguments)
     inputs, rows, h, c = call.inputs, call.rows, call.h, call.c
-    if is_capturing(inputs.device):
-        raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it is made on the host for "
-                           "one batch; call the model with ids, or use padded_lstm")
+    refuse_capture(inputs.device)
     if call.save:
         return training.forward(call, pointwise_of(inputs.device))
     order = np.arange(len(h)) if call.slots is None else call.slots.numpy()
@@ -95,7 +93,7 @@ library.impl("projected_lstm_backward", run_backward, "CUDA")
 
 @contextlib.contextmanager
 def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float, float], device: torch.device):
-    """Yield the `Steps` of a layer over the arena of the current stream; in a user's capture, over a new arena.
+    """Yield the `Steps` of a layer over the arena of the current stream.
 
     In the body, GEMMs of fp32 operands run in fp32 or tf32 as `precision` says. Buffers outlive the call, so they must
     not be inference tensors, which cannot be written outside of inference mode.
@@ -103,11 +101,8 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float
     products = numerics("highest" if has_16_bit_operands(precision) else precision, device)
     with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
         layer = operands(weights, precision, clips[1])
-        if is_capturing(device):
-            arena = Arena(layer, device, None)
-        else:
-            key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
-            arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
+        key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
+        arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
         with arena.lock:
             yield Steps(arena, layer, clips)
 
@@ -245,57 +240,3 @@ def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Se
         return rows[:, block.rows], block.rows[:0]
     read, number = np.unique(rows[:, block.rows], return_inverse=True)
     return number.reshape(2, -1), read
-
-
-def choose_paths(weights: tuple[LstmWeights, LstmWeights], slots: int, *, cell_clip: float | None = None,
-                 proj_clip: float | None = None, precision: str = "highest") -> None:
-    """Choose now the paths of all classes of calls up to `slots` slots, or up to those of a persistent launch."""
-    clips, flat = (limit(cell_clip), limit(proj_clip)), flat_weights(weights)
-    with prepared(flat, precision, clips, flat[0].device) as steps:
-        for size in choice.classes(max(slots, persistent.MOST_SLOTS)):
-            steps.choose(*size, precision)
-
-
-def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
-                cell_clip: float | None = None, proj_clip: float | None = None,
-                precision: str = "highest") -> tuple[torch.Tensor, State]:
-    """A layer of a two-direction LSTM over a padded batch whose lengths are on the GPU, for a user's CUDA graph.
-
-    Shapes are static and every step runs for every sentence; a position past a sentence's end changes nothing. Steps
-    are queued without graphs, on buffers that are allocated by the call and belong to the user's graph.
-
-    `inputs` [B, T, I] for both directions or [B, T, 2 I], forward half first; `lengths` int [B] on their device;
-    `state` (h [B, 2 P], c [B, 2 D]) and `weights` as in `reference.projected_lstm`. Returns fp32 outputs [B, T, 2 P] by
-    position, zero past a sentence's end, and the final state. Nothing is copied to the host.
-    """
-    clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS[choice.GRAPH]
-    groups = zip(*(tensor.split(most) for tensor in (inputs, lengths, *state)))
-    outputs, *final = map(torch.cat, zip(*(_padded_group(*group, weights, clips, precision) for group in groups)))
-    return outputs, tuple(final)
-
-
-def _padded_group(inputs, lengths, h, c, weights, clips, precision):
-    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), h.shape[1] // 2
-    halves = inputs.unflatten(2, (-1, len(flat[0]) - projection))  # [B, T, 1, I], or [B, T, 2, I]
-    slot, step, direction = (torch.arange(size, device=inputs.device) for size in (batch, longest, 2))
-    direction = direction[:, None, None]
-    backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
-    positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step, or -1
-    with prepared(flat, precision, clips, inputs.device) as steps:
-        bucket = steps.arena.bucket(batch, steps.layer)
-        at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
-        for buffer, values in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):
-            buffer.copy_(values.unflatten(1, (2, -1)).transpose(0, 1))
-        outputs = bucket.h.new_empty(longest, batch, 2 * projection)
-        bucket.meta[:, 2] = 0
-        for here, out in zip(positions.split(at_once, dim=1), outputs.split(at_once)):  # [2, steps, B]
-            x = halves[slot, here.clamp(min=0), direction % halves.shape[2]]  # [2, steps, B, I]
-            steps.project(x.flatten(1, 2).float(), False)
-            number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
-            bucket.meta[: len(out), :2] = torch.where(here >= 0, number, -1).transpose(0, 1).int()
-            steps.queue(bucket, len(out), steps.way)
-            out.copy_(bucket.out[: len(out)])
-        final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
-    # If step s reads position p, step p reads position s: indexing by `positions` again restores the original order.
-    by_position = outputs.unflatten(2, (2, -1))[positions.clamp(min=0), slot, direction]  # [2, T, B, P]
-    return torch.where(positions[..., None] >= 0, by_position, 0).permute(2, 1, 0, 3).flatten(2), *final
