@@ -35,9 +35,6 @@ _SIXTEEN_BITS = {
     ("char_cnn", 90): {"few": (Tile(64, 64, 64, 4, 2),), "many": (Tile(64, 256, 64, 8, 2), Tile(64, 128, 64, 8, 2))},
     ("highway", 80): {"few": (Tile(32, 32, 64, 4, 4),), "many": (Tile(128, 64, 64, 8, 3), Tile(128, 64, 32, 8, 4))},
     ("highway", 90): {"few": (Tile(64, 32, 128, 4, 3),), "many": (Tile(128, 128, 64, 8, 4), Tile(128, 128, 64, 8, 3))},
-    # BN cells with four outputs each; one configuration, since a call changes the cells
-    ("lstm_step", 80): {"few": (Tile(64, 32, 64, 4, 3),), "many": (Tile(128, 32, 32, 8, 4),)},
-    ("lstm_step", 90): {"few": (Tile(64, 32, 64, 4, 4),), "many": (Tile(128, 32, 64, 8, 4),)},
 }
 _TF32 = {
     ("char_cnn", 80): {"few": (Tile(32, 32, 32, 4, 2),), "many": (Tile(128, 32, 32, 8, 2), Tile(64, 32, 32, 4, 2))},

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import read_sass
-from elmo_fast.ops import choices
 from elmo_fast.ops.backend import triton_version
-from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.numerics import type_of
 from elmo_fast.testing import relative_error
 from tests.support import cuda_ops, ptx_machine
@@ -69,7 +67,6 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
     tiles_of, shared = COMPILED.get(generation) or (generation, ptx_machine.DEVICES[generation][1])
     patch.setattr(configs, "generation_of", lambda device: tiles_of)
     patch.setattr(configs, "FEW", torch.inf)
-    patch.setattr(choices, "choose", lambda device, name, measure: linear_cuda.TRITON)
     if tile:
         patch.setattr(configs, "tiles", lambda *_: (tile,))
     return driver

@@ -8,7 +8,7 @@ in tests, it runs without graphs.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from elmo_fast.ops.library import library
 from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
 from elmo_fast.ops.precision import has_16_bit_operands
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent, step, training
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent, training
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_pointwise
 from elmo_fast.ops.projected_lstm.cuda.blocks import (
     Arena,
@@ -28,7 +28,6 @@ from elmo_fast.ops.projected_lstm.cuda.blocks import (
     Bucket,
     Operands,
     blocks,
-    bucket_of,
     chunks_of,
     host_arrays,
     operands,
@@ -43,8 +42,8 @@ MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}
 _arenas = Arenas()
 
 
-def run(*arguments):
-    """The op, in fp32. `rows` on a GPU are copied to the host, where they are read."""
+def run(*arguments, path: str | None = None):
+    """The op, in fp32. `rows` on a GPU are copied to the host, where they are read. `path` as in `choice.choose`."""
     call = LstmArguments(*arguments)
     inputs, rows, h, c = call.inputs, call.rows, call.h, call.c
     refuse_capture(inputs.device)
@@ -54,7 +53,7 @@ def run(*arguments):
     starts = None if call.sequence_starts is None else call.sequence_starts.numpy()
     batch_sizes = call.batch_sizes.numpy()
     with prepared(call.weights, call.precision, (call.cell_clip, call.proj_clip), inputs.device) as steps:
-        steps.begin(batch_sizes, None if starts is None else (call.initial_h, call.initial_c), call.precision)
+        steps.begin(batch_sizes, None if starts is None else (call.initial_h, call.initial_c), path)
         inputs, rows, held = inputs.float(), None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
         # Project all of inputs if they are not much larger than the rows that are read.
         in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
@@ -115,30 +114,16 @@ class Steps:
 
     def __init__(self, arena: Arena, layer: Operands, clips: tuple[float, float]):
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
-        self._clips, self._pointwise, self.way = clips, pointwise_of(arena.device), step.CUBLAS
+        self._clips, self._pointwise = clips, pointwise_of(arena.device)
 
-    def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
+    def begin(self, batch_sizes: np.ndarray, initial_state: State | None, path: str | None) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence; None without start flags."""
-        if steps := int(np.count_nonzero(batch_sizes)):
-            self.path = self.choose(int(batch_sizes[0]), steps, precision)
+        if batch_sizes.any():
+            self.path = choice.choose(self.arena.device, self.layer, int(batch_sizes[0]), path)
         self.has_starts = initial_state is not None
         if self.has_starts:
             self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
-
-    def choose(self, slots: int, steps: int, precision: str) -> str:
-        """The path of calls of this size; measures both at the first of their class. Sets the graph path's steps."""
-        self.choose_steps(slots)
-        name, *size = choice.shape_class(self.layer, slots, steps)
-        why_not = functools.partial(persistent.why_not, self.arena.device, self.layer, slots)
-        return choice.choose(
-            f"{name}, {precision}", self.arena.device, why_not,
-            lambda: choice.measure(self._trial(*size), persistent.tolerance(self.layer), why_not))
-
-    def choose_steps(self, slots: int) -> None:
-        """Set how the graph path computes steps of this many slots."""
-        slots = bucket_of(min(max(slots, 8), MOST_SLOTS[choice.GRAPH]))
-        self.way = step.choose(self.arena, self.layer, slots, self.queue)
 
     def project(self, x: torch.Tensor, bounded: bool) -> None:
         """Write input projections of x [n, I] (shared by both directions) or [2, n, I] to the arena's first n rows.
@@ -181,46 +166,25 @@ class Steps:
         products = fp32_precision("cuda", "matmul")  # the strictest precision that running threads have set
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
-            work = functools.partial(self.queue, bucket, count, self.way)
-            run_chunk(graphs, (count, *self._clips, products, self.way), work, self.arena.capture)
+            work = functools.partial(self._queue, bucket, count)
+            run_chunk(graphs, (count, *self._clips, products), work, self.arena.capture)
             out[packed_rows[first : first + count]] = bucket.out[:count]
         for part, buffer in zip(block_state, buffers):
             part.copy_(buffer)
 
-    def queue(self, bucket: Bucket, count: int, way: str) -> None:
-        """Queue `count` steps over a bucket's buffers, which outlive the graph of this work, in one of `step.WAYS`."""
+    def _queue(self, bucket: Bucket, count: int) -> None:
+        """Queue `count` steps over a bucket's buffers, which outlive the graph of this work."""
         arena, layer, pointwise = self.arena, self.layer, self._pointwise
         proj_clip = math.inf if layer.w_p is None else self._clips[1]
         for number in range(count):
             meta = bucket.meta[number]
-            step.gates(way, arena, layer, bucket, meta, self._clips[0], pointwise)
+            gemm(bucket.operand, layer.w_h, bucket.zh)
+            pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.initial_c, bucket.c, bucket.m,
+                            self._clips[0])
             if layer.w_p is not None:
                 gemm(bucket.m, layer.w_p, bucket.r)
             pointwise.hidden(bucket.r, meta, bucket.meta[number + 1], arena.initial_h, bucket.h, bucket.operand,
                              bucket.out[number], proj_clip)
-
-    def _trial(self, slots: int, steps: int) -> Callable[[str], tuple[torch.Tensor, ...]]:
-        """Make a function that runs `steps` steps on a path with random operands and returns outputs, h and c."""
-        arena, size, rng = self.arena, steps * slots, np.random.default_rng(0)
-        generator = torch.Generator(arena.device).manual_seed(0)
-        before = tuple(initial.new_empty(2, slots, initial.shape[1]) for initial in (arena.initial_h, arena.initial_c))
-        for operand in (arena.z, arena.initial_h, arena.initial_c, *before):
-            operand.normal_(0, 0.5, generator=generator)
-        if arena.scale is not None:
-            arena.scale.fill_(1)
-        self.has_starts = True
-        starts, z_rows = rng.random(size) < 1 / 8, rng.integers(0, len(arena.z), (2, size))
-        sent = {path: [(block, send(host_arrays(block, z_rows[:, block.rows], starts), arena.device))
-                       for block in blocks([slots] * steps, size, MOST_SLOTS[path])] for path in choice.PATHS}
-
-        def run_on(path: str) -> tuple[torch.Tensor, ...]:
-            self.path, state = path, tuple(part.clone() for part in before)
-            out = before[0].new_empty(size + 1, 2 * self.layer.projection)
-            for block, arrays in sent[path]:
-                self.run(block, arrays, state, out)
-            return out[:-1], *state
-
-        return run_on
 
 
 def pointwise_of(device: torch.device):
