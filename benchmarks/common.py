@@ -120,12 +120,6 @@ def row(timing: Timing, unit: str, *, workload: str, model: str, way: str, varia
                     **{name: value for name, value in more.items() if value is not None}})
 
 
-def gpu_name() -> str | None:
-    """Of the first NVIDIA GPU, without torch."""
-    names = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return names.splitlines()[0] if names else None
-
-
 def slug(name: str) -> str:
     """A folder name for a chip: 'NVIDIA H200' -> 'h200'."""
     bare = re.sub(r"^NVIDIA\s+", "", name, flags=re.IGNORECASE)

@@ -1,26 +1,23 @@
 // The contract of csrc/cuda: the projected LSTM of projected_lstm.h on NVIDIA GPUs as one persistent kernel, both
-// directions of a layer and all time steps in one cooperative launch. 16-bit operands, fp32 sums and cell state.
+// directions of a layer and all time steps in one cooperative launch. fp16 operands, fp32 sums and cell state.
 //
 // A block owns some cells of both directions; its warps form two teams, one for each direction, so that the products of
 // one direction hide the other's wait at the grid barrier. A fraction of the weights stays in registers and shared
 // memory for the whole launch, the rest is streamed from L2. The order of sums depends only on the shape and the
-// device: the bits of a slot's result do not depend on its batch mates. The host never waits.
+// device: the bits of a slot's result do not depend on its batch mates. The host never waits. A wait of 10 s for other
+// blocks ends the kernel with an error.
 #pragma once
 
 #include "cuda/plan.h"
 
 namespace elmo_fast::cuda {
 
-// Type of weights, h and m in products.
-enum class Operand : int32_t { fp16 = 0, bf16 = 1 };
-
-// Pointers are to device memory; outputs (`h`, `c`, `output`, `aborts`) alias nothing else.
+// Pointers are to device memory; outputs (`h`, `c`, `output`) alias nothing else.
 struct Call {
   int32_t dim, projection;
   Device device;
-  Operand operand;
   const char* packed;  // weights in the order of csrc/cuda/plan.h, aligned to 16 bytes
-  const uint16_t* z;  // [rows, 2, D, 4] of the operand type: input projections without the bias
+  const uint16_t* z;  // [rows, 2, D, 4] fp16: input projections without the bias
   const float* scale;  // [rows, 2] factor of each row of z, or null
   int32_t steps, slots;  // steps >= 1, slots 1 to 64
   int32_t stride;  // >= slots, of meta and packed_rows
@@ -39,16 +36,13 @@ struct Call {
   float cell_clip, proj_clip;  // > 0, +inf: none
   char* scratch;  // Plan::scratch_bytes, aligned to 256; free once the stream has run the call
   int64_t scratch_size;
-  uint32_t* aborts;  // [1] incremented when a launch gives up; not 0: this launch gives up at once
-  int64_t timeout_ns;  // longest wait at a barrier; 0: the launch gives up at once
   void* stream;  // cudaStream_t
 };
 
 // Also allows every kernel all of the device's shared memory: call it on a device before the first launch.
 Device current_device();
 
-// Enqueues the launch, and behind it a replay that waits for no other block and runs only when the launch gave up.
-// Throws std::invalid_argument for inconsistent arguments, std::runtime_error when CUDA refuses a launch.
+// Enqueues the launch. Throws std::invalid_argument for inconsistent arguments, std::runtime_error when CUDA refuses it.
 void run_persistent(const Call& call);
 
 }  // namespace elmo_fast::cuda

@@ -3,7 +3,7 @@
 Every entry compiles for its generation without spilled registers and within its shared memory, as tests demand. `few`
 is for so few tokens that larger tiles would leave part of the chip without work. Where an entry has several
 configurations, Triton times them at the first call on a machine and keeps the choice on disk. Compiled code depends
-only on types, the model's sizes and the tile, so that CUDA graphs of any batch need two variants of every kernel:
+only on types, the model's sizes and the tile, so that batches of any size need two variants of every kernel:
 integers that vary with the batch are named in `do_not_specialize`.
 """
 
@@ -35,9 +35,6 @@ _SIXTEEN_BITS = {
     ("char_cnn", 90): {"few": (Tile(64, 64, 64, 4, 2),), "many": (Tile(64, 256, 64, 8, 2), Tile(64, 128, 64, 8, 2))},
     ("highway", 80): {"few": (Tile(32, 32, 64, 4, 4),), "many": (Tile(128, 64, 64, 8, 3), Tile(128, 64, 32, 8, 4))},
     ("highway", 90): {"few": (Tile(64, 32, 128, 4, 3),), "many": (Tile(128, 128, 64, 8, 4), Tile(128, 128, 64, 8, 3))},
-    # BN cells with four outputs each; one configuration, since a call changes the cells
-    ("lstm_step", 80): {"few": (Tile(64, 32, 64, 4, 3),), "many": (Tile(128, 32, 32, 8, 4),)},
-    ("lstm_step", 90): {"few": (Tile(64, 32, 64, 4, 4),), "many": (Tile(128, 32, 64, 8, 4),)},
 }
 _TF32 = {
     ("char_cnn", 80): {"few": (Tile(32, 32, 32, 4, 2),), "many": (Tile(128, 32, 32, 8, 2), Tile(64, 32, 32, 4, 2))},

@@ -1,8 +1,8 @@
-"""A highway layer, or a product with a bias, in a single kernel.
+"""A highway layer in a single kernel.
 
-A program takes BM rows of x and BN outputs. A highway layer runs the products of carry and transform on the same tile
-of x; gate, relu and mix follow on the accumulators in registers, and only the result is written. Programs are numbered
-so that programs that run together share rows of x and columns of the weights in L2.
+A program takes BM rows of x and BN outputs. It runs the products of carry and transform on the same tile of x; gate,
+relu and mix follow on the accumulators in registers, and only the result is written. Programs are numbered so that
+programs that run together share rows of x and columns of the weights in L2.
 """
 
 from collections.abc import Sequence
@@ -16,47 +16,44 @@ from elmo_fast.kernels.configs import choose
 GROUP = 8  # tiles of rows that run together
 
 
-def pack_product(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A weight [K, M] in the kernel's fastest layout: the inner dimension is contiguous."""
+def pack_weight(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight [N, N] in the kernel's fastest layout: the inner dimension is contiguous."""
     return weight.to(dtype).t().contiguous().t()
 
 
-def product(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out: torch.Tensor) -> None:
-    """x [N, K] W + b -> out [N, M], or with W_carry, b_carry, W_transform, b_transform a highway layer.
+def highway(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out: torch.Tensor) -> None:
+    """A layer x [tokens, N] -> out [tokens, N] with W_carry, b_carry, W_transform, b_transform.
 
-    Weights [K, M] come from `pack_product`; biases are fp32 [M].
+    W [N, N] come from `pack_weight`; b are fp32 [N].
     """
-    (rows, inner), outputs, gated = x.shape, out.shape[1], len(weights) == 4
+    rows, size = x.shape
     if not rows:
         return
     kernel = choose("highway", _highway, operands, rows, x.device)
-    kernel[lambda meta: (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)](
-        x, *weights[:2], *weights[-2:], out, rows, outputs, inner, *weights[0].stride(), GROUP=GROUP, GATED=gated,
-        enable_fp_fusion=True)
+    kernel[lambda meta: (triton.cdiv(rows, meta["BM"]) * triton.cdiv(size, meta["BN"]),)](
+        x, *weights, out, rows, size, *weights[0].stride(), GROUP=GROUP, enable_fp_fusion=True)
 
 
-def lacks_fence(operands: str, dtype: torch.dtype, rows: int, inner: int, outputs: int, gated: bool,
-                device: torch.device) -> bool:
-    """Whether Triton compiles `product` without the fence between copies to shared memory and asynchronous products.
+def lacks_fence(operands: str, dtype: torch.dtype, rows: int, size: int, device: torch.device) -> bool:
+    """Whether Triton compiles `highway` without the fence between copies to shared memory and asynchronous products.
 
     Triton 3.7.0 and older leave the fence out where copies are pipelined (triton#9610). The compiled code is read: the
     version does not tell, as 3.7.1 has the fence.
     """
-    weight_and_bias, result = (dtype, torch.float32), dtype if gated else torch.float32
+    weight_and_bias = dtype, torch.float32
     texts = choose("highway", _highway, operands, rows, device).compiled(
-        dtype, *weight_and_bias, *weight_and_bias, result, rows, outputs, inner, 1, inner, GROUP=GROUP, GATED=gated,
-        enable_fp_fusion=True)
+        dtype, *weight_and_bias, *weight_and_bias, dtype, rows, size, 1, size, GROUP=GROUP, enable_fp_fusion=True)
     return any(("wgmma.mma_async" in text or "tcgen05.mma" in text) and "fence.proxy.async" not in text
                for text in texts)
 
 
-@triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
+@triton.heuristics({"EVEN": lambda given: given["size"] % given["BK"] == given["size"] % given["BN"] == 0})
 @triton.jit(do_not_specialize=["rows"])
-def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
-             GATED: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def _highway(x, w_carry, b_carry, w_transform, b_transform, out, rows, size, stride_k, stride_n, GROUP: tl.constexpr,
+             EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     # GROUP tiles of rows share each tile of columns before the next one is read.
     program = tl.program_id(0)
-    row_tiles, column_tiles = tl.cdiv(rows, BM), tl.cdiv(outputs, BN)
+    row_tiles, column_tiles = tl.cdiv(rows, BM), tl.cdiv(size, BN)
     before = program // (GROUP * column_tiles) * GROUP
     together = tl.minimum(row_tiles - before, GROUP)
     within = program % (GROUP * column_tiles)
@@ -67,30 +64,28 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     # leave the registers to the sums.
     row = tl.arange(0, BM)
     row_inside = tl.minimum(row, rows - 1 - first_row)
-    column_inside = column < outputs
-    x += first_row.to(tl.int64) * inner
-    out += first_row.to(tl.int64) * outputs
+    column_inside = column < size
+    x += first_row.to(tl.int64) * size
+    out += first_row.to(tl.int64) * size
     k = tl.arange(0, BK)
-    x_at = row_inside[:, None] * inner + k[None, :]
+    x_at = row_inside[:, None] * size + k[None, :]
     weight_at = k[:, None] * stride_k + column[None, :] * stride_n
     # Sums begin at the biases, which then need no registers of their own at the end.
-    total_first = tl.zeros((BM, BN), tl.float32) + tl.load(b_first + column, mask=column_inside, other=0.0)[None, :]
-    total_second = tl.zeros((BM, BN), tl.float32) + tl.load(b_second + column, mask=column_inside, other=0.0)[None, :]
-    for start in range(0, inner, BK):
-        inside = (k < inner - start) | EVEN  # no masks where tiles divide the sizes
+    carry = tl.zeros((BM, BN), tl.float32) + tl.load(b_carry + column, mask=column_inside, other=0.0)[None, :]
+    transform = tl.zeros((BM, BN), tl.float32) + tl.load(b_transform + column, mask=column_inside, other=0.0)[None, :]
+    for start in range(0, size, BK):
+        inside = (k < size - start) | EVEN  # no masks where tiles divide the sizes
         both_inside = inside[:, None] & (column_inside | EVEN)[None, :]
         tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
-        weight = tl.load(first + start * stride_k + weight_at, mask=both_inside, other=0.0)
-        total_first = tl.dot(tile, weight, total_first, input_precision="tf32")
-        if GATED:
-            weight = tl.load(second + start * stride_k + weight_at, mask=both_inside, other=0.0)
-            total_second = tl.dot(tile, weight, total_second, input_precision="tf32")
+        weight = tl.load(w_carry + start * stride_k + weight_at, mask=both_inside, other=0.0)
+        carry = tl.dot(tile, weight, carry, input_precision="tf32")
+        weight = tl.load(w_transform + start * stride_k + weight_at, mask=both_inside, other=0.0)
+        transform = tl.dot(tile, weight, transform, input_precision="tf32")
 
     stored = (row < rows - first_row)[:, None] & column_inside[None, :]
-    result = total_first
-    if GATED:
-        gate = tl.sigmoid(total_first)
-        value = tl.maximum(total_second, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        carried = tl.load(x + row[:, None] * inner + column[None, :], mask=stored, other=0.0).to(tl.float32)
-        result = gate * value + (1.0 - gate) * carried
-    tl.store(out + row[:, None] * outputs + column[None, :], result.to(out.dtype.element_ty), mask=stored)
+    gate = tl.sigmoid(carry)
+    value = tl.maximum(transform, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    at = row[:, None] * size + column[None, :]
+    carried = tl.load(x + at, mask=stored, other=0.0).to(tl.float32)
+    result = gate * value + (1.0 - gate) * carried
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=stored)

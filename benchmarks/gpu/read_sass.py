@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "csrc" / "cuda").glob("*.cu"))
 COMPILE = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90a", "-cubin"]
-HELD = re.compile(r"17persistent_kernelI\w+?ELi8ELi\d+ELi\d+ELi256E")  # kernels for 64 slots: they are held to
+HELD = re.compile(r"17persistent_kernelILi8ELi\d+ELi\d+ELi256E")  # kernels for 64 slots: they are held to
 MOST_ROUNDS = 4  # rounds of global loads in a step
 MOST_WAITING = 1  # loops that wait for loads in each of their few passes: finish_h
 HIDING = 16  # tensor-core instructions of a warp that outlast a load: 8 warps' take 200 cycles and more

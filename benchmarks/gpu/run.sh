@@ -2,8 +2,7 @@
 # Builds, checks and times elmo-fast on a machine with an NVIDIA GPU, offline, in under nine minutes.
 usage='usage: run.sh [--dry-run] [--stage NAME] [--out FOLDER] [--allennlp PATH]
   --dry-run        tiny work on the CPU, to try the script itself
-  --stage NAME     micro, install, doctor, tests, steps, ncu, ceilings, lstm, encoder, text, training or sanitizer
-                   alone
+  --stage NAME     micro, install, doctor, tests, steps, ncu, ceilings, lstm, encoder, text or sanitizer alone
   --out FOLDER     for results, which go to FOLDER/<gpu> (default: $OUT, or benchmarks/results)
   --allennlp PATH  a source checkout of AllenNLP 0.9, whose own code runs beside ours
 PYTHON names the interpreter.'
@@ -15,7 +14,7 @@ refuse() {
 
 root=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
 python=${PYTHON:-python3} out=${OUT:-$root/benchmarks/results} device=cuda failed=0 peer=
-wanted=' micro install doctor tests steps ncu ceilings lstm encoder text training sanitizer '
+wanted=' micro install doctor tests steps ncu ceilings lstm encoder text sanitizer '
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) device=cpu; shift; continue ;;
@@ -101,7 +100,6 @@ size='original' text='--model original'
 ops encoder 40 benchmarks/bench_ops/test_char_cnn.py -k "encoder and $size"
 run text 75 "$python" -m benchmarks.bench_embed --device $device $text ${peer:+--allennlp "$peer"} \
   --out "$out/embed-original.json"
-ops training 40 benchmarks/gpu -k test_training
 for tool in memcheck racecheck; do
   [ $device = cpu ] || run sanitizer 75 compute-sanitizer --tool $tool --error-exitcode 9 --target-processes all \
     "$python" -m pytest -q -p no:cacheprovider --device $device benchmarks/gpu -k small_layer

@@ -3,14 +3,12 @@
     python -m pytest benchmarks/gpu --device cuda --rows FILE
 
 A path is timed after it was compared with float64. `test_steps` times the steps alone, on the device's clock:
-`us_per_step` of both directions, beside what predict.py expects in antiphase and in phase. `test_lstm` times the op:
-between its rounds runs `torch.nn.LSTM(proj_size)` on as many rows and steps, cuDNN's in the operand type, which has no
-clips and multiplies repeated tokens again; `us_per_layer_step` includes input projections. `--device cpu`, the default,
-is a dry run: tiny work that measures nothing.
+`us_per_step` of both directions. `test_lstm` times the op: between its rounds runs `torch.nn.LSTM(proj_size)` on as
+many rows and steps, cuDNN's in the operand type, which has no clips and multiplies repeated tokens again;
+`us_per_layer_step` includes input projections. `--device cpu`, the default, is a dry run: tiny work that measures
+nothing.
 """
 
-import contextlib
-import dataclasses
 import itertools
 import statistics
 import time
@@ -20,13 +18,10 @@ import torch
 
 from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
-from benchmarks.gpu import predict
-from elmo_fast.ops.device import synchronize_stream
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent, training_graphs
+from elmo_fast.ops.projected_lstm.cuda import lstm, persistent
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops, gpu_lstm, op_cases
 
 SQUARES = {"fp16": (torch.float16, "highest", 8192), "tf32": (torch.float32, "high", 8192),
@@ -60,32 +55,23 @@ def test_ceiling(request, benchmark, device, case):
                                             variant="torch", precision=precision, **{unit: amount / timing.median}))
 
 
-def checked(patch: pytest.MonkeyPatch, device: torch.device, path: str, precision: str, sizes: tuple) -> dict:
-    """Takes a path from here on: the error, and its limit, of a ragged batch, run plainly, captured and replayed.
+def checked(device: torch.device, path: str, precision: str, sizes: tuple) -> dict:
+    """The error of a path, and its limit, on a ragged batch, run plainly, captured and replayed.
 
     `sizes` of cells and projection; both clips fire.
     """
     if path == "persistent" and (reason := persistent.lacks(device)):
         pytest.skip(reason)
-    patch.setenv(choice.VARIABLE, path)
     case = gpu_lstm.ragged(BATCH_SIZES, *sizes)
-    (*_, c), error, limit = gpu_lstm.compare(case, precision, device=device, times=3)
+    (*_, c), error, limit = gpu_lstm.compare(case, precision, device=device, times=3, path=path)
     agreement.require(f"{path} in {precision} against float64", error, limit)
     assert (c.abs() >= case.clips["cell_clip"]).any()
-    require_no_abort(path, device)
     return {"error": error, "limit": limit}
 
 
-def require_no_abort(path: str, device: torch.device) -> None:
-    """That the persistent kernel itself computed, not the fallback after a launch that gave up."""
-    if path == "persistent":
-        synchronize_stream(device)
-        assert (reason := persistent._watch(device).reason()) is None, reason
-
-
-def test_small_layer(device, monkeypatch):
+def test_small_layer(device):
     """The check alone, for compute-sanitizer to watch."""
-    checked(monkeypatch, device, "persistent", "medium", (256, 128))  # clusters of 8 blocks
+    checked(device, "persistent", "medium", (256, 128))  # clusters of 8 blocks
 
 
 def now(device: torch.device):
@@ -104,13 +90,12 @@ def between(begin, end) -> float:
 
 @pytest.fixture(scope="module", params=itertools.product(PATHS, ("original", "small")), ids=str)
 def layer(request, device):
-    """A path that is forced while it is in use, its precision, the size's name, its weights, and the check."""
+    """A path, its precision, the size's name, its weights, and the check."""
     (path, precision), size = request.param
     dim, projection, _ = common.SIZES["tiny" if device.type == "cpu" else size]
     operands = op_cases.lstm_case((projection, dim, projection), [1]).leaves(wanted=[], device=device)
-    with pytest.MonkeyPatch.context() as patch:
-        found = checked(patch, device, path, precision, (dim, projection))
-        yield path, precision, size, op_cases.layer(operands), found
+    found = checked(device, path, precision, (dim, projection))
+    return path, precision, size, op_cases.layer(operands), found
 
 
 @pytest.mark.parametrize("slots", [*SLOTS, 256, 1024])
@@ -120,18 +105,17 @@ def test_steps(request, device, layer, slots, monkeypatch):
     """Steps of the original layer in `medium`: two lengths by turns, each in one block of steps.
 
     Their difference excludes a launch's fixed cost. The persistent path gives the same bits every time; more than
-    64 slots run in groups. `gates`: how the graph path computes them.
+    64 slots run in groups.
     """
     is_dry = device.type == "cpu"
     short, long, times = (2, 4, 4) if is_dry else (1024 // max(8, slots), 4096 // max(8, slots), 24)  # 4096 rows of z
-    (path, precision, size, weights, found), run, spans, ways = layer, lstm.Steps.run, [], set()
+    (path, precision, size, weights, found), run, spans = layer, lstm.Steps.run, []
     dim, projection = weights[0][2].shape
 
     def timed(steps, *arguments):
         begin = now(device)
         run(steps, *arguments)
         spans.append((begin, now(device)))
-        ways.add(steps.way)
 
     monkeypatch.setattr(lstm.Steps, "run", timed)
     x, *state = (torch.randn(*shape, device=device) for shape in (
@@ -143,19 +127,17 @@ def test_steps(request, device, layer, slots, monkeypatch):
         if not is_dry:
             torch.cuda._sleep(20_000_000)  # cycles in which the host queues all that follows
         out, after = cuda_ops.projected_lstm(x, rows[:, : slots * steps], make_schedule([steps] * slots), state,
-                                             weights, precision=precision, **op_cases.LOOSE)
+                                             weights, precision=precision, path=path, **op_cases.LOOSE)
         results = [each.cpu() for each in (out, *after)]
         same &= all(map(torch.equal, results, first.setdefault(steps, results)))
         if repetition > 1:  # the second run captures graphs
             seconds[steps].append(sum(between(*span) for span in spans))
-    require_no_abort(path, device)
     few, most = (statistics.median(seconds[steps]) * 1e6 for steps in seconds)
     us_per_step = (most - few) / (long - short)
     cases.record(request.config, common.row(
         common.Timing.of(seconds[long]), "s", workload="random", model=size, way="steps alone", variant=path,
         precision=precision, slots=slots, steps=long, us_per_step=us_per_step, us_per_launch=few - short * us_per_step,
-        predicted_us=predict.predicted_us(common.gpu_name() or "", slots) if path == "persistent" else None,
-        gates=", ".join(ways) if path == "graph" else None, same_bits=same, **found))
+        same_bits=same, **found))
     assert same or path == "graph", "the persistent path gave other bits for the same inputs"
 
 
@@ -174,7 +156,8 @@ def test_lstm(request, benchmark, device, layer, slots, steps):
     sequences = torch.randn(steps, slots, projection, **operand)
 
     def work():
-        cuda_ops.projected_lstm(x, rows, schedule, (h, c), weights, precision=precision, **op_cases.LOOSE)
+        cuda_ops.projected_lstm(x, rows, schedule, (h, c), weights, precision=precision, path=path,
+                                **op_cases.LOOSE)
 
     def more(timing: common.Timing) -> dict:
         return {"slots": slots, "steps": steps, "us_per_layer_step": timing.median / steps * 1e6}
@@ -184,28 +167,3 @@ def test_lstm(request, benchmark, device, layer, slots, steps):
     case = cases.Case(f"lstm, {steps} steps", size, slots, path, precision, slots * steps, found, "random")
     with numerics("highest" if precision == "medium" else precision, device):
         cases.timed(request, benchmark, case, work, lambda: bound(sequences), "nn.LSTM without clips", more=more)
-
-
-@pytest.mark.parametrize("size, slots", [("small", 32), ("small", 128), ("medium", 32), ("original", 8),
-                                         ("original", 128)])
-def test_training(request, benchmark, device, size, slots, monkeypatch):
-    """Forward and backward of 20 steps, as it is, beside plain steps; the gradients of both agree."""
-    is_dry = device.type == "cpu"
-    (dim, projection, _), slots = (common.SIZES["tiny"], 2) if is_dry else (common.SIZES[size], slots)
-    case = op_cases.lstm_case((projection, dim, projection), [20] * slots, gathered=False, clips=op_cases.LOOSE)
-    call, _ = case.given(case.leaves(device=device), precision="medium")
-    call, most = dataclasses.replace(call, inputs=call.inputs.detach().requires_grad_()), training_graphs.GATES
-
-    def work(gates=most):
-        monkeypatch.setattr(training_graphs, "GATES", gates)
-        with torch.enable_grad():
-            out, state = cuda_ops.projected_lstm(**vars(call))
-            return torch.autograd.grad((out, *state), call.tensors, tuple(map(torch.ones_like, (out, *state))))
-
-    with cuda_ops.registered_on_cpu("projected_lstm") if is_dry else contextlib.nullcontext():
-        expected, *_, found = work(0), *(work() for _ in range(3))  # the second run captures graphs
-        error, limit = gpu_lstm.error_of(found, expected), AGAINST_FLOAT64["bf16"]
-        agreement.require("gradients in graphs against those of plain steps", error, limit)
-        timed = cases.Case("training, 20 steps", size, slots, "graphs", "medium", 20 * slots,
-                           {"error": error, "limit": limit}, "random")
-        cases.timed(request, benchmark, timed, work, lambda: work(0), "plain steps")

@@ -25,22 +25,20 @@ py::dict plan_lstm(int32_t dim, int32_t projection, const DeviceTuple& device, i
 }  // namespace
 
 void bind_cuda(py::module_& m) {
-  m.attr("cuda_operands") =
-      py::dict("fp16"_a = static_cast<int>(cuda::Operand::fp16), "bf16"_a = static_cast<int>(cuda::Operand::bf16));
   m.def("cuda_lstm_plan", plan_lstm, py::arg("dim"), py::arg("projection"), py::arg("device"), py::arg("slots"));
 #ifdef ELMO_FAST_HAS_CUDA
   m.def("cuda_lstm_run", [](const py::kwargs& keywords) {
     Arguments given("cuda_lstm_run", keywords);
     cuda::Call call = {};
     call.device = device_of(given.get<DeviceTuple>("device"));
-    given.read("dim", call.dim, "projection", call.projection, "operand", call.operand, "packed", call.packed);
+    given.read("dim", call.dim, "projection", call.projection, "packed", call.packed);
     given.read("z", call.z, "scale", call.scale, "steps", call.steps, "slots", call.slots, "stride", call.stride);
     given.read("meta", call.meta, "packed_rows", call.packed_rows, "batch_sizes", call.batch_sizes);
     given.read("initial_h", call.initial_h, "initial_c", call.initial_c, "h_in", call.h_in, "c_in", call.c_in);
     given.read("h", call.h, "c", call.c, "state_stride", call.state_stride, "output", call.output);
     given.read("cell_clip", call.cell_clip, "proj_clip", call.proj_clip);
     given.read("scratch", call.scratch, "scratch_size", call.scratch_size);
-    given.read("aborts", call.aborts, "timeout_ns", call.timeout_ns, "stream", call.stream);
+    given.read("stream", call.stream);
     given.finish([&] { cuda::run_persistent(call); });
   });
   m.def("cuda_device", [] {

@@ -2,7 +2,6 @@
 // no clusters.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -12,15 +11,9 @@
 
 namespace elmo_fast::cuda {
 
-// 16-bit operand types; conversions round to nearest even.
-struct Fp16 {
-  static ELMO_DEVICE uint16_t from(float x) { return __half_as_ushort(__float2half_rn(x)); }
-  static ELMO_DEVICE float to(uint16_t x) { return __half2float(__ushort_as_half(x)); }
-};
-struct Bf16 {
-  static ELMO_DEVICE uint16_t from(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
-  static ELMO_DEVICE float to(uint16_t x) { return __uint_as_float(uint32_t(x) << 16); }
-};
+// fp16 values as bits; the conversion from float rounds to nearest even.
+ELMO_DEVICE uint16_t to_half(float x) { return __half_as_ushort(__float2half_rn(x)); }
+ELMO_DEVICE float to_float(uint16_t x) { return __half2float(__ushort_as_half(x)); }
 
 // A thread's registers of a tile.
 using TileA = uint4;
@@ -30,17 +23,12 @@ struct TileC {
 };
 
 // c += a b on tensor cores, m16n8k16.
-#define ELMO_MMA(type, name)                                              \
-  ELMO_DEVICE void mma(TileC& c, const TileA& a, const TileB& b, type) {  \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name            \
-        ".f32 "                                                           \
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-        : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])          \
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));    \
-  }
-ELMO_MMA(Fp16, "f16")
-ELMO_MMA(Bf16, "bf16")
-#undef ELMO_MMA
+ELMO_DEVICE void mma(TileC& c, const TileA& a, const TileB& b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
+}
 
 // Macros that define functions of a single instruction: with a result (`how` is asm or asm volatile), with four words,
 // with none.
@@ -104,15 +92,25 @@ ELMO_DEVICE float2 load_exchanged(const float* from) {
 ELMO_EFFECT(sync_threads(int barrier, int threads), "bar.sync %0, %1;", "r"(barrier), "r"(threads))
 
 ELMO_EFFECT(add_release(uint32_t* to), "red.release.gpu.global.add.u32 [%0], 1;", "l"(to))
-ELMO_EFFECT(store_relaxed(uint32_t* to, uint32_t value), "st.relaxed.gpu.global.u32 [%0], %1;", "l"(to), "r"(value))
 ELMO_VALUE(asm volatile, uint32_t, load_acquire(const uint32_t* from), "ld.acquire.gpu.global.u32 %0, [%1];", "=r",
            "l"(from) : "memory")
-ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];", "=r",
-           "l"(from) : "memory")
-// Stores `next` if there is what is `expected`; what was there.
-ELMO_VALUE(asm volatile, uint32_t, compare_and_swap(uint32_t* at, uint32_t expected, uint32_t next),
-           "atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;", "=r", "l"(at), "r"(expected), "r"(next) : "memory")
 ELMO_VALUE(asm volatile, int64_t, nanoseconds_now(), "mov.u64 %0, %globaltimer;", "=l", )
+
+// Bounds a wait for other blocks. All blocks of a cooperative launch run, so that only a fault makes a wait so long; it
+// ends the kernel, and the context, with an error.
+class Deadline {
+ public:
+  // Called while the wait goes on.
+  ELMO_DEVICE void check() {
+    constexpr int64_t longest = 10'000'000'000;  // ns
+    const int64_t now = nanoseconds_now();
+    if (begin_ == 0) begin_ = now;
+    if (now - begin_ > longest) __trap();
+  }
+
+ private:
+  int64_t begin_ = 0;
+};
 
 // ---- clusters: `rank` is a block's number in the cluster, pointers are to this block's shared memory. Only called
 // where `has_clusters` is true, so that older targets drop them
@@ -136,10 +134,11 @@ ELMO_EFFECT(publish_barriers(), "fence.mbarrier_init.release.cluster;", )
 ELMO_EFFECT(arrive_and_expect(PhaseBarrier* barrier, int bytes),
             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"(shared_address(barrier)), "r"(bytes))
 ELMO_EFFECT(arrive_remote(uint32_t barrier), "mbarrier.arrive.shared::cluster.b64 _, [%0];", "r"(barrier))
-// Waits for the end of the phases with this parity; the first has parity 0.
+// Waits for the end of the phases with this parity; the first has parity 0. A try itself waits for some microseconds.
 ELMO_DEVICE void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
-  uint32_t ended;
-  do {
+  Deadline deadline;
+  for (;;) {
+    uint32_t ended;
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
@@ -149,7 +148,9 @@ ELMO_DEVICE void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
         : "=r"(ended)
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
-  } while (!ended);
+    if (ended) return;
+    deadline.check();
+  }
 }
 // Stores 16 bytes in another block's shared memory, which the barrier there counts.
 ELMO_EFFECT(store_remote(uint32_t to, const uint4& words, uint32_t barrier),

@@ -21,25 +21,20 @@ void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
-template <class O, size_t... at>
-std::array<Kernel, instance_count + 1> kernels_of(std::index_sequence<at...>) {
-  return {persistent_kernel<O, instances[at].row_tiles, instances[at].register_steps, instances[at].depth,
-                            instances[at].most_threads>...,
-          replay_kernel<O>};
+template <size_t... at>
+std::array<Kernel, instance_count> kernels_of(std::index_sequence<at...>) {
+  return {persistent_kernel<instances[at].row_tiles, instances[at].register_steps, instances[at].depth,
+                            instances[at].most_threads>...};
 }
 
-// The kernel of an instance; `instance_count` selects the replay.
-Kernel kernel_for(Operand operand, int instance) {
-  constexpr std::make_index_sequence<instance_count> all{};
-  return (operand == Operand::fp16 ? kernels_of<Fp16>(all) : kernels_of<Bf16>(all))[size_t(instance)];
-}
+// The kernels by instance.
+std::array<Kernel, instance_count> kernels() { return kernels_of(std::make_index_sequence<instance_count>()); }
 
 void check_call(const Call& call, const Plan& plan) {
   const auto aligned = [](const void* pointer, size_t to) {
     return pointer && reinterpret_cast<uintptr_t>(pointer) % to == 0;
   };
   if (plan.reason) throw std::invalid_argument(std::string("plan: ") + plan.reason);
-  require(call.operand == Operand::fp16 || call.operand == Operand::bf16, "operand: expected 0 or 1");
   require(call.steps >= 1 && int64_t(call.steps) * plan.blocks < (int64_t(1) << 29),
           "steps: expected 1 to 2^29 / blocks");
   require(call.stride >= call.slots && call.state_stride >= call.slots,
@@ -47,9 +42,8 @@ void check_call(const Call& call, const Plan& plan) {
   require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
   require(aligned(call.packed, 16), "packed: expected a pointer aligned to 16 bytes");
   require(call.z && call.meta && call.packed_rows && call.batch_sizes && call.h_in && call.c_in && call.h && call.c &&
-              call.output && call.aborts,
-          "z, meta, packed_rows, batch_sizes, h_in, c_in, h, c, output, aborts: expected pointers");
-  require(call.timeout_ns >= 0, "timeout_ns: expected 0 or more");
+              call.output,
+          "z, meta, packed_rows, batch_sizes, h_in, c_in, h, c, output: expected pointers");
   require(aligned(call.scratch, 256), "scratch: expected a pointer aligned to 256 bytes");
   if (call.scratch_size < plan.scratch_bytes)
     throw std::invalid_argument("scratch: expected " + std::to_string(plan.scratch_bytes) + " bytes, got " +
@@ -59,7 +53,7 @@ void check_call(const Call& call, const Plan& plan) {
 struct Config : cudaLaunchConfig_t {
   cudaLaunchAttribute own[2] = {};
 
-  Config(dim3 grid, int threads, int64_t shared, void* on, int cluster = 1, bool cooperative = false)
+  Config(dim3 grid, int threads, int64_t shared, void* on, int cluster, bool cooperative)
       : cudaLaunchConfig_t{grid, dim3(unsigned(threads)), size_t(shared), static_cast<cudaStream_t>(on), own, 0} {
     if (cluster > 1) {
       own[numAttrs].id = cudaLaunchAttributeClusterDimension;
@@ -79,20 +73,18 @@ Device current_device() {
   check(cudaGetDevice(&current), "device");
   check(cudaGetDeviceProperties(&has, current), "device properties");
   Device device = {has.multiProcessorCount, int64_t(has.sharedMemPerBlockOptin), {}};
-  const Kernel kernel = kernel_for(Operand::fp16, 0);
+  const Kernel first = kernels()[0];
   cudaFuncAttributes of;
-  check(cudaFuncGetAttributes(&of, kernel), "kernel for this device");
-  for (const Operand operand : {Operand::fp16, Operand::bf16})
-    for (int instance = 0; instance <= instance_count; ++instance)
-      check(cudaFuncSetAttribute(kernel_for(operand, instance), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 int(has.sharedMemPerBlockOptin)),
-            "shared memory");
+  check(cudaFuncGetAttributes(&of, first), "kernel for this device");
+  for (const Kernel kernel : kernels())
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(has.sharedMemPerBlockOptin)),
+          "shared memory");
   if (of.ptxVersion < 90) return device;  // the code that runs has no clusters
   for (int j = 0; j < 3; ++j) {
     const int cluster = 8 >> j;
     const Config config(dim3(unsigned(device.processors / cluster * cluster)), instances[0].most_threads, device.shared,
-                        nullptr, cluster);
-    check(cudaOccupancyMaxActiveClusters(&device.clusters[j], kernel, &config), "clusters");
+                        nullptr, cluster, false);
+    check(cudaOccupancyMaxActiveClusters(&device.clusters[j], first, &config), "clusters");
   }
   return device;
 }
@@ -103,7 +95,6 @@ void run_persistent(const Call& call) {
   const Scratch at(plan, call.slots);
   Launch launch = {call, plan, SharedLayout(plan)};
   launch.barriers = reinterpret_cast<Barrier*>(call.scratch);
-  launch.abort = reinterpret_cast<uint32_t*>(call.scratch + at.abort);
   launch.operands = reinterpret_cast<uint16_t*>(call.scratch + at.operands);
   launch.partials = reinterpret_cast<float*>(call.scratch + at.partials);
   int device, major;
@@ -111,10 +102,8 @@ void run_persistent(const Call& call) {
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
   launch.multicasts = major < 12;  // 12.0 and 12.1 have no instruction for it
   const Config steps(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, call.stream, plan.cluster, true);
-  const Config replay(dim3(unsigned(call.slots), 2), replay_threads, int64_t(replay_shared(plan.layout)), call.stream);
   check(cudaMemsetAsync(call.scratch, 0, at.partials, steps.stream), "clear");
-  check(cudaLaunchKernelEx(&steps, kernel_for(call.operand, plan.instance), launch), "launch");
-  check(cudaLaunchKernelEx(&replay, kernel_for(call.operand, instance_count), launch), "replay");
+  check(cudaLaunchKernelEx(&steps, kernels()[size_t(plan.instance)], launch), "launch");
 }
 
 }  // namespace elmo_fast::cuda

@@ -7,7 +7,7 @@ namespace elmo_fast::cuda {
 
 // One direction in one block: its warps, a group of cells each, and its part of the shared memory. Template arguments
 // as in Instance.
-template <class O, int NT, int R, int depth>
+template <int NT, int R, int depth>
 class Team {
   static constexpr bool take_turns = double_buffered(NT);
 
@@ -22,9 +22,8 @@ class Team {
     record_ = direction_weights(p, d_) + size_t(unit) * size_t(p.layout.unit_bytes());
   }
 
-  // Loads resident weights and the initial state, and stores the block's part of h before step 0 for all blocks. False:
-  // an earlier launch gave up, so this one does. Then all blocks wait in vain for this one.
-  ELMO_DEVICE bool begin() {
+  // Loads resident weights and the initial state, and stores the block's part of h before step 0 for all blocks.
+  ELMO_DEVICE void begin() {
 #pragma unroll
     for (int k = 0; k < R; ++k)
       if (k < p_.layout.k_steps()) fetch(k, kept_[k]);
@@ -34,17 +33,12 @@ class Team {
     if (p_.projection_resident) keep_projection();
     cells_.begin(record_, warp_ % 2);
     if (in_cluster()) begin_cluster();
-    // One thread reads for all of them: meanwhile a launch on another stream may count that it gave up.
-    if (thread_ == 0) flags()[1] = p_.timeout_ns && !load_relaxed(p_.aborts);
     const int width = p_.layout.h_width();
     for (int at = index_ * threads_ + thread_; at < p_.slots * width; at += p_.blocks * threads_)
-      *operand(0, at / width, at % width) = first_operand<O>(p_, d_, at / width, at % width);
+      *operand(0, at / width, at % width) = first_operand(p_, d_, at / width, at % width);
     wait_for_copies();
     if (in_cluster()) fence_shared(), fence_global();
-    sync();
-    if (flags()[1]) arrive();
-    else store_relaxed(p_.abort, 1u);
-    return flags()[1] != 0;
+    arrive();
   }
 
   ELMO_DEVICE void run() {
@@ -52,7 +46,7 @@ class Team {
     for (; now.t < p_.steps; ++now.t) {
       now.size = now.next;
       now.next = now.t + 1 < p_.steps ? p_.batch_sizes[smaller(now.t + 1, p_.steps - 1)] : 0;
-      if (!step(now)) return;
+      step(now);
     }
   }
 
@@ -63,7 +57,6 @@ class Team {
   ELMO_DEVICE int register_steps() const { return smaller(R, p_.layout.k_steps()); }
   ELMO_DEVICE char* shared_gates() const { return shared_ + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16; }
   ELMO_DEVICE uint16_t* halves(int offset) const { return reinterpret_cast<uint16_t*>(shared_ + offset); }
-  ELMO_DEVICE uint32_t* flags() const { return reinterpret_cast<uint32_t*>(shared_ + p_.at.flags); }
   // A column of a slot of h before step t.
   ELMO_DEVICE uint16_t* operand(int t, int slot, int column) const {
     const int part = take_turns ? column / part_columns : 0;
@@ -84,15 +77,12 @@ class Team {
     target_ += uint32_t(p_.blocks);
   }
 
-  // False: the launch gives up.
-  ELMO_DEVICE bool wait() {
-    if (thread_ == 0) flags()[0] = poll(p_, &p_.barriers[d_].count, target_);
+  ELMO_DEVICE void wait() {
+    if (thread_ == 0) poll(&p_.barriers[d_].count, target_);
     sync();
-    return flags()[0] != 0;
   }
 
-  // ---- the cluster: of whose blocks every one passes a grid barrier, or none, so that they wait for each other
-  // without giving up
+  // ---- the cluster ----
 
   static constexpr int stages = take_turns ? 2 : 1;
 
@@ -158,9 +148,9 @@ class Team {
 
   // ---- a step ----
 
-  ELMO_DEVICE bool step(const Step& now) {
+  ELMO_DEVICE void step(const Step& now) {
     read_inputs(now);
-    if (!wait()) return false;
+    wait();
     const int k_steps = p_.layout.k_steps(), streamed = register_steps() + p_.shared_steps;
     if (!in_cluster()) {
       for (int part = 0; part < (take_turns ? 1 : divided_up(k_steps, part_steps)); ++part) stage(now, part);
@@ -178,12 +168,15 @@ class Team {
     project(now);
     if (in_cluster()) fence_shared();
     arrive();
-    const int pairs = now.size * (p_.layout.h_width() / 2);
-    if (!wait()) return false;
-    for (int at = index_ * threads_ + thread_; at < pairs; at += p_.blocks * threads_) finish_h(now, at);
+    const int pairs = p_.layout.h_width() / 2;  // of columns
+    wait();
+    for (int at = index_ * threads_ + thread_; at < now.size * pairs; at += p_.blocks * threads_) {
+      const int slot = at / pairs, column = at % pairs * 2;
+      uint16_t* to = operand(now.t + 1, slot, column);
+      *reinterpret_cast<uint32_t*>(to) = finish_h<(R > 0 ? 16 : 8)>(p_, now, partials(0), slot, column);
+    }
     if (in_cluster()) fence_global();
     if (now.t + 1 < p_.steps) arrive();
-    return true;
   }
 
   // Values of the slots in a step, shared by all threads of the team.
@@ -313,7 +306,7 @@ class Team {
                                                : load_weights(streamed + unit * tile_bytes);
 #pragma unroll
         for (int n = 0; n < NT; ++n)
-          mma(sums[n], a, right_tile(m + n * tile_slots * stride + unit * unit_cells, stride, lane_), O());
+          mma(sums[n], a, right_tile(m + n * tile_slots * stride + unit * unit_cells, stride, lane_));
       }
       float* to = partials(index_ / p_.cluster) + 16 * (first + tile) + lane_ / 4;
 #pragma unroll
@@ -326,54 +319,25 @@ class Team {
     }
   }
 
-  // h = clip(sum of the clusters' partial sums, in order), for a pair of columns of a slot.
-  ELMO_DEVICE void finish_h(const Step& now, int at) {
-    constexpr int at_once = R > 0 ? 16 : 8;
-    const int width = p_.layout.h_width(), clusters = p_.blocks / p_.cluster;
-    const int slot = at / (width / 2), column = at % (width / 2) * 2;
-    const int stride = p_.slots * width;
-    const float* from = partials(0) + size_t(slot) * size_t(width) + column;
-    const int starts = p_.meta[(int64_t(now.t + 1) * 3 + 2) * p_.stride + slot];
-    const float initial[2] = {initial_h_of(p_, d_, column), initial_h_of(p_, d_, column + 1)};
-    float h[2] = {};
-    int packed_row = 0;
-    for (int first = 0; first < clusters; first += at_once) {
-      float2 parts[at_once];
-#pragma unroll
-      for (int j = 0; j < at_once; ++j) parts[j] = load_exchanged(from + smaller(first + j, clusters - 1) * stride);
-      packed_row = load_index(p_.packed_rows + int64_t(now.t) * p_.stride + slot);  // last: all arrive together
-#pragma unroll
-      for (int j = 0; j < at_once; ++j) {
-        const bool there = first + j < clusters;
-        h[0] += there ? parts[j].x : 0.0f, h[1] += there ? parts[j].y : 0.0f;
-      }
-    }
-    for (float& value : h) value = clipped(value, p_.proj_clip);
-    // Not read where the slot ends.
-    const uint32_t next = O::from(starts ? initial[0] : h[0]) | uint32_t(O::from(starts ? initial[1] : h[1])) << 16;
-    *reinterpret_cast<uint32_t*>(operand(now.t + 1, slot, column)) = next;
-    for (int e = 0; e < 2; ++e)
-      if (column + e < p_.layout.projection) store_h(p_, now, packed_row, slot, column + e, h[e]);
-  }
-
   const Launch& p_;
   const int threads_, d_, thread_, warp_, lane_, index_, rank_;
   char* const shared_;
   const char* record_;
-  Cells<O, NT> cells_;
+  Cells<NT> cells_;
   uint32_t target_ = 0, parities_ = 0;
   TileA kept_[R > 0 ? R : 1][2];
   TileA ahead_[depth][2];
 };
 
-template <class O, int NT, int R, int depth, int most_threads>
+template <int NT, int R, int depth, int most_threads>
 __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __grid_constant__ Launch p) {
   extern __shared__ __align__(16) char shared[];
-  Team<O, NT, R, depth> team(p, shared);
-  const bool runs = team.begin();
-  // blocks of a cluster may write each other's shared memory once all have started and until the first exits
+  Team<NT, R, depth> team(p, shared);
+  team.begin();
+  // Blocks of a cluster may write each other's shared memory once all have started and until the first exits. All waits
+  // between have a deadline, which ends the kernel, so that every block comes to both barriers.
   if (has_clusters && p.cluster > 1) sync_cluster();
-  if (runs) team.run();
+  team.run();
   if (has_clusters && p.cluster > 1) sync_cluster();
 }
 

@@ -99,7 +99,7 @@ struct Plan {
 struct SharedLayout {
   int h_stride, m_stride, gathered_stride;  // 16-bit values between two slots
   int h_parts;  // of which `h` has one or two; in device memory as well
-  int projection, h, m, slots, barriers, flags, team;
+  int projection, h, m, slots, barriers, team;
 
   explicit SharedLayout(const Plan& plan) {
     const int row_tiles = instances[plan.instance].row_tiles, stages = double_buffered(row_tiles) ? 2 : 1;
@@ -114,27 +114,25 @@ struct SharedLayout {
     m = h + larger(stages * rows * h_stride, rows * gathered_stride) * 2;
     slots = m + rows * m_stride * 2;
     barriers = slots + 3 * most_slots * 4;
-    flags = barriers + 5 * 8;
-    team = flags + 2 * 4;  // whether a wait ended, whether to run
+    team = barriers + 6 * 8;  // five barriers, to a multiple of 16
   }
 };
 
-// A grid barrier: a count that is only incremented, on its own cache line. Its highest bit: the launch gave up.
+// A grid barrier: a count that is only incremented, on its own cache line.
 struct Barrier {
   uint32_t count;
   uint32_t unused[31];
 };
 
-// Offsets in bytes into a call's scratch. It begins with a barrier for each direction, the abort flag on its own cache
-// line and the operands with their padding, all zeroed before a launch.
+// Offsets in bytes into a call's scratch. It begins with a barrier for each direction and the operands with their
+// padding, all zeroed before a launch.
 struct Scratch {
-  size_t abort, operands, partials, size;
+  size_t operands, partials, size;
 
   Scratch(const Plan& plan, int slots) {
     const SharedLayout at(plan);
     const size_t rows = 2 * size_t(slots);
-    abort = 2 * sizeof(Barrier);
-    operands = abort + sizeof(Barrier);  // [2 parities, 2, h_parts, slots, h_stride] 16-bit
+    operands = 2 * sizeof(Barrier);  // [2 parities, 2, h_parts, slots, h_stride] 16-bit
     partials =
         operands + 2 * rows * size_t(at.h_parts) * size_t(at.h_stride) * 2;  // [2, clusters, slots, h_width] fp32
     size = partials + rows * size_t(plan.layout.h_width()) * size_t(plan.blocks / plan.cluster) * 4;

@@ -1,4 +1,4 @@
-// The parts of a time step in one thread: sums of the gates, cells, h; and the replay of a launch that gave up.
+// The parts of a time step in one thread: sums of the gates, cells, h.
 #pragma once
 
 #include "../projected_lstm_cuda.h"
@@ -6,13 +6,12 @@
 
 namespace elmo_fast::cuda {
 
-// The arguments of the kernels.
+// The arguments of a kernel.
 struct Launch : Call, Plan {
   SharedLayout at;
   uint16_t* operands;  // [2 parities, 2, h_parts, slots, h_stride]
   float* partials;     // [2, clusters, slots, h_width]
   Barrier* barriers;   // [2]
-  uint32_t* abort;
   bool multicasts;  // else each block copies all of h
 };
 
@@ -21,19 +20,11 @@ struct Step {
   int d, t, size, next;
 };
 
-// Polls until so many have arrived. False: the launch gives up, and then every block does so at this barrier.
-ELMO_DEVICE bool poll(const Launch& p, uint32_t* count, uint32_t target) {
-  constexpr uint32_t gave_up = 1u << 31;
-  int64_t begin = 0;
-  for (uint32_t polls = 1;; ++polls) {
-    const uint32_t found = load_acquire(count);
-    if (found >= target) return found < gave_up;
-    if (polls % 32 != 0) continue;
-    const int64_t now = nanoseconds_now();
-    if (begin == 0) begin = now;
-    if (now - begin > p.timeout_ns) store_relaxed(p.abort, 1u);
-    if (load_relaxed(p.abort) != 0) compare_and_swap(count, found, found | gave_up);
-  }
+// Polls until so many have arrived at a grid barrier.
+ELMO_DEVICE void poll(const uint32_t* count, uint32_t target) {
+  Deadline deadline;
+  for (uint32_t polls = 1; load_acquire(count) < target; ++polls)
+    if (polls % 32 == 0) deadline.check();
 }
 
 ELMO_HD int slot_of(int n, int e, int lane) { return n * tile_slots + lane % 4 * 2 + e; }
@@ -63,16 +54,42 @@ ELMO_DEVICE float initial_h_of(const Launch& p, int d, int column) {
 }
 
 // h before step 0, as an operand.
-template <class O>
 ELMO_DEVICE uint16_t first_operand(const Launch& p, int d, int slot, int column) {
   const float initial = initial_h_of(p, d, column);
   const bool there = column < p.layout.projection;
   const int64_t at = (int64_t(d) * p.slots + slot) * p.layout.projection + (there ? column : 0);
-  return O::from(starts_at(p, 0, slot) ? initial : (there ? p.h_in[at] : 0.0f));
+  return to_half(starts_at(p, 0, slot) ? initial : (there ? p.h_in[at] : 0.0f));
+}
+
+// Stores h = clip(sum of the clusters' partial sums, in order) of a pair of columns of a slot. Returns the pair as an
+// operand of the next step, which is not read where the slot ends. `partials` are the first cluster's.
+template <int at_once>
+ELMO_DEVICE uint32_t finish_h(const Launch& p, const Step& now, const float* partials, int slot, int column) {
+  const int width = p.layout.h_width(), clusters = p.blocks / p.cluster, stride = p.slots * width;
+  const float* from = partials + size_t(slot) * size_t(width) + column;
+  const int starts = p.meta[(int64_t(now.t + 1) * 3 + 2) * p.stride + slot];
+  const float initial[2] = {initial_h_of(p, now.d, column), initial_h_of(p, now.d, column + 1)};
+  float h[2] = {};
+  int packed_row = 0;
+  for (int first = 0; first < clusters; first += at_once) {
+    float2 parts[at_once];
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) parts[j] = load_exchanged(from + smaller(first + j, clusters - 1) * stride);
+    packed_row = load_index(p.packed_rows + int64_t(now.t) * p.stride + slot);  // last: all arrive together
+#pragma unroll
+    for (int j = 0; j < at_once; ++j) {
+      const bool there = first + j < clusters;
+      h[0] += there ? parts[j].x : 0.0f, h[1] += there ? parts[j].y : 0.0f;
+    }
+  }
+  for (float& value : h) value = clipped(value, p.proj_clip);
+  for (int e = 0; e < 2; ++e)
+    if (column + e < p.layout.projection) store_h(p, now, packed_row, slot, column + e, h[e]);
+  return to_half(starts ? initial[0] : h[0]) | uint32_t(to_half(starts ? initial[1] : h[1])) << 16;
 }
 
 // A thread's cell, number lane / 4 of its warp's group, for slots 2 * (lane % 4) and 2 * (lane % 4) + 1 of NT tiles.
-template <class O, int NT>
+template <int NT>
 class Cells {
  public:
   ELMO_DEVICE Cells(const Launch& p, int d, int first_cell, int warp, int lane)
@@ -104,7 +121,7 @@ class Cells {
       const float scale = scales[slot];
 #pragma unroll
       for (int gate = 0; gate < 4; ++gate)
-        sums_[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(O::to(z_[n][e].gates[gate]), scale, bias_[gate]) : 0.0f;
+        sums_[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(to_float(z_[n][e].gates[gate]), scale, bias_[gate]) : 0.0f;
     });
   }
 
@@ -113,8 +130,8 @@ class Cells {
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       const TileB b = right_tile(h + n * tile_slots * stride, stride, lane_);
-      mma(sums_[0][n], a[0], b, O());
-      mma(sums_[1][n], a[1], b, O());
+      mma(sums_[0][n], a[0], b);
+      mma(sums_[1][n], a[1], b);
     }
   }
 
@@ -127,7 +144,7 @@ class Cells {
       const float f = sums_[1][n].r[e], o = sums_[1][n].r[2 + e];
       const float next = clipped(fmaf(sigmoid(f + 1.0f), c_[n][e], sigmoid(i) * tanh_of(j)), p_.cell_clip);
       const bool there = is_cell() && slot < now.size;
-      m[slot * m_stride + local_cell_] = there ? O::from(sigmoid(o) * tanh_of(next)) : uint16_t(0);
+      m[slot * m_stride + local_cell_] = there ? to_half(sigmoid(o) * tanh_of(next)) : uint16_t(0);
       if (there && slot >= now.next) state[int64_t(slot) * p_.layout.dim] = next;
       c_[n][e] = starts[slot] ? initial_c_ : next;
     });
@@ -150,73 +167,5 @@ class Cells {
   Inputs z_[NT][2];
   TileC sums_[2][NT];
 };
-
-// ---- replay: computes slowly what a launch that gave up would have computed; a block runs a slot in one direction and
-// waits for no other block
-
-constexpr int replay_threads = 256;
-
-// Bytes of shared memory of a block: h, then m, as operands.
-ELMO_HD size_t replay_shared(const Layout& of) { return size_t(of.h_width() + of.units() * unit_cells) * 2; }
-
-// sum + a row of a tile of weights times 16 values.
-template <class O>
-ELMO_DEVICE float multiply_row(float sum, const char* tile, int row, const uint16_t* values) {
-  const uint16_t* weights = reinterpret_cast<const uint16_t*>(tile) + row % 8 * 32 + row / 8 * 2;
-  for (int k = 0; k < 16; ++k) sum = fmaf(O::to(weights[k / 4 * 8 + k / 2 % 2 * 4 + k % 2]), O::to(values[k]), sum);
-  return sum;
-}
-
-template <class O>
-__global__ void __launch_bounds__(replay_threads, 1) replay_kernel(const __grid_constant__ Launch p) {
-  extern __shared__ __align__(16) char shared[];
-  if (load_relaxed(p.abort) == 0) return;
-  const int slot = int(blockIdx.x), d = int(blockIdx.y), thread = int(threadIdx.x);
-  if (slot == 0 && d == 0 && thread == 0) *p.aborts += 1;
-  const int dim = p.layout.dim, width = p.layout.h_width(), units = p.layout.units();
-  const char* weights = direction_weights(p, d);
-  uint16_t* h = reinterpret_cast<uint16_t*>(shared);
-  uint16_t* m = h + width;
-#pragma unroll 1
-  for (int column = thread; column < width; column += replay_threads) h[column] = first_operand<O>(p, d, slot, column);
-  for (int t = 0; t < p.steps && slot < p.batch_sizes[t]; ++t) {
-    const Step now = {d, t, p.batch_sizes[t], t + 1 < p.steps ? p.batch_sizes[t + 1] : 0};
-    const bool starts = slot < now.next && starts_at(p, t + 1, slot);
-    const int64_t row = int64_t(p.meta[(int64_t(t) * 3 + d) * p.stride + slot]) * 2 + d;
-    __syncthreads();
-    for (int cell = thread; cell < units * unit_cells; cell += replay_threads) {
-      const char* record = weights + size_t(cell / unit_cells) * size_t(p.layout.unit_bytes());
-      const int group = cell / group_cells % 2, in_group = cell % group_cells;
-      m[cell] = 0;
-      if (cell >= dim) continue;
-      float z[4];
-      for (int gate = 0; gate < 4; ++gate) {
-        z[gate] = fmaf(O::to(p.z[(row * dim + cell) * 4 + gate]), p.scale ? p.scale[row] : 1.0f,
-                       bias_of(p, record, group, gate, in_group * 4));
-        for (int k = 0; k < p.layout.k_steps(); ++k)
-          z[gate] = multiply_row<O>(z[gate], record + p.layout.gate_offset(group, k) + gate / 2 * tile_bytes,
-                                    gate % 2 * 8 + in_group, h + 16 * k);
-      }
-      // c is kept in the state's memory between steps
-      float* state = p.c + (int64_t(d) * p.state_stride + slot) * dim + cell;
-      const float initial = p.initial_c ? p.initial_c[d * dim + cell] : 0.0f;
-      const float first = starts_at(p, 0, slot) ? initial : p.c_in[(int64_t(d) * p.slots + slot) * dim + cell];
-      const float c =
-          clipped(fmaf(sigmoid(z[2] + 1.0f), t ? *state : first, sigmoid(z[0]) * tanh_of(z[1])), p.cell_clip);
-      m[cell] = O::from(sigmoid(z[3]) * tanh_of(c));
-      *state = starts ? initial : c;
-    }
-    __syncthreads();
-    for (int column = thread; column < width; column += replay_threads) {
-      float sum = 0.0f;
-      for (int unit = 0; unit < units; ++unit)
-        sum = multiply_row<O>(sum, weights + p.layout.projection_offset(column / 16, unit), column % 16, m + 16 * unit);
-      const float value = clipped(sum, p.proj_clip);
-      if (column < p.layout.projection)
-        store_h(p, now, p.packed_rows[int64_t(t) * p.stride + slot], slot, column, value);
-      h[column] = O::from(starts ? initial_h_of(p, d, column) : value);
-    }
-  }
-}
 
 }  // namespace elmo_fast::cuda

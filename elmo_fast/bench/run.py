@@ -29,8 +29,7 @@ from elmo_fast.model.sources import find_model, name_of
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import numerics, type_of
-from elmo_fast.ops.precision import PRECISIONS, check_precision, has_16_bit_operands
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent
+from elmo_fast.ops.precision import PRECISIONS, check_precision
 from elmo_fast.text.readers import open_texts
 
 SLOTS, SENTENCE_TOKENS, ROUNDS = 64, 25, 5
@@ -41,11 +40,10 @@ _PRODUCT = 1536  # rows and columns of the ceiling's matrices; on a GPU 8192
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run the model: a backend, on a GPU a path of the LSTM, and a precision if not the model's."""
+    """A way to run the model: a backend, and a precision if not the model's."""
 
     name: str
     backend: str = "auto"
-    path: str | None = None
     precision: str | None = None
 
     @contextlib.contextmanager
@@ -54,25 +52,16 @@ class Variant:
         bilm = elmo.bilm
         before = bilm.backend, bilm.precision
         bilm.backend, bilm.precision = self.backend, self.precision or bilm.precision
-        if self.path:
-            os.environ[choice.VARIABLE] = self.path
         try:
             yield
         finally:
             bilm.backend, bilm.precision = before
-            if self.path:
-                del os.environ[choice.VARIABLE]
 
 
 def variants(elmo: LoadedElmo) -> list[Variant]:
-    """The default choice, and its alternatives: on a GPU every path of the LSTM, on a CPU plain torch."""
-    device = next(elmo.bilm.parameters()).device
-    if device.type != "cuda":
-        runs_native = any(resolve(op, "auto", next(elmo.bilm.parameters())) == "native" for op in OPS)
-        return [Variant("engine"), Variant("torch", "torch")] if runs_native else [Variant("torch", "torch")]
-    has_persistent = has_16_bit_operands(elmo.bilm.computes_in) and not persistent.lacks(device)
-    paths = [choice.GRAPH, *([choice.PERSISTENT] if has_persistent else [])]
-    return [Variant("engine"), *(Variant(f"{path} path", path=path) for path in paths)]
+    """The default choice and plain torch, or plain torch alone where no native kernel runs."""
+    runs_native = any(resolve(op, "auto", next(elmo.bilm.parameters())) == "native" for op in OPS)
+    return [Variant("engine"), Variant("torch", "torch")] if runs_native else [Variant("torch", "torch")]
 
 
 def bench(model: str | os.PathLike = "bundled", device: str | None = None, precision: str = "highest",

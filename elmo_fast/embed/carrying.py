@@ -83,5 +83,5 @@ class StreamStates:
             final = replay(start, list(first.values())) if first else start
             return above(tuple(values[:, :rows] for values in final.last), beyond)
 
-        stack.replace_carried(states if any(spans) else states())
+        stack.carried.store(states if any(spans) else states())
         self._changes = stack.carried.changes

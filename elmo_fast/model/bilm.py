@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import STATES, check_choice, check_path, gathered
-from elmo_fast.model import cuda_graph, hooked
+from elmo_fast.model import hooked
 from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order, layers_to_write
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack, RunState
@@ -22,13 +22,13 @@ from elmo_fast.model.token_table.spare import SpareVectors, vectors_of_ids
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_shapes, expected_shapes, read_model
 from elmo_fast.ops.backend import check_backend, needs_gradient
-from elmo_fast.ops.device import is_capturing, to_device
+from elmo_fast.ops.device import refuse_capture, to_device
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.schedule import Schedule, batch_schedule, make_schedule
 from elmo_fast.ops.weight_cache import LastResult, references
-from elmo_fast.ops.weight_snapshot import Tensors, one_call, snapshot_of
+from elmo_fast.ops.weight_snapshot import Tensors, one_call
 from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
@@ -61,7 +61,6 @@ class BiLm(StoredWeights):
         self._table: TableLookup | None = None
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
         self._spare = SpareVectors()
-        self._prepared: cuda_graph.Preparation | None = None
         self.token_table = opening.token_table
 
     @classmethod
@@ -127,7 +126,11 @@ class BiLm(StoredWeights):
 
     @property
     def token_encoder(self) -> TokenEncoder:
-        """Computes vectors of tokens with the current table, device, backend and precision."""
+        """Computes vectors of tokens with the current table, device, backend and precision.
+
+        Raises `RuntimeError` while a CUDA graph is captured, as all calls that need token vectors do.
+        """
+        refuse_capture(self._device)
         source = self._modules.get("_token_embedder")  # None if a user of cached words has deleted it
         return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend, self._precision)
 
@@ -166,6 +169,7 @@ class BiLm(StoredWeights):
 
     def cache_words(self, words: Sequence[str]) -> None:
         """Store the vectors of `words` for `forward(..., word_inputs=)`: word number k is `words[k]`, 0 is padding."""
+        refuse_capture(self._device)
         check_sentence(words, "words")
         with torch.no_grad(), numerics(self._precision, self._device):
             ids = self._token_embedder.token_ids([*self._token_embedder.boundaries, *words]).to(self._device)
@@ -173,24 +177,16 @@ class BiLm(StoredWeights):
         trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
-    def warmup(self, batch_size: int = 0) -> None:
-        """On a GPU, load, tune and choose kernels, and pack weights: the first call is fast, and captures are possible.
-
-        A CUDA graph of a forward, of any shape, can be captured only after a warm-up; a change of weights, device,
-        precision, backend or state requires another. The carried states have as many rows as the largest batch so far
-        had sentences; a larger `batch_size` adds rows of zeros.
-        """
-        if self._device.type == "cuda":
-            self._prepare_capture(batch_size)
-
-    def _prepare_capture(self, batch_size: int) -> None:
+    def warmup(self) -> None:
+        """On a GPU, compile, load and tune the kernels and pack the weights, so that the first call is fast."""
+        if self._device.type != "cuda":
+            return
+        stack, schedule = self._elmo_lstm, make_schedule(np.ones(1, dtype=np.int64))
         with torch.no_grad(), numerics(self._precision, self._device):
-            if cuda_graph.why_no_capture(self.token_encoder, self._elmo_lstm):
-                self._token_embedder.warmup(self.backend)
-                return
-            self._initial_state()
-            self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(self.state),
-                                                batch_size)
+            self._token_embedder.warmup(self.backend)
+            vectors = full_precision(stack.B_0_0).new_zeros(1, self._token_embedder.dim)
+            stack.run(vectors, torch.from_numpy(schedule.tokens), schedule, stack.zero_state(1, vectors),
+                      backend=self.backend, precision=self._precision)
 
     @outside_graphs
     @one_call()
@@ -207,19 +203,12 @@ class BiLm(StoredWeights):
         the model's. Raises `ValueError` for ids of another shape, type or range.
 
         If the inner modules (`_token_embedder`, `_word_embedding`, `_elmo_lstm`) have hooks, they are called as
-        modules, with AllenNLP's arguments and results (see `hooked.forward`), except with `"present"` and in a capture.
+        modules, with AllenNLP's arguments and results (see `hooked.forward`), except with `"present"`.
 
-        Ids on a GPU are copied to the host, the only time that the call waits for the GPU. While a CUDA graph is
-        captured it never waits: shapes are static, every position is computed, and ids are not checked (see `warmup`,
-        `cuda_graph`).
+        Ids on a GPU are copied to the host, the only time that the call waits for the GPU. Raises `RuntimeError` while
+        a CUDA graph is captured.
         """
         encoder, state = self.token_encoder, self._state_of_call(state)
-        if is_capturing(self._device):
-            if word_inputs is not None:
-                raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
-            cuda_graph.check(encoder, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key(state))
-            return cuda_graph.forward(encoder, self._elmo_lstm, ids, boundaries, state == "carry",
-                                      self._initial_state(state), self._prepared)
         if boundaries == "add" and hooked.is_hooked(encoder.source, self._word_embedding, self._elmo_lstm):
             return hooked.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
                                   self._initial_state(state))
@@ -255,6 +244,7 @@ class BiLm(StoredWeights):
     @outside_graphs
     def begin(self, slots: int, state: str | None = None) -> RunState:
         """The state in which `slots` slots start; `state` is by default the model's."""
+        refuse_capture(self._device)
         state, like = self._state_of_call(state), full_precision(self._elmo_lstm.B_0_0)
         return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
 
@@ -337,10 +327,6 @@ class BiLm(StoredWeights):
     def _state_of_call(self, state: str | None) -> str:
         """The state that a call names, by default the model's."""
         return self.state if state is None else check_choice("state", state, STATES)
-
-    def _capture_key(self, state: str) -> tuple:
-        text = tuple(map(tuple, self.warm_text)) if state == "warm" else None
-        return self._device, self._precision, self.backend, text, *map(snapshot_of, self._layers())
 
     def _initial_state(self, state: str | None = None) -> State | None:
         """(h [L, 2 P], c [L, 2 D]) after the warm text if `state` is `warm`, otherwise None."""

@@ -114,14 +114,6 @@ def triton_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def lacks_fence(generation: int) -> str | None:
-    """None if Triton's products on tiles of a generation are right, else the reason against them (triton#9610)."""
-    if generation >= 90 and (version := triton_version()) < (3, 8):
-        return (f"Triton {version[0]}.{version[1]} has no fence between a copy to shared memory and wgmma: that needs "
-                "3.8")
-    return None
-
-
 @functools.cache
 def native_module():
     """The compiled module and None, or None and the reason why the module is not used. It uses PyTorch's threads."""

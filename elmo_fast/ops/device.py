@@ -50,11 +50,19 @@ def current_stream(device: torch.device) -> int:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream of `device` is being captured into a user's CUDA graph."""
+    """Whether the current stream of `device` is being captured into a CUDA graph."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(device: torch.device) -> None:
+    """Raise `RuntimeError` while the current stream of `device` is being captured into a CUDA graph."""
+    if is_capturing(device):
+        raise RuntimeError("torch.cuda.graph: expected a call outside of a capture, got one inside, whose graph would "
+                           "hold the tokens and lengths of this batch; compute the vectors before the capture, and "
+                           "capture the part of your model that reads them")
 
 
 def synchronize_stream(device: torch.device) -> None:

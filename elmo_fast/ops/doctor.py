@@ -4,7 +4,6 @@ torch, whose import takes seconds, is imported only where it may see a GPU.
 """
 
 import ctypes
-import os
 import platform
 import sys
 from typing import TYPE_CHECKING
@@ -25,8 +24,6 @@ from elmo_fast.ops.precision import PRECISIONS
 
 if TYPE_CHECKING:
     import torch
-
-    from elmo_fast.ops import choices
 
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
@@ -66,23 +63,11 @@ def _may_have_gpu(torch_version: str) -> bool:
 
 
 def lstm_lines(device: "torch.device") -> list[str]:
-    """Lines on the LSTM's two paths on a GPU and their recorded timings. Launches nothing."""
-    from elmo_fast.ops import choices
-    from elmo_fast.ops.projected_lstm.cuda import choice
-
-    triton, forced = why_no_triton(device), os.environ.get(choice.VARIABLE)
+    """Lines on the LSTM's two paths on a GPU. Launches nothing."""
+    triton = why_no_triton(device)
     kernels = "Triton" if not triton else f"torch operations: {triton}"
-    measured = [f"auto         {name}: {choices.fastest(found[-1])} ({_times(found[-1])}"
-                f"{'' if choices.is_settled(found) else '; will be measured again'})"
-                for name, found in choices.recorded(device).items() if found]
     return [f"LSTM graph   runs, its small kernels {kernels} ({device})",
-            f"LSTM persistent  {_persistent(device)} ({device})",
-            *(measured or ["auto         measures both ways at first use; nothing is measured here yet"]),
-            *([f"LSTM forced  {choice.VARIABLE}={forced} is set: the other path is not taken"] if forced else [])]
-
-
-def _times(measured: "choices.Measured") -> str:
-    return ", ".join(f"{way} {1e6 * seconds:.0f} us" for way, seconds in measured.items())
+            f"LSTM persistent  {_persistent(device)} ({device})"]
 
 
 def _persistent(device: "torch.device") -> str:
@@ -92,7 +77,7 @@ def _persistent(device: "torch.device") -> str:
         return f"not there: {reason}"
     unfit = [f"{dim} cells: {reason}" for dim, projection, _ in SIZES.values()
              if (reason := persistent.does_not_fit(device, dim, projection, persistent.MOST_SLOTS))]
-    return "runs in 'medium' where it is measured to be faster" + "".join(f"; not for {each}" for each in unfit)
+    return f"runs in 'medium' for up to {persistent.MOST_SLOTS} slots" + "".join(f"; not for {each}" for each in unfit)
 
 
 def _processor() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from elmo_fast.ops.device import is_capturing, synchronize_stream
+from elmo_fast.ops.device import synchronize_stream
 from elmo_fast.ops.weight_snapshot import Snapshot, Tensors, drop_values, snapshot_of
 
 
@@ -42,9 +42,7 @@ def emptied(tensors: Tensors, kind: str) -> list[torch.Tensor | None]:
 
 def _settle(tensors: Tensors) -> None:
     """Wait until what was computed from these weights may be read on any stream."""
-    device = next(tensor.device for tensor in tensors if tensor is not None)
-    if not is_capturing(device):
-        synchronize_stream(device)
+    synchronize_stream(next(tensor.device for tensor in tensors if tensor is not None))
 
 
 class LastResult:

@@ -20,7 +20,6 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.calling_thread import UNDIVIDED
-from elmo_fast.ops.device import is_capturing
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -98,8 +97,7 @@ class Snapshot:
     def __init__(self, tensors: Tensors, key: tuple):
         self.values: dict[str, Any] = {}
         held = _held(tensors)
-        is_followed = not any(tensor.is_inference() or not _is_dense(tensor) or is_capturing(tensor.device)
-                              for tensor in held)
+        is_followed = not any(tensor.is_inference() or not _is_dense(tensor) for tensor in held)
         self.key = key if is_followed else _NOT_FOLLOWED
         self.is_doubtful, self._gradients = False, _gradients(tensors)
         self._samples = _samples(held if is_followed else [])  # views: they keep the address from being reused
@@ -117,11 +115,9 @@ class Snapshot:
         return all((sample == before).all() for sample, before in zip(_read(self._samples), self._read))
 
     def _holds_in_full(self, tensors: Tensors) -> bool:
-        held, gradients = _held(tensors), _gradients(tensors)
-        if held and is_capturing(held[0].device):
-            return True  # a capture cannot wait for checksums; `warmup` has run before
+        gradients = _gradients(tensors)
         self.is_doubtful = False  # set again from here on, it concerns the next call
-        if not all(map(torch.equal, _checksums(held), self._checksums)):
+        if not all(map(torch.equal, _checksums(_held(tensors)), self._checksums)):
             return False
         self._gradients = gradients
         return True

@@ -16,7 +16,6 @@ from elmo_fast.bench.work import generated_sentences
 from elmo_fast.embed.api import load
 from elmo_fast.model.sources import find_model
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.projected_lstm.cuda import choice
 from tests.support.engines import isa, needs_native
 from tests.support.files import run, tiny, write_model
 from tests.support.softmax import SENTENCES, WORDS, write_softmax_model
@@ -174,14 +173,6 @@ def test_without_a_softmax_the_report_says_how_to_get_perplexity(tmp_path):
     assert "elmo-fast export RUN OUTPUT --softmax" in "\n".join(bench_run.report(document))
     with pytest.raises(ValueError, match="precision: expected one of highest, high, medium, low, got 'lowest'"):
         bench_run.bench_precisions(tmp_path / "model", "cpu", ["low", "lowest"])
-
-
-def test_a_path_is_forced_in_the_body_alone(document, tmp_path, monkeypatch):
-    elmo = load(write_model(tmp_path / "model"), device="cpu")
-    monkeypatch.delenv(choice.VARIABLE, raising=False)
-    with bench_run.Variant("graph path", "torch", "graph").active(elmo):
-        assert elmo.bilm.backend == "torch" and bench_run.os.environ[choice.VARIABLE] == "graph"
-    assert elmo.bilm.backend == "auto" and choice.VARIABLE not in bench_run.os.environ
 
 
 def test_work_of_a_text():

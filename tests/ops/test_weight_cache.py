@@ -40,9 +40,3 @@ def test_a_last_result_is_complete(events):
     for _ in range(2):
         result.get("key", layers, lambda: events.append("compute") or layers[0][0] + 1)
     assert events == ["compute", ("wait", "cpu"), ("wait", "cpu")]
-
-
-def test_a_capture_does_not_wait(events, monkeypatch):
-    monkeypatch.setattr(weight_cache, "is_capturing", lambda device: True)
-    cached([torch.ones(3, 4)], "double", lambda tensors: tensors[0] * 2)
-    assert not events

@@ -1,6 +1,7 @@
 """The CUDA implementations of the ops, called on tensors of any device."""
 
 import contextlib
+import functools
 import inspect
 import itertools
 import warnings
@@ -14,7 +15,7 @@ from elmo_fast.ops.backend import needs_gradient, triton_version
 from elmo_fast.ops.char_cnn import cuda as char_cnn_cuda
 from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
-from elmo_fast.ops.projected_lstm.cuda import lstm, step
+from elmo_fast.ops.projected_lstm.cuda import lstm
 
 # The char encoder's operands: precision, and whether fp16 is known to fit.
 PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
@@ -22,14 +23,14 @@ MAY_BE_REGISTERED = "allow_override" in inspect.signature(torch.library.Library.
 devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
 
 
-def projected_lstm(*operands, **settings):
-    """As `elmo_fast.ops.projected_lstm.projected_lstm`: outputs and the final state.
+def projected_lstm(*operands, path=None, **settings):
+    """As `elmo_fast.ops.projected_lstm.projected_lstm`: outputs and the final state. `path` as in `choice.choose`.
 
     Gradients are recorded where the ops are `registered_on_cpu`, or on a GPU.
     """
     call = LstmCall(*operands, **settings)
     save = needs_gradient(call.tensors)
-    run = torch.ops.elmo_fast.projected_lstm if save else lstm.run
+    run = torch.ops.elmo_fast.projected_lstm if save else functools.partial(lstm.run, path=path)
     out, h, c, _ = run(*call.arguments(save=save))
     return out, (h, c)
 
@@ -71,7 +72,7 @@ def registered_on_cpu(of=""):
 
 
 def triton_driver(patch, generation, load):
-    """Kernels, an LSTM step's too, run on CPU tensors through all of Triton but its driver, whose stand-in this gives.
+    """Kernels run on CPU tensors through all of Triton but its driver, whose stand-in this gives.
 
     `load`(source, target, options) is asked for what runs a variant, once for each on a `device`.
     """
@@ -94,5 +95,4 @@ def triton_driver(patch, generation, load):
     patch.setattr(triton.compiler, "compile", compile)
     patch.setattr(configs, "generation_of", lambda device: generation)
     patch.setattr(lstm, "pointwise_of", lambda device: lstm_pointwise)
-    patch.setattr(step, "why_no_triton", lambda device: None)
     return driver

@@ -50,7 +50,6 @@ class FakeCapture:
     def _buffers(self) -> set[int]:
         arena = next(arena for arena in self._arenas.kept.values() if arena.capture is self)
         layers = [of for bucket in arena._buckets.values() for of in bucket.graphs if isinstance(of, Operands)]
-        layers += getattr(arena, "_held", {}).values()  # of training
         return addresses([list(vars(holder).values()) for holder in (arena, *arena._buckets.values(), *layers)])
 
     def __call__(self, work):

@@ -6,7 +6,7 @@ import ctypes
 import pytest
 import torch
 
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent
+from elmo_fast.ops.projected_lstm.cuda import persistent
 from tests.support.ptx_machine import DEVICES, machine
 from tests.support.ptx_text import parsed
 
@@ -27,7 +27,7 @@ class NativeOnPtx:
         self.calls, self.changes = [], {}
         self.machine.use(self.machine.shipped)
         self.machine.set_device(*DEVICES[generation])
-        self.cuda_lstm_plan, self.cuda_operands = self.machine.cuda_lstm_plan, self.machine.cuda_operands
+        self.cuda_lstm_plan = self.machine.cuda_lstm_plan
 
     def cuda_lstm_run(self, **call):
         call |= self.changes
@@ -51,9 +51,8 @@ class NativeOnPtx:
         self.machine.use(self.kernels)
 
     def device(self, *limits: int) -> None:
-        """Another GPU from here on, on which no launch has failed."""
+        """Another GPU from here on."""
         self.limits = limits
-        persistent._watches.clear()
 
 
 def memory_of(call: dict, plan: dict) -> dict[str, int]:
@@ -67,14 +66,14 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
             "z": z_rows * 16 * dim, "scale": z_rows * 8, "meta": 4 * len(meta), "packed_rows": 4 * len(packed_rows),
             "batch_sizes": 4 * steps, "initial_h": 8 * projection, "initial_c": 8 * dim,
             "h_in": 8 * slots * projection, "c_in": 8 * slots * dim, "h": 4 * held * projection, "c": 4 * held * dim,
-            "output": 8 * rows * projection, "scratch": plan["scratch_bytes"], "aborts": 4}
+            "output": 8 * rows * projection, "scratch": plan["scratch_bytes"]}
 
 
 @contextlib.contextmanager
 def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
     """From here on the CUDA LSTM takes one path on the CPU; gives what runs the launches of the persistent one.
 
-    With `kernels` "sm_90" or "sm_80" that path is there, and forced. "triton sm_90" is the graph path with its two
+    With `kernels` "sm_90" or "sm_80" that path is there. "triton sm_90" is the graph path with its two
     small kernels as Triton's PTX; None has PyTorch's operations for them.
     """
     if kernels is None or kernels.startswith("triton"):
@@ -88,12 +87,6 @@ def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
     patch.setattr(persistent, "native_module", lambda: (native, None))
     patch.setattr(persistent, "lacks", lambda device: None)
     patch.setattr(persistent, "limits", lambda device: native.limits)
-    patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
-    patch.setenv(choice.VARIABLE, choice.PERSISTENT)
     native.machine.set()
     native.machine.cuda_device()  # allows launches its shared memory
-    persistent._watches.clear()
-    try:
-        yield native
-    finally:
-        persistent._watches.clear()
+    yield native

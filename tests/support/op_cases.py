@@ -145,10 +145,14 @@ class LstmCase(Case):
                         (operands["h"], operands["c"]), layer(operands), **self.clips, initial_state=initial_state,
                         **settings), order
 
-    def call(self, operands, backend, precision="highest", bounded=False):
-        """Outputs in the order of the text, and the final h and c. The backend "cuda" is the GPU's on any device."""
+    def call(self, operands, backend, precision="highest", bounded=False, path=None):
+        """Outputs in the order of the text, and the final h and c.
+
+        The backend "cuda" is the GPU's on any device, on the `path` that `choice.choose` takes.
+        """
         call, order = self.given(operands, precision=precision, bounded=bounded)
-        op = cuda_ops.projected_lstm if backend == "cuda" else functools.partial(projected_lstm, backend=backend)
+        op = (functools.partial(cuda_ops.projected_lstm, path=path) if backend == "cuda"
+              else functools.partial(projected_lstm, backend=backend))
         steps, final = op(**vars(call))
         return torch.cat([half[tokens.argsort()] for half, tokens in zip(steps.chunk(2, dim=1), order)], dim=1), *final
 

@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 import sysconfig
-from collections import Counter, defaultdict, namedtuple
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,8 +26,8 @@ BUILD = ROOT / "build" / "ptx"
 FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 # Processors; shared memory of a block and of a processor; capability; processors of each part that a cluster lies in.
 DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 0), [18, 18, 16, 16, 16, 16, 16, 16])}
-FIELDS = ("executed", "threads", "bytes", "sectors", "wavefronts", "ideal")
-Line = namedtuple("Line", ("kernel", "number", "opcode", "text", *FIELDS))  # an instruction and its executions
+# An instruction, and its executions by warps and by threads.
+Line = namedtuple("Line", ("kernel", "number", "opcode", "text", "executed", "threads"))
 NVCC = shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]))
 IS_THERE = all([NVCC, COMPILER, importlib.util.find_spec("pybind11"), os.environ.get("ELMO_FAST_NO_NATIVE") != "1"])
 
@@ -96,15 +96,6 @@ def _bits(value) -> int:
 def lines(kernels) -> list[Line]:
     """Their instructions, with all that they did."""
     return [Line(*found) for kernel in kernels for found in kernel.executed()]
-
-
-def counters(kernels) -> dict:
-    """{kernel: {opcode: {field: count}}} of what has run."""
-    result = defaultdict(lambda: defaultdict(Counter))
-    for line in lines(kernels):
-        if line.executed:
-            result[line.kernel][line.opcode].update({field: getattr(line, field) for field in FIELDS})
-    return result
 
 
 def check_mutations(same, text, ran, pattern, to, count, equivalent):

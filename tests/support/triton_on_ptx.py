@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.gpu import read_sass
-from elmo_fast.ops import choices
 from elmo_fast.ops.backend import triton_version
 from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.numerics import type_of
@@ -75,7 +74,6 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
     tiles_of, shared = COMPILED.get(generation) or (generation, ptx_machine.DEVICES[generation][1])
     patch.setattr(configs, "generation_of", lambda device: tiles_of)
     patch.setattr(configs, "FEW", torch.inf)
-    patch.setattr(choices, "choose", lambda device, name, measure: linear_cuda.TRITON)
     if tile:
         patch.setattr(configs, "tiles", lambda *_: (tile,))
     return driver

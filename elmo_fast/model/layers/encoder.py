@@ -20,6 +20,7 @@ from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import fits_fp16
 from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.char_encoder import EncoderWeights, encode, runs_on_engine
+from elmo_fast.ops.device import refuse_capture
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.linear.cpu import drop_product
 from elmo_fast.ops.numerics import active_precision, full_precision, numerics
@@ -77,6 +78,7 @@ class CharacterEncoder(AllenNlpStateDict):
         For sentences the result is AllenNLP's: `mask` int64 [B, T + 2], with `<S>` and `</S>`, and `token_embedding`
         [B, T + 2, P], zero past a sentence's end.
         """
+        refuse_capture(self.char_embed.device)
         if not isinstance(ids, torch.Tensor):
             raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
         if ids.dim() == 1 + len(self.row_shape):

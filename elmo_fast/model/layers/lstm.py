@@ -18,10 +18,10 @@ from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.calling_thread import stacked, sum_of
+from elmo_fast.ops.device import refuse_capture
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm, unsupported_weights
 from elmo_fast.ops.projected_lstm.cpu import drop_lstm
-from elmo_fast.ops.projected_lstm.cuda.lstm import choose_paths, padded_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 from elmo_fast.ops.projected_lstm.stack import flat_stack, write_outputs
 from elmo_fast.ops.schedule import Schedule, make_schedule
@@ -58,7 +58,6 @@ class LstmStack(AllenNlpStateDict):
         self.options = options.lstm
         self.state = state
         self.carried = CarriedStates()
-        self._in_graph: list[State] = []  # states that captured graphs read and write
 
     @property
     def state(self) -> str:
@@ -117,9 +116,7 @@ class LstmStack(AllenNlpStateDict):
                 unchanged = (mask == 0).view(1, -1, 1)
                 replacement = tuple(torch.where(unchanged.to(old.device), old, torch.zeros_like(old))
                                     for old in carried)
-            elif self._is_in_graph():
-                replacement = tuple(map(torch.zeros_like, carried))
-            self.replace_carried(replacement)
+            self.carried.store(replacement)
 
     def exclusive(self, carried: bool) -> contextlib.AbstractContextManager:
         """A context in which no other thread reads or stores the carried states, if states are `carried`."""
@@ -169,23 +166,10 @@ class LstmStack(AllenNlpStateDict):
               initial_state: State | None, addresses: np.ndarray, precision: str = "highest") -> State:
         """As `run`, with the bits of its outputs written at `addresses` uint64 [L, 2, S] (see `write_outputs`)."""
         layers = [self.layer_weights(layer) for layer in range(self.options.n_layers)]
-        return write_outputs(vectors, rows, schedule, initial, layers, addresses, **self._clips,
-                             skips=self.options.use_skip_connections, initial_state=initial_state,
+        return write_outputs(vectors, rows, schedule, initial, layers, addresses,
+                             skips=self.options.use_skip_connections,
+                             clips=(self.options.cell_clip, self.options.proj_clip), initial_state=initial_state,
                              precision=precision)
-
-    def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, initial: State,
-                   precision: str = "highest") -> tuple[list[torch.Tensor], State]:
-        """As `run`, for padded vectors [B, T, P] of lengths int [B] in the capture of a CUDA graph -> [B, T, 2 P]."""
-        outputs: list[torch.Tensor] = []
-        finals: list[State] = []
-        x = vectors
-        for layer in range(self.options.n_layers):
-            out, final = padded_lstm(x, lengths, _of_layer(initial, layer), self.layer_weights(layer),
-                                     precision=precision, **self._clips)
-            x = out + x if self._skips(layer) else out
-            outputs.append(x)
-            finals.append(final)
-        return outputs, _stacked(finals)
 
     @property
     def _clips(self) -> dict[str, float | None]:
@@ -203,6 +187,7 @@ class LstmStack(AllenNlpStateDict):
         The initial states are those of `begin`; `carried` is by default True if the stack is `stateful` and no
         `initial_state` is given. The carried state of a row whose mask is all zero does not change. AllenNLP's call.
         """
+        refuse_capture(self.B_0_0.device)
         present, carried = self._present(inputs, mask), self._is_carried(initial_state, carried)
         with numerics(self.precision, inputs.device):
             schedule = make_schedule(present.sum(1).cpu().numpy())
@@ -233,39 +218,6 @@ class LstmStack(AllenNlpStateDict):
             raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
         return present
 
-    def run_captured(self, vectors: torch.Tensor, lengths: torch.Tensor, carried: bool, initial_state: State | None,
-                     precision: str) -> list[torch.Tensor]:
-        """Outputs of every layer [B, T, 2 P] inside a capture: `vectors` [B, T, P] and `lengths` int [B] on the GPU.
-
-        If states are `carried`, they are updated in place: a replay starts in the final state of the last replay.
-        """
-        count = self._carried_rows()
-        if carried and count < len(lengths):
-            raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph's capture "
-                               f"(model.warmup(batch_size={len(lengths)}) adds them), got {count}")
-        initial, _ = self.begin(len(lengths), vectors, carried, initial_state)
-        outputs, final = self.run_padded(vectors, lengths, initial, precision)
-        if carried:
-            for old, new in zip(self._states, final):
-                old[:, : len(lengths)].copy_(new)
-            if not self._is_in_graph():
-                self._in_graph.append(self._states)
-        return outputs
-
-    def prepare_capture(self, rows: int, precision: str) -> None:
-        """Run the operations of `run_captured` on a single position, to load kernels and pack weights; choose paths.
-
-        Paths are chosen for calls of up to 64 sentences or slots, or of `rows` if these are more. If states are
-        carried, allocate at least `rows` carried rows on this device; new rows are zeros.
-        """
-        like, count = full_precision(self.B_0_0), self._carried_rows()
-        lengths = torch.ones(1, dtype=torch.int64, device=like.device)
-        self.run_padded(like.new_zeros(1, 1, self.options.projection_dim), lengths, self.zero_state(1, like), precision)
-        for layer in range(self.options.n_layers):
-            choose_paths(self.layer_weights(layer), rows, precision=precision, **self._clips)
-        if self.stateful and (count < rows or (count and self._states[0].device != like.device)):
-            self.carried.store(self._first_carried(max(rows, count), like))
-
     def begin(self, slots: int, like: torch.Tensor, carried: bool, initial_state: State | None = None) -> RunState:
         """The state that `slots` slots start in: carried, or `initial_state` (h [L, 2 P], c [L, 2 D]), or zeros."""
         if carried:
@@ -279,17 +231,7 @@ class LstmStack(AllenNlpStateDict):
     def store_state(self, final: State) -> None:
         """Carry the final state of a batch, detached, to the next call. Rows beyond the batch are unchanged."""
         with self.carried.lock:
-            self.replace_carried(above(tuple(value.detach() for value in final), self._states))
-
-    def replace_carried(self, state: State | Callable[[], State] | None) -> None:
-        """Carry a state, or a function that returns it; in the memory of captured graphs if the shapes are equal."""
-        with self.carried.lock:
-            state = state() if callable(state) and self._in_graph else state
-            if self._is_in_graph() and self._states[0].shape == state[0].shape:
-                for old, new in zip(self._states, state):
-                    old.copy_(new)
-                state = self._states
-            self.carried.store(state)
+            self.carried.store(above(tuple(value.detach() for value in final), self._states))
 
     def _first_carried(self, rows: int, like: torch.Tensor) -> State:
         """The carried state of the first `rows` rows, with the type and device of `like`; new rows are zeros."""
@@ -298,12 +240,6 @@ class LstmStack(AllenNlpStateDict):
             return zeros
         return tuple(torch.cat([old[:, :rows].to(like), zero[:, old.shape[1] :]], dim=1)
                      for old, zero in zip(carried, zeros))
-
-    def _carried_rows(self) -> int:
-        return 0 if self._states is None else self._states[0].shape[1]
-
-    def _is_in_graph(self) -> bool:
-        return any(state is self._states for state in self._in_graph)
 
     def _replicate_for_data_parallel(self) -> "LstmStack":
         """A replica, which starts from the current carried states and stores states separately."""

@@ -9,7 +9,6 @@ import elmo_fast.ops.char_cnn.gradients  # noqa: F401
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.char_cnn import pytorch, reference
 from elmo_fast.ops.char_cnn.reference import Filters
-from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.numerics import active_precision, full_precision
 
 
@@ -42,6 +41,4 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
         weights, biases = ([pair[k] for pair in filters] for k in (0, 1))
         save = ids.device.type == "cpu" and needs_gradient(operands)
         return torch.ops.elmo_fast.char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save)[0]
-    # the torch path sorts tokens by length and reads the lengths back, which a captured graph cannot
-    with_padding = chosen == "reference" or is_capturing(ids.device)
-    return (reference if with_padding else pytorch).char_cnn(ids, char_embed, filters, activation)
+    return (reference if chosen == "reference" else pytorch).char_cnn(ids, char_embed, filters, activation)

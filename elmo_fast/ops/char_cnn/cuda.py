@@ -7,7 +7,7 @@ import torch
 from elmo_fast.ops.char_cnn import pytorch
 from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
-from elmo_fast.ops.device import on
+from elmo_fast.ops.device import on, refuse_capture
 from elmo_fast.ops.library import library, no_gradient
 from elmo_fast.ops.numerics import gradient_numerics, type_of
 from elmo_fast.ops.precision import operands_of
@@ -23,6 +23,7 @@ def forward(*arguments):
     from elmo_fast.kernels import char_cnn as kernel
 
     call = CharCnnArguments(*arguments)
+    refuse_capture(call.ids.device)
     operands, ids, end = operands_of(call.precision, call.bounded), call.ids, 1 + len(call.weights)
     dtype = type_of(operands)
     filters = cached(call.floats, f"char_cnn {operands}",

@@ -1,86 +1,49 @@
-"""Products on an NVIDIA GPU: a Triton kernel, or cuBLAS; packed weights and operand types. Sums are always fp32."""
+"""Products on an NVIDIA GPU: a Triton kernel for highway layers, cuBLAS for the rest. Sums are always fp32."""
 
 import functools
-import logging
-from collections.abc import Callable
 
 import torch
 
-from elmo_fast.ops import choices
-from elmo_fast.ops.device import is_capturing, on
+from elmo_fast.ops.device import on, refuse_capture
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.numerics import gemm, numerics, type_of
-from elmo_fast.ops.precision import OPERANDS, operands_of
+from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.weight_cache import cached
-
-logger = logging.getLogger(__name__)
-
-
-TRITON, CUBLAS = "Triton", "cuBLAS"
-_ROWS = {"few": 64, "many": 4096}  # of a measurement
 
 
 def linear(*arguments):
     call = LinearArguments(*arguments)
-    operands = operands_of(call.precision, call.bounded)
-
-    def ways(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
-        return {TRITON: lambda: _product(x, call.weights, operands,
-                                         x.new_empty(len(x), call.outputs, dtype=torch.float32)),
-                CUBLAS: lambda: _sums(x, *call.weights, operands)}
-
-    return ways(call.x)[_way("linear", ways, call, operands)]()
+    refuse_capture(call.x.device)
+    return _sums(call.x, *call.weights, operands_of(call.precision, call.bounded))
 
 
 def highway(*arguments):
     call = HighwayArguments(*arguments)
+    refuse_capture(call.x.device)
     operands = operands_of(call.precision, call.bounded)
-
-    def ways(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
-        return {TRITON: lambda: _product(x, call.weights, operands, x.new_empty(x.shape, dtype=type_of(operands))),
-                CUBLAS: lambda: _highway_of_sums(x.to(type_of(operands)), *call.weights, operands)}
-
-    return ways(call.x)[_way("highway", ways, call, operands)]()
+    x = call.x.to(type_of(operands))
+    return (_fused_highway if _has_kernel(operands, x) else _highway_of_sums)(x, call.weights, operands)
 
 
-def _way(op: str, ways: Callable[[torch.Tensor], dict[str, Callable[[], torch.Tensor]]],
-         call: LinearArguments | HighwayArguments, operands: str) -> str:
-    """Triton's kernel or cuBLAS: the faster, by measuring, where the kernel is right; in fp32 cuBLAS."""
+def _has_kernel(operands: str, x: torch.Tensor) -> bool:
+    """Whether the Triton kernel multiplies such operands on the device of `x`, and is right there."""
     if operands == "ieee":
-        return CUBLAS
-    from elmo_fast.kernels.configs import amount_of
+        return False
+    from elmo_fast.kernels.configs import FEW
 
-    (rows, inner), device = call.x.shape, call.x.device
-    amount = amount_of(rows)
-    if lacks_fence(operands, amount, inner, call.outputs, op == "highway", device):
-        return CUBLAS
-
-    def measure() -> choices.Measured | None:
-        generator = torch.Generator(device).manual_seed(0)
-        both = ways(torch.randn(_ROWS[amount], inner, device=device, generator=generator))
-        found, expected = (work().float() for work in both.values())
-        error, limit = ((found - expected).norm() / expected.norm()).item(), 2 * OPERANDS[operands].tolerance
-        if not error <= limit:
-            logger.warning("%s runs on cuBLAS: Triton's kernel differs from it by %g, expected at most %g", op, error,
-                           limit)
-            return None
-        with on(device):
-            return choices.times_of(both)
-
-    name = f"{op} of {inner} x {call.outputs}, {operands}, {amount} tokens"
-    return choices.choose(device, name, None if is_capturing(device) else measure) or CUBLAS
+    return not lacks_fence(operands, len(x) <= FEW, x.shape[1], x.device)
 
 
 @functools.cache
-def lacks_fence(operands: str, amount: str, inner: int, outputs: int, gated: bool, device: torch.device) -> bool:
-    """Whether Triton's code for the product may read shared memory before it is written: on Hopper, by some Tritons."""
+def lacks_fence(operands: str, has_few: bool, size: int, device: torch.device) -> bool:
+    """Whether Triton's code may read shared memory before it is written, which some Tritons' code does on Hopper."""
     from elmo_fast.kernels import configs, highway
 
     if configs.generation_of(device) < 90:
         return False
     with on(device):
-        return highway.lacks_fence(operands, type_of(operands), _ROWS[amount], inner, outputs, gated, device)
+        return highway.lacks_fence(operands, type_of(operands), 1 if has_few else configs.FEW + 1, size, device)
 
 
 def _sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, operands: str) -> torch.Tensor:
@@ -94,20 +57,21 @@ def _sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, operands: s
         return sums.add_(bias.float())
 
 
-def _highway_of_sums(x, w_carry, b_carry, w_transform, b_transform, operands: str) -> torch.Tensor:
+def _highway_of_sums(x: torch.Tensor, weights: list[torch.Tensor], operands: str) -> torch.Tensor:
+    w_carry, b_carry, w_transform, b_transform = weights
     gate = torch.sigmoid_(_sums(x, w_carry, b_carry, operands))
     value = torch.relu_(_sums(x, w_transform, b_transform, operands))
     return (gate * value + (1 - gate) * x).to(x.dtype)
 
 
-def _product(x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torch.Tensor:
-    from elmo_fast.kernels.highway import pack_product, product
+def _fused_highway(x: torch.Tensor, weights: list[torch.Tensor], operands: str) -> torch.Tensor:
+    from elmo_fast.kernels.highway import highway, pack_weight
 
-    dtype = type_of(operands)
-    parts = [cached((part,), f"product {operands}", lambda tensors: pack_product(tensors[0], dtype))
+    parts = [cached((part,), f"highway {operands}", lambda tensors: pack_weight(tensors[0], x.dtype))
              if part.dim() == 2 else part.float() for part in weights]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     with on(x.device):
-        product(x.to(dtype).contiguous(), parts, operands, out)
+        highway(x.contiguous(), parts, operands, out)
     return out
 
 

@@ -151,8 +151,7 @@ Binder mma(Format format) {
 // ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
 Binder load_matrices(bool transposes) {
   return [transposes](Parser& s) {
-    s.in.run = [=, to = s.vector(0, 4, 4, true), from = s.address(4, Space::shared, 16)](Warp& warp, Mask mask) {
-      count(warp, from, mask);
+    s.in.run = [=, to = s.vector(0, 4, 4, true), from = s.address(4, Space::shared, 16)](Warp& warp, Mask) {
       uint16_t rows[warp_threads][8];
       for (int lane = 0; lane < warp_threads; ++lane) {
         const Place place = place_of(warp, from, lane);
@@ -171,7 +170,6 @@ Binder store_matrices(size_t number) {
   return [number](Parser& s) {
     s.in.run = [to = s.address(0, Space::shared, 16), from = s.vector(2, number, 4, false)](Warp& warp, Mask) {
       const int rows = 8 * int(from.size());
-      count(warp, to, all_threads >> (warp_threads - rows));
       warp.acts = true;
       for (int lane = 0; lane < rows; ++lane) {
         const uint16_t* row = warp.lanes<uint16_t>(from[size_t(lane) / 8]) + lane % 8 * 8;

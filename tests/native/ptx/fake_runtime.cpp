@@ -175,8 +175,7 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     py::list result;
     for (const Instruction& in : kernel.code)
       if (const Counts& n = in.counts; in.line)  // the end that every kernel is given has no line
-        result.append(py::make_tuple(kernel.name, in.line, in.opcode, in.text, n.executed, n.threads, n.bytes,
-                                     n.sectors, n.wavefronts, n.ideal));
+        result.append(py::make_tuple(kernel.name, in.line, in.opcode, in.text, n.executed, n.threads));
     return result;
   });
   m.def("use", [](std::vector<std::shared_ptr<Kernel>> kernels) { runtime.kernels = std::move(kernels); });
@@ -186,8 +185,7 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     runtime.capability = capability, runtime.clusters = clusters;
   });
   m.def(
-      "set", [](bool traffic, uint32_t seed, int late) { runtime.settings = {traffic, seed, late}; },
-      py::arg("traffic") = false, py::arg("seed") = 0, py::arg("late") = 0);
+      "set", [](uint32_t seed, int late) { runtime.settings = {seed, late}; }, py::arg("seed") = 0, py::arg("late") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
     runtime.memory.add(begin, bytes, name, written);
   });

@@ -257,6 +257,7 @@ static Binder exchange(F f) {
 }
 
 void add_control(Table& t) {
+  t["trap"] = action([](Warp&, Mask) { throw Trap("a wait of 10 s"); }, false);
   t["bra"] = [](Parser& s) { s.in.target = uint32_t(s.number(0)), s.in.run = branch; };
   t["ret"] = action(leave, false);
   t["bar.sync"] = bind_barrier;

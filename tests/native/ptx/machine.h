@@ -153,9 +153,8 @@ struct Block {
 
 // Of all launches until others are set.
 struct Settings {
-  bool traffic = false;  // sectors and bank conflicts are counted
-  uint32_t seed = 0;     // of the order in which warps run; 0: by turns
-  int late = 0;          // the release, by number from 1, that block 0 is late with; 0: none
+  uint32_t seed = 0;  // of the order in which warps run; 0: by turns
+  int late = 0;       // the release, by number from 1, that block 0 is late with; 0: none
 };
 
 struct Launch : Settings {
@@ -199,7 +198,6 @@ struct Machine {
 void run(Kernel& kernel, const Launch& launch, GlobalMemory& global);
 
 Place place_of(Warp& warp, const Address& a, int lane);
-void count(Warp& warp, const Address& a, Mask mask);
 
 // How a register has a value in a thread: predicates and values of 8 and 16 bits take 4 bytes.
 template <class T>

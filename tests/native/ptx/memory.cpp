@@ -154,26 +154,6 @@ Place place_of(Warp& warp, const Address& a, int lane) {
   return warp.machine->place(warp, a.space, address_of(warp, a, lane), a.bytes);
 }
 
-// In shared memory wide accesses take several passes of 128 bytes; in a pass each bank serves one word after the other.
-void count(Warp& warp, const Address& a, Mask mask) {
-  Counts& counts = warp.current->counts;
-  counts.bytes += unsigned(__builtin_popcount(mask)) * a.bytes;
-  if (!warp.machine->launch.traffic || a.space == Space::param) return;
-  const bool in_sectors = a.space == Space::global;
-  const int together = in_sectors || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
-  for (int from = 0; from < warp_threads; from += together) {
-    std::set<uint64_t> units;  // sectors or words; an aligned access lies in one sector
-    for (int lane = from; lane < from + together; ++lane)
-      for (size_t b = 0; b < (in_sectors ? 1 : a.bytes) && mask >> lane & 1; b += 4)
-        units.insert((address_of(warp, a, lane) + b) / (in_sectors ? 32 : 4));
-    if (in_sectors) counts.sectors += units.size();
-    int used[32] = {}, most = 0;
-    for (uint64_t word : units) most = std::max(most, ++used[word % 32]);
-    counts.wavefronts += uint64_t(in_sectors ? 0 : most);
-    counts.ideal += !in_sectors && most > 0;
-  }
-}
-
 struct Access : Address {
   bool atomic, acquires, releases;
   std::vector<Operand> data;
@@ -210,7 +190,6 @@ static void bind_load(Parser& s) {
   s.in.run = [from = access(s), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
     const size_t each = from.bytes / from.data.size();
-    count(warp, from, mask);
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, from, lane);
       place.read(from.bytes, warp, lane, from.atomic ? Use::atomic : Use::plain);
@@ -236,7 +215,6 @@ static void bind_store(Parser& s) {
   s.in.run = [=, adds = s.words[0] == "red"](Warp& warp, Mask mask) {
     if (is_late(warp, release)) return;
     const size_t each = to.bytes / to.data.size();
-    count(warp, to, mask);
     warp.acts = true;
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, to, lane);
@@ -254,29 +232,11 @@ static void bind_store(Parser& s) {
   };
 }
 
-// atom.cas "found, [at], expected, next"
-static void bind_swap(Parser& s) {
-  const Operand found = s.write(0), expected = s.read(3), next = s.read(4);
-  s.in.run = [=, at = s.address(1, Space::global, 4)](Warp& warp, Mask mask) {
-    count(warp, at, mask);
-    warp.acts = true;
-    for_threads(mask, [&](int lane) {
-      const Place place = place_of(warp, at, lane);
-      place.read(4, warp, lane, Use::atomic);
-      uint32_t* value = reinterpret_cast<uint32_t*>(place.at);
-      const bool same = *value == warp.lanes<uint32_t>(expected)[lane];
-      if (found.bank != Operand::none) set(warp, found, lane, *value);
-      if (same) *value = warp.lanes<uint32_t>(next)[lane];
-    });
-  };
-}
-
 // cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.
 static void bind_copy(Parser& s) {
   const size_t bytes = s.number(4);
   const Address to = s.address(0, Space::shared, bytes), from = s.address(2, Space::global, bytes);
   s.in.run = [=, given = s.read(5)](Warp& warp, Mask mask) {
-    count(warp, from, mask);
     for_threads(mask, [&](int lane) {
       const size_t length = std::min<size_t>(warp.lanes<uint32_t>(given)[lane], bytes);
       const Place target = place_of(warp, to, lane), source = length ? place_of(warp, from, lane) : Place();
@@ -306,7 +266,6 @@ static void bind_unpacking(Parser& s) {
 void add_access(Table& t) {
   t["ld"] = bind_load;
   t["st"] = t["red"] = bind_store;
-  t["atom.relaxed.gpu.global.cas.b32"] = bind_swap;
   t["unpack"] = bind_unpacking;
   t["cp.async.ca.shared.global"] = t["cp.async.cg.shared.global"] = bind_copy;
   t["cp.async.commit_group"] = action([](Warp& warp, Mask) { warp.copies.commit(); });

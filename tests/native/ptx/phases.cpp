@@ -66,7 +66,6 @@ void bind_wait(Parser& s) {
 void bind_store(Parser& s) {
   const Address to = s.address(0, Space::cluster, 16), barrier = s.address(6, Space::cluster, 8);
   s.in.run = [=, words = s.vector(2, 4, 4, false)](Warp& warp, Mask mask) {
-    count(warp, to, mask);
     const Clock issued = warp.clocks[warp.index];
     const auto clocks = std::make_shared<Clocks>(warp.clocks);
     for_threads(mask, [&](int lane) {
@@ -100,12 +99,9 @@ void bind_bulk_copy(Parser& s) {
       const uint64_t source = value_of(warp, from.base, lane) + uint64_t(from.offset);
       const uint32_t counter = uint32_t(value_of(warp, barrier.base, lane) + uint64_t(barrier.offset));
       if (!bytes || bytes % 16) throw Trap("a bulk copy of " + std::to_string(bytes) + " bytes");
-      Counts& counts = warp.current->counts;
-      counts.sectors += (source + bytes + 31) / 32 - source / 32;
       const uint64_t members = multicasts ? value_of(warp, ranks, lane) : 1u << warp.block->rank;
       for (uint32_t rank = 0; rank < 16; ++rank) {
         if (!(members >> rank & 1)) continue;
-        counts.bytes += bytes;
         const auto in_block = [&](uint32_t address) { return (rank + 1) << 24 | (address & 0xffffff); };
         const uint32_t target = in_block(uint32_t(place + uint64_t(to.offset)));
         if (target % 16 || source % 16) throw Trap("a bulk copy that is not aligned to 16 bytes");

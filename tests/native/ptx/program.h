@@ -40,11 +40,9 @@ struct Address {
   size_t bytes = 0;
 };
 
-// What the executions of one instruction came to.
+// How often one instruction was executed, by warps and by threads.
 struct Counts {
-  uint64_t executed = 0, threads = 0, bytes = 0;
-  uint64_t sectors = 0;                // of 32 bytes, of global memory
-  uint64_t wavefronts = 0, ideal = 0;  // of shared memory; `ideal` without bank conflicts
+  uint64_t executed = 0, threads = 0;
 };
 
 struct Instruction {

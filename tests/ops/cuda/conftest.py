@@ -2,7 +2,7 @@
 
 import pytest
 
-from elmo_fast.ops.projected_lstm.cuda import blocks, lstm, training_graphs
+from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
 from tests.support.fake_graphs import FakeCapture
 from tests.support.lstm_on_ptx import lstm_on_ptx
 
@@ -24,20 +24,6 @@ def graphs(monkeypatch, arenas):
         return made[-1]
 
     monkeypatch.setattr(lstm, "capture_on", capture_on)
-    return made
-
-
-@pytest.fixture
-def training_captures(monkeypatch):
-    """Captures of training steps are faked; gives the list of them."""
-    arenas, made = blocks.Arenas(), []
-
-    def capture_on(device):
-        made.append(FakeCapture(arenas))
-        return made[-1]
-
-    monkeypatch.setattr(training_graphs, "_arenas", arenas)
-    monkeypatch.setattr(training_graphs, "capture_on", capture_on)
     return made
 
 

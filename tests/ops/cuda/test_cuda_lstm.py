@@ -6,14 +6,12 @@ import gc
 import pytest
 import torch
 
-from elmo_fast.ops import choices
-from elmo_fast.ops.choices import Choices
-from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent, step, training_graphs
+from elmo_fast.ops.projected_lstm.cuda import choice, lstm, persistent
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_lstm_pointwise
 from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
 from tests.support import cuda_ops
-from tests.support.gpu_lstm import LIMITS, check, check_gradients, error_of, ragged, run
+from tests.support.gpu_lstm import LIMITS, check, check_gradients, error_of, ragged
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import LOOSE, SLOTS, TIGHT, lstm_case
 
@@ -23,26 +21,24 @@ SMALL, ORIGINAL, WIDE = (37, 11), (4096, 512), {"cell_clip": 0.3, "proj_clip": 0
 
 
 @pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Takes a path from here on; the graph path at first."""
-    torch.use_deterministic_algorithms(False)  # cuBLAS asks for an environment variable otherwise
-    monkeypatch.setenv(choice.VARIABLE, GRAPH)
-
-    def take(name, sizes=SMALL, slots=1):
-        reason = persistent.lacks(HERE) or persistent.does_not_fit(HERE, *sizes, slots)
-        if name != GRAPH and reason:
-            pytest.skip(reason)
-        monkeypatch.setenv(choice.VARIABLE, name)
-
-    yield take
-    persistent._watches.clear()
+def nondeterministic():
+    """cuBLAS asks for an environment variable otherwise."""
+    torch.use_deterministic_algorithms(False)
 
 
-def prepared(precision="medium", seed=0):
-    """A call of the op on the GPU, its operands there."""
+def skip_without(path, sizes=SMALL, slots=1):
+    """Skip where a GPU does not run the path."""
+    reason = persistent.lacks(HERE) or persistent.does_not_fit(HERE, *sizes, slots)
+    if path == PERSISTENT and reason:
+        pytest.skip(reason)
+
+
+def prepared(path, precision="medium", seed=0):
+    """A call of the op on a path on the GPU, its operands there."""
+    skip_without(path)
     case = ragged(BATCH_SIZES, seed=seed)
     call, _ = case.given(case.leaves(wanted=[], device=HERE), precision=precision)
-    return functools.partial(cuda_ops.projected_lstm, **vars(call))
+    return functools.partial(cuda_ops.projected_lstm, **vars(call), path=path)
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
@@ -53,24 +49,9 @@ def test_graphs_agree_with_float64_plainly_and_replayed(dim, clips, precision, k
         monkeypatch.setattr(lstm, "pointwise_of", lambda device: torch_lstm_pointwise)
     elif reason := lstm.why_no_triton(HERE):
         pytest.skip(reason)
-    check(ragged(BATCH_SIZES, dim, clips=clips), precision, device=HERE, times=4)
+    check(ragged(BATCH_SIZES, dim, clips=clips), precision, device=HERE, times=4, path=GRAPH)
     arena, = lstm._arenas.kept.values()
     assert any(any(graphs.values()) for bucket in arena._buckets.values() for graphs in bucket.graphs.values())
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("sizes, slots", [(SMALL, 9), ((1024, 128), 700), (ORIGINAL, 200)])
-def test_steps_in_one_kernel_agree_with_float64(sizes, slots, bf16, monkeypatch):
-    """Plainly and replayed."""
-    used, gates = set(), step.gates
-    monkeypatch.setattr(choices, "choose", lambda device, name, measure: step.TRITON)
-    monkeypatch.setattr(step, "gates", lambda way, *given: used.add(way) or gates(way, *given))
-    check(ragged([slots] * 3 + [slots // 3] * 2, *sizes, WIDE, bf16=bf16), "medium", device=HERE, times=4)
-    arena, = lstm._arenas.kept.values()
-    reason = step.why_not(arena, next(iter(next(iter(arena._buckets.values())).graphs)))
-    if reason:
-        pytest.skip(reason)
-    assert used == {step.TRITON}
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
@@ -87,49 +68,16 @@ def test_gradients_agree_with_float64(sizes, precision, clips, limit, kernels, m
     check_gradients(lstm_case(sizes, slots=SLOTS, starts=True, clips=clips), precision, limit, HERE)
 
 
-@pytest.mark.parametrize("precision, limit", [
-    ("highest", GRADIENT_AGAINST_FLOAT64), ("medium", AGAINST_FLOAT64["bf16"])])
-@pytest.mark.parametrize("lengths", [[20] * 9, [70, 41, 41, 13, 9, 1]], ids=["equal", "ragged"])
-def test_training_steps_in_graphs_agree_with_float64(lengths, precision, limit):
-    """The second call captures; weights, inputs and states of the calls differ."""
-    kept = [check_gradients(lstm_case((128, 512, 128), lengths, seed=seed), precision, limit, HERE)
-            for seed in (0, 1, 2, 0)]
-    graphs = [graph for arena in training_graphs._arenas.kept.values() for buffers in arena._buckets.values()
-              for graph in buffers.graphs.values()]
-    assert kept and graphs and all(graphs)
-
-
-@pytest.mark.parametrize("sizes, clips", [(SMALL, TIGHT), (SMALL, {}), ((1024, 128), WIDE), (ORIGINAL, WIDE)])
+@pytest.mark.parametrize("sizes, clips", [(SMALL, TIGHT), ((1024, 128), WIDE), (ORIGINAL, WIDE)])
 @pytest.mark.parametrize("slots", [1, 7, 16, 33, 64, 200])
-def test_launches_agree_with_float64(sizes, clips, slots, path):
-    path(PERSISTENT, sizes, slots)
-    check(ragged([slots] * 4 + [slots // 2 + 1] * 5, *sizes, clips), "medium", device=HERE)
-    assert persistent._watch(HERE).reason() is None
-
-
-def test_a_launch_that_gives_up_is_replayed(path, monkeypatch, caplog):
-    path(PERSISTENT)
-    monkeypatch.setattr(persistent, "_TIMEOUT_NS", 0)
-    check(ragged(BATCH_SIZES), "medium", device=HERE)
-    torch.cuda.synchronize()
-    assert "gave up waiting" in persistent._watch(HERE).reason() and "in CUDA graphs from here on" in caplog.text
-
-
-def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
-    path(PERSISTENT, ORIGINAL, 64)
-    monkeypatch.setenv(choice.VARIABLE, "")
-    found = Choices(lambda: tmp_path / "gpu-choices.json")
-    monkeypatch.setattr(choices, "_choices", found)
-    run(ragged([64] * 9, *ORIGINAL), "medium", device=HERE)
-    measured = [each for each, in found.read()[choices.machine(HERE)].values()]
-    assert {GRAPH, PERSISTENT} in [each.keys() for each in measured] and len(measured) <= 2
-    assert all(max(each.values()) < 0.1 for each in measured)
+def test_launches_agree_with_float64(sizes, clips, slots):
+    skip_without(PERSISTENT, sizes, slots)
+    check(ragged([slots] * 4 + [slots // 2 + 1] * 5, *sizes, clips), "medium", device=HERE, path=PERSISTENT)
 
 
 @pytest.mark.parametrize("name, precision", [*((GRAPH, precision) for precision in LIMITS), (PERSISTENT, "medium")])
-def test_nothing_is_waited_for(name, precision, path):
-    path(name)
-    work = prepared(precision)
+def test_nothing_is_waited_for(name, precision):
+    work = prepared(name, precision)
     for _ in range(3):
         work()
     torch.cuda.synchronize()
@@ -141,9 +89,8 @@ def test_nothing_is_waited_for(name, precision, path):
 
 
 @pytest.mark.parametrize("name", choice.PATHS)
-def test_streams_do_not_disturb_each_other(name, path):
-    path(name)
-    works = [prepared(seed=seed) for seed in (0, 1)]
+def test_streams_do_not_disturb_each_other(name):
+    works = [prepared(name, seed=seed) for seed in (0, 1)]
     streams, expected = [torch.cuda.Stream() for _ in works], [work() for work in works]
     for _ in range(20):
         found = []

@@ -6,7 +6,6 @@ tests/ops/test_gradients has what they share with the C++ engine's.
 import dataclasses
 import functools
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,12 +17,12 @@ from elmo_fast.ops import backend
 from elmo_fast.ops.projected_lstm import gradients
 from elmo_fast.ops.projected_lstm import pytorch as plain
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
-from elmo_fast.ops.projected_lstm.cuda import blocks, lstm, pointwise, training, training_graphs
+from elmo_fast.ops.projected_lstm.cuda import lstm, pointwise, training
 from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops
 from tests.support.engines import REFERENCE, Engine
-from tests.support.gpu_lstm import check_gradients, weights_of
-from tests.support.grid import grid, mostly_long
+from tests.support.gpu_lstm import check_gradients
+from tests.support.grid import grid
 from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, lstm_case
 
 pytestmark = pytest.mark.skipif(not cuda_ops.MAY_BE_REGISTERED, reason="this torch does not replace an implementation")
@@ -60,66 +59,6 @@ def test_gradients_in_medium(engine, sizes):
     """Clips do not fire: a cell that rounding takes over its limit has another gradient."""
     with engine.active():
         check_gradients(lstm_case(sizes, slots=SLOTS, starts=True), "medium", AGAINST_FLOAT64["bf16"])
-
-
-IN_GRAPHS = {
-    "ragged": {"lengths": [70, 41, 41, 13, 9, 9, 1, 0, 33, 5]}, "equal lengths": {"lengths": [20] * 9},
-    "clipped": {"lengths": [20, 13, 7] * 3, "clips": TIGHT}, "halves": {"lengths": [36, 4, 4], "gathered": False},
-    "starts": {"lengths": [30, 6, 44, 9, 12], "slots": np.array([0, 1, 1, 0, 1]), "starts": True, "clips": TIGHT}}
-
-
-@pytest.mark.parametrize("sizes", [(11, 37, 11), (16, 24, 24)], ids=["projection", "none"])
-@pytest.mark.parametrize("way", IN_GRAPHS)
-def test_steps_in_graphs_agree_with_float64(way, sizes, training_captures):
-    """Every chunk runs plainly, is captured, and is replayed with other weights, inputs and states."""
-    with TORCH.active():
-        kept = [check_gradients(lstm_case(sizes, seed=seed, **IN_GRAPHS[way]), "highest", AGAINST_FLOAT64["ieee"])
-                for seed in (0, 1, 2, 0)]
-    used, = (capture for capture in training_captures if capture.captured)
-    assert used.captured % 2 == 0 and used.replayed == 3 * used.captured
-    assert all(torch.equal(kept[0][name].grad, kept[3][name].grad) for name in kept[0])
-
-
-@pytest.mark.parametrize("engine", [TORCH, *mostly_long(TRITON, quick=0)], ids=str)
-def test_steps_in_graphs_in_medium(engine, training_captures):
-    with engine.active():
-        case = lstm_case(lengths=[9, 6, 4])
-        kept = [check_gradients(case, "medium", AGAINST_FLOAT64["bf16"]) for _ in range(3)]
-    assert sum(capture.replayed for capture in training_captures) == 4 and len(kept) == 3
-
-
-def test_an_arena_that_is_gone_when_the_backward_comes(training_captures):
-    """As the least recently used one of many; the next call takes the one that the backward made."""
-    case = lstm_case(lengths=[9, 6, 4])
-    with TORCH.active():
-        leaves = case.leaves()
-        for turn in range(2):
-            results = case.call(leaves, "cuda", "medium")
-            if not turn:
-                training_graphs._arenas.kept.clear()
-            case.backward(results)
-        once = check_gradients(case, "medium", AGAINST_FLOAT64["bf16"])
-    assert all(torch.equal(each.grad, 2 * once[name].grad) for name, each in leaves.items())
-
-
-def test_a_sentence_of_nan_changes_no_other_in_a_graph(training_captures):
-    """Nor do the values that its slot has left, when it ends, for the sentences of the next call."""
-    def run(state):
-        case.operands["c"][2] = state
-        leaves = case.leaves()
-        results = case.call(leaves, "cuda")
-        case.backward(results)
-        kept.append(leaves)
-        others = torch.arange(len(case.lengths)) != 2
-        return [each[others] for each in (*results[1:], leaves["h"].grad, leaves["c"].grad)]
-
-    case, kept = lstm_case(lengths=[9, 7, 8, 2, 9]), []
-    with TORCH.active():
-        expected, *found = run(0.1), *(run(state) for state in (torch.nan, torch.nan, 0.1))
-    for each in found:
-        assert all(map(torch.equal, each, expected))
-    assert not any(each.grad.isnan().any() for each in kept[-1].values())
-    assert sum(capture.replayed for capture in training_captures) == 6
 
 
 @pytest.mark.parametrize("kernels", [None, "triton sm_80"])
@@ -176,11 +115,10 @@ class _Operations(TorchDispatchMode):
             function(*arguments)
 
 
-def operations(sizes, steps, kernels, weights=()):
+def operations(sizes, steps, kernels):
     """Those of a forward and of a backward over so many steps, by plain torch where `kernels` is None."""
     case, counts = lstm_case(sizes, [steps] * 3, gathered=False, clips=TIGHT), []
-    operands = case.leaves() | dict(weights)
-    call = LstmCall(**vars(case.given(operands, precision="highest", bounded=False)[0]))
+    call = LstmCall(**vars(case.given(case.leaves(), precision="highest", bounded=False)[0]))
     with _Operations() as seen, pytest.MonkeyPatch.context() as patch:
         if kernels is None:
             out, state = plain.projected_lstm(call)
@@ -203,38 +141,6 @@ def test_operations_of_a_step(sizes, kernels, most):
     """Of both directions; the plain loop has 26 and 68, or 22 and 52 without a projection."""
     found, before = ((operations(sizes, 12, of) - operations(sizes, 4, of)) / 8 for of in (kernels, None))
     assert (found <= most).all() and (before >= (22, 52)).all(), (found, before)
-
-
-def test_graphs_leave_few_operations(monkeypatch):
-    """At 20 steps, of which plain steps take 4 each forward and backward."""
-    sizes = 11, 37, 11
-    monkeypatch.setattr(training_graphs, "_arenas", blocks.Arenas())
-    weights = weights_of(lstm_case(sizes))
-    plain = operations(sizes, 20, "triton", weights)
-    monkeypatch.setattr(training_graphs, "capture_on", mock.Mock())  # graphs that do nothing
-    found = [operations(sizes, 20, "triton", weights) for _ in range(3)][-1]
-    assert (plain - found > 50).all() and (found <= (32, 69)).all(), (plain, found)
-
-
-def test_chunks_of_a_schedule():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        batch_sizes = np.sort(rng.integers(0, 40, rng.integers(0, 90)))[::-1].astype(np.int64)
-        has_start = (rng.random(len(batch_sizes)) < 0.05) & (batch_sizes > 0)
-        first = row = 0
-        for chunk in training_graphs.chunks(batch_sizes, has_start, 32):
-            assert (chunk.steps.start, chunk.rows.start) == (first, row)
-            first, row = chunk.steps.stop, chunk.rows.stop
-            assert row - chunk.rows.start == batch_sizes[chunk.steps].sum()
-            if chunk.source.size:
-                assert not has_start[chunk.steps].any() and chunk.slots <= 32
-                assert chunk.source.ravel()[chunk.at].tolist() == [*range(chunk.rows.start, row)]
-                assert (chunk.source >= 0).sum() == len(chunk.at)
-                assert ((chunk.source >= 0).sum(1)[: first - chunk.steps.start] == batch_sizes[chunk.steps]).all()
-            else:
-                assert has_start[chunk.steps].all() or first - chunk.steps.start < 4 or batch_sizes[
-                    chunk.steps.start] > 32
-        assert (first, row) == (len(batch_sizes), batch_sizes.sum())
 
 
 def test_shapes_on_a_gpu():

@@ -12,7 +12,6 @@ import re
 import pytest
 import torch
 
-from elmo_fast.ops import choices
 from elmo_fast.ops.backend import triton_version
 from elmo_fast.ops.char_cnn import pytorch as torch_char_cnn
 from elmo_fast.ops.linear import cuda as linear_cuda
@@ -91,13 +90,12 @@ def test_gradients_of_weights_in_bf16():
 def skip_without_fence(driver):
     """Where Triton compiles a product without the fence, cuBLAS has computed it."""
     if driver.ran is None:
-        assert "wgmma.mma_async" in driver.compiled and "fence.proxy.async" not in driver.compiled
+        assert re.search(r"wgmma\.mma_async|tcgen05\.mma", driver.compiled)
+        assert "fence.proxy.async" not in driver.compiled
         pytest.skip("this Triton compiles no fence there, so cuBLAS is taken")
 
 
 SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
-          "linear": lambda tile: [linear_case(tile.bm + 3, 208, tile.bn + 16),
-                                  linear_case(tile.bm + 3, 256, 2 * tile.bn)],
           "char_cnn": lambda tile: [conv(ids_of(14, [f"{n:x}" * (n % 5) for n in range(tile.bm + 9)]),
                                          [[1, 16], [2, 32], [3, 64], [7, tile.bn + 16]])]}
 
@@ -108,8 +106,7 @@ def shipped():
     for form, generation, operands, amount in every:
         if form != "char_cnn" and operands == "ieee":
             continue
-        tiles = configs.tiles("highway" if form == "linear" else form, generation, operands, amount)
-        for at, tile in enumerate(tiles):
+        for at, tile in enumerate(configs.tiles(form, generation, operands, amount)):
             marks = () if operands == "fp16" and amount == "many" and at == 0 else pytest.mark.long
             yield pytest.param(form, generation, operands, tile, marks=marks)
 
@@ -139,15 +136,22 @@ def test_newer_chips_compile(patch, chip, form, operands):
 
 
 @pytest.mark.parametrize("operands", PRECISIONS)
-@pytest.mark.parametrize("case", [highway_case(5, 48), linear_case(5, 48, 16)], ids=["highway", "linear"])
-def test_what_cublas_multiplies(patch, operands, case):
-    """fp32; and on sm_90 what Triton compiles without a fence, or would if its code had none."""
+def test_which_highway_layers_are_fused(patch, operands):
+    """Not those in fp32; and on sm_90 none that Triton compiles without a fence, or would if its code had none."""
     for generation, fence in itertools.product(configs.GENERATIONS, (r"$^", r"fence\.proxy\.async[^;]*;")):
         driver = on_ptx(patch, generation, edit=lambda text, fence=fence: re.sub(fence, "", text))
-        check_case(case, operands)
+        check_case(highway_case(5, 48), operands)
         lacks_fence = generation == 90 and operands != "ieee" and "fence.proxy.async" not in driver.compiled
         assert lacks_fence or generation == 80 or operands == "ieee" or fence == "$^"
         assert (driver.ran is None) == (operands == "ieee" or lacks_fence)
+
+
+@every_precision
+@pytest.mark.parametrize("generation", configs.GENERATIONS)
+def test_cublas_multiplies_without_a_highway(patch, operands, generation):
+    driver = on_ptx(patch, generation)
+    check_case(linear_case(5, 33, 7), operands)
+    assert driver.ran is None
 
 
 @pytest.mark.parametrize("operands", ["tf32", "fp16", "bf16"])
@@ -170,32 +174,6 @@ def test_the_fence_before_products_on_sm_90(patch, operands):
     check()
     driver.text = re.sub(r"fence\.proxy\.async[^;]*;", "", driver.compiled)
     check()
-
-
-@pytest.mark.parametrize("form, case", [("highway", highway_case(5, 48)), ("linear", linear_case(5, 48, 48))])
-@pytest.mark.parametrize("takes, spoils, expected", [
-    ({"Triton": 1.0, "cuBLAS": 2.0}, 1.0, "Triton"), ({"Triton": 2.0, "cuBLAS": 1.0}, 1.0, "cuBLAS"),
-    ({"Triton": 1.0, "cuBLAS": 2.0}, 1.1, "cuBLAS"), ({"Triton": 1.0, "cuBLAS": 2.0}, torch.nan, "cuBLAS")])
-def test_the_faster_product_is_taken_where_it_is_right(patch, tmp_path, caplog, form, case, takes, spoils, expected):
-    driver, product, timed = on_ptx(patch, 80), linear_cuda._product, []
-    found = choices.Choices(lambda: tmp_path / "gpu-choices.json")
-
-    def seconds(work):
-        driver.ran = None
-        work()
-        timed.append("cuBLAS" if driver.ran is None else "Triton")
-        return takes[timed[-1]]
-
-    patch.setattr(choices, "choose", lambda device, name, measure: found.choose(device, "an A100", name, measure))
-    patch.setattr(choices, "seconds", seconds)
-    patch.setattr(linear_cuda, "_product", lambda *arguments: product(*arguments).mul_(spoils))
-    for _ in range(2):  # the first one measures
-        driver.ran = None
-        check_case(case, "fp16")
-    assert (driver.ran is None) == (expected == "cuBLAS")
-    assert timed == (["Triton", "cuBLAS"] if spoils == 1 else [])
-    assert ("differs from it by" in caplog.text) == (spoils != 1)
-    assert found.read() == ({"an A100": {f"{form} of 48 x 48, fp16, few tokens": [takes]}} if timed else {})
 
 
 # As MUTATIONS of test_cuda_lstm_kernel.

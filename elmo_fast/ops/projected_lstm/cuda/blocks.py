@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmo_fast.ops.device import is_capturing, to_device
+from elmo_fast.ops.device import to_device
 from elmo_fast.ops.numerics import type_of
 from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.projected_lstm.cuda.graphs import Capture, Graphs
@@ -27,7 +27,6 @@ _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # never shrink a bucket of 8 slots, nor any 
 _PROJECTION_BYTES = 1 << 28
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 _MOST_ARENAS = 8
-SIXTEEN_BITS = {type_of(name): name for name in ("fp16", "bf16")}  # operands by type
 _LARGEST = 30000.0  # largest weight or clip for fp16 operands: half of the range of fp16
 
 
@@ -127,8 +126,7 @@ class Operands:
     """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, with a projection, `w_p` [2, D, P] in the operand type.
 
     The columns of `w_x` are [D, 4]: the gates of a cell are adjacent in z, and loaded together. Training has them gate
-    by gate, as those of `w_h` are. The inner dimension of `w_h` is contiguous, as Triton's product reads it fastest.
-    `bias` fp32 [2, 4 D].
+    by gate, as those of `w_h` are. The inner dimension of `w_h` is contiguous. `bias` fp32 [2, 4 D].
     Compared by identity, not by value. `for_one_call`: the weights are inference tensors, whose in-place changes torch
     does not count, so the operands are made again for every call.
     """
@@ -161,13 +159,7 @@ def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) 
 
 
 def stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype, unbounded: torch.dtype | None = None) -> Operands:
-    """Stack both directions in `dtype`, or for fp16 in `unbounded` if a weight is too large.
-
-    Refused during a capture, whose memory is freed with the graph and which cannot copy to the host.
-    """
-    if is_capturing(weights[0].device):
-        raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
-                           "got a model that has not")
+    """Stack both directions in `dtype`, or for fp16 in `unbounded` if a weight is too large."""
     if dtype == torch.float16:
         largest = torch.stack([matrix.abs().amax().float() for matrix in weights if matrix.dim() == 2]).amax()
         dtype = dtype if float(largest) <= _LARGEST else unbounded

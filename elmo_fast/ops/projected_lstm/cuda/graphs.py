@@ -64,7 +64,7 @@ class CudaCapture:
             if self._first is None:
                 # Create this thread's cuBLAS handle, which is forbidden during a capture, on a stream no graph uses.
                 torch.cuda.current_blas_handle()
-            with torch.cuda.stream(self.stream), recording():
+            with torch.cuda.stream(self.stream), _no_garbage_collection():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
@@ -102,30 +102,15 @@ class Captures:
 
 
 capture_on = Captures().on
-_recording_lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[None]:
-    """Disable garbage collection in the body, and raise `RuntimeError` when a Triton kernel would have to be loaded.
-
-    The error is raised, in this thread only, by a hook that Triton calls before it compiles or loads a variant.
-    """
-    with _recording_lock, contextlib.ExitStack() as undo:
-        if gc.isenabled():
-            undo.callback(gc.enable)
-        gc.disable()
-        with contextlib.suppress(ImportError):
-            from triton.knobs import runtime
-
-            thread, before = threading.get_ident(), runtime.jit_cache_hook
-
-            def refuse(**call):
-                if threading.get_ident() != thread:
-                    return before(**call) if before else None
-                raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every "
-                                   f"kernel; {call['fn'].name} is not loaded for these tensors")
-
-            runtime.jit_cache_hook = refuse
-            undo.callback(setattr, runtime, "jit_cache_hook", before)
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection in the body: freeing GPU memory is forbidden during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
         yield
+    finally:
+        if was_enabled:
+            gc.enable()

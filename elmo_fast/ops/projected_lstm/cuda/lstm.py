@@ -8,18 +8,18 @@ in tests, it runs without graphs.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from elmo_fast.ops.backend import why_no_triton
-from elmo_fast.ops.device import current_stream, is_capturing, on, to_host
+from elmo_fast.ops.device import current_stream, on, refuse_capture, to_host
 from elmo_fast.ops.library import library
 from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
 from elmo_fast.ops.precision import has_16_bit_operands
-from elmo_fast.ops.projected_lstm.arguments import LstmArguments, flat_weights, limit
-from elmo_fast.ops.projected_lstm.cuda import choice, persistent, step, training
+from elmo_fast.ops.projected_lstm.arguments import LstmArguments
+from elmo_fast.ops.projected_lstm.cuda import choice, persistent, training
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_pointwise
 from elmo_fast.ops.projected_lstm.cuda.blocks import (
     Arena,
@@ -28,14 +28,13 @@ from elmo_fast.ops.projected_lstm.cuda.blocks import (
     Bucket,
     Operands,
     blocks,
-    bucket_of,
     chunks_of,
     host_arrays,
     operands,
     send,
 )
 from elmo_fast.ops.projected_lstm.cuda.graphs import capture_on, run_chunk
-from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
+from elmo_fast.ops.projected_lstm.reference import State
 
 # slots that step together; more slots run in groups
 MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}
@@ -43,20 +42,18 @@ MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}
 _arenas = Arenas()
 
 
-def run(*arguments):
-    """The op, in fp32. `rows` on a GPU are copied to the host, where they are read."""
+def run(*arguments, path: str | None = None):
+    """The op, in fp32. `rows` on a GPU are copied to the host, where they are read. `path` as in `choice.choose`."""
     call = LstmArguments(*arguments)
     inputs, rows, h, c = call.inputs, call.rows, call.h, call.c
-    if is_capturing(inputs.device):
-        raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it is made on the host for "
-                           "one batch; call the model with ids, or use padded_lstm")
+    refuse_capture(inputs.device)
     if call.save:
         return training.forward(call, pointwise_of(inputs.device))
     order = np.arange(len(h)) if call.slots is None else call.slots.numpy()
     starts = None if call.sequence_starts is None else call.sequence_starts.numpy()
     batch_sizes = call.batch_sizes.numpy()
     with prepared(call.weights, call.precision, (call.cell_clip, call.proj_clip), inputs.device) as steps:
-        steps.begin(batch_sizes, None if starts is None else (call.initial_h, call.initial_c), call.precision)
+        steps.begin(batch_sizes, None if starts is None else (call.initial_h, call.initial_c), path)
         inputs, rows, held = inputs.float(), None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
         # Project all of inputs if they are not much larger than the rows that are read.
         in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
@@ -95,7 +92,7 @@ library.impl("projected_lstm_backward", run_backward, "CUDA")
 
 @contextlib.contextmanager
 def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float, float], device: torch.device):
-    """Yield the `Steps` of a layer over the arena of the current stream; in a user's capture, over a new arena.
+    """Yield the `Steps` of a layer over the arena of the current stream.
 
     In the body, GEMMs of fp32 operands run in fp32 or tf32 as `precision` says. Buffers outlive the call, so they must
     not be inference tensors, which cannot be written outside of inference mode.
@@ -103,11 +100,8 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float
     products = numerics("highest" if has_16_bit_operands(precision) else precision, device)
     with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
         layer = operands(weights, precision, clips[1])
-        if is_capturing(device):
-            arena = Arena(layer, device, None)
-        else:
-            key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
-            arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
+        key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
+        arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
         with arena.lock:
             yield Steps(arena, layer, clips)
 
@@ -120,30 +114,16 @@ class Steps:
 
     def __init__(self, arena: Arena, layer: Operands, clips: tuple[float, float]):
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
-        self._clips, self._pointwise, self.way = clips, pointwise_of(arena.device), step.CUBLAS
+        self._clips, self._pointwise = clips, pointwise_of(arena.device)
 
-    def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
+    def begin(self, batch_sizes: np.ndarray, initial_state: State | None, path: str | None) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence; None without start flags."""
-        if steps := int(np.count_nonzero(batch_sizes)):
-            self.path = self.choose(int(batch_sizes[0]), steps, precision)
+        if batch_sizes.any():
+            self.path = choice.choose(self.arena.device, self.layer, int(batch_sizes[0]), path)
         self.has_starts = initial_state is not None
         if self.has_starts:
             self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
-
-    def choose(self, slots: int, steps: int, precision: str) -> str:
-        """The path of calls of this size; measures both at the first of their class. Sets the graph path's steps."""
-        self.choose_steps(slots)
-        name, *size = choice.shape_class(self.layer, slots, steps)
-        why_not = functools.partial(persistent.why_not, self.arena.device, self.layer, slots)
-        return choice.choose(
-            f"{name}, {precision}", self.arena.device, why_not,
-            lambda: choice.measure(self._trial(*size), persistent.tolerance(self.layer), why_not))
-
-    def choose_steps(self, slots: int) -> None:
-        """Set how the graph path computes steps of this many slots."""
-        slots = bucket_of(min(max(slots, 8), MOST_SLOTS[choice.GRAPH]))
-        self.way = step.choose(self.arena, self.layer, slots, self.queue)
 
     def project(self, x: torch.Tensor, bounded: bool) -> None:
         """Write input projections of x [n, I] (shared by both directions) or [2, n, I] to the arena's first n rows.
@@ -186,46 +166,25 @@ class Steps:
         products = fp32_precision("cuda", "matmul")  # the strictest precision that running threads have set
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
-            work = functools.partial(self.queue, bucket, count, self.way)
-            run_chunk(graphs, (count, *self._clips, products, self.way), work, self.arena.capture)
+            work = functools.partial(self._queue, bucket, count)
+            run_chunk(graphs, (count, *self._clips, products), work, self.arena.capture)
             out[packed_rows[first : first + count]] = bucket.out[:count]
         for part, buffer in zip(block_state, buffers):
             part.copy_(buffer)
 
-    def queue(self, bucket: Bucket, count: int, way: str) -> None:
-        """Queue `count` steps over a bucket's buffers, which outlive the graph of this work, in one of `step.WAYS`."""
+    def _queue(self, bucket: Bucket, count: int) -> None:
+        """Queue `count` steps over a bucket's buffers, which outlive the graph of this work."""
         arena, layer, pointwise = self.arena, self.layer, self._pointwise
         proj_clip = math.inf if layer.w_p is None else self._clips[1]
         for number in range(count):
             meta = bucket.meta[number]
-            step.gates(way, arena, layer, bucket, meta, self._clips[0], pointwise)
+            gemm(bucket.operand, layer.w_h, bucket.zh)
+            pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.initial_c, bucket.c, bucket.m,
+                            self._clips[0])
             if layer.w_p is not None:
                 gemm(bucket.m, layer.w_p, bucket.r)
             pointwise.hidden(bucket.r, meta, bucket.meta[number + 1], arena.initial_h, bucket.h, bucket.operand,
                              bucket.out[number], proj_clip)
-
-    def _trial(self, slots: int, steps: int) -> Callable[[str], tuple[torch.Tensor, ...]]:
-        """Make a function that runs `steps` steps on a path with random operands and returns outputs, h and c."""
-        arena, size, rng = self.arena, steps * slots, np.random.default_rng(0)
-        generator = torch.Generator(arena.device).manual_seed(0)
-        before = tuple(initial.new_empty(2, slots, initial.shape[1]) for initial in (arena.initial_h, arena.initial_c))
-        for operand in (arena.z, arena.initial_h, arena.initial_c, *before):
-            operand.normal_(0, 0.5, generator=generator)
-        if arena.scale is not None:
-            arena.scale.fill_(1)
-        self.has_starts = True
-        starts, z_rows = rng.random(size) < 1 / 8, rng.integers(0, len(arena.z), (2, size))
-        sent = {path: [(block, send(host_arrays(block, z_rows[:, block.rows], starts), arena.device))
-                       for block in blocks([slots] * steps, size, MOST_SLOTS[path])] for path in choice.PATHS}
-
-        def run_on(path: str) -> tuple[torch.Tensor, ...]:
-            self.path, state = path, tuple(part.clone() for part in before)
-            out = before[0].new_empty(size + 1, 2 * self.layer.projection)
-            for block, arrays in sent[path]:
-                self.run(block, arrays, state, out)
-            return out[:-1], *state
-
-        return run_on
 
 
 def pointwise_of(device: torch.device):
@@ -245,57 +204,3 @@ def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Se
         return rows[:, block.rows], block.rows[:0]
     read, number = np.unique(rows[:, block.rows], return_inverse=True)
     return number.reshape(2, -1), read
-
-
-def choose_paths(weights: tuple[LstmWeights, LstmWeights], slots: int, *, cell_clip: float | None = None,
-                 proj_clip: float | None = None, precision: str = "highest") -> None:
-    """Choose now the paths of all classes of calls up to `slots` slots, or up to those of a persistent launch."""
-    clips, flat = (limit(cell_clip), limit(proj_clip)), flat_weights(weights)
-    with prepared(flat, precision, clips, flat[0].device) as steps:
-        for size in choice.classes(max(slots, persistent.MOST_SLOTS)):
-            steps.choose(*size, precision)
-
-
-def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
-                cell_clip: float | None = None, proj_clip: float | None = None,
-                precision: str = "highest") -> tuple[torch.Tensor, State]:
-    """A layer of a two-direction LSTM over a padded batch whose lengths are on the GPU, for a user's CUDA graph.
-
-    Shapes are static and every step runs for every sentence; a position past a sentence's end changes nothing. Steps
-    are queued without graphs, on buffers that are allocated by the call and belong to the user's graph.
-
-    `inputs` [B, T, I] for both directions or [B, T, 2 I], forward half first; `lengths` int [B] on their device;
-    `state` (h [B, 2 P], c [B, 2 D]) and `weights` as in `reference.projected_lstm`. Returns fp32 outputs [B, T, 2 P] by
-    position, zero past a sentence's end, and the final state. Nothing is copied to the host.
-    """
-    clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS[choice.GRAPH]
-    groups = zip(*(tensor.split(most) for tensor in (inputs, lengths, *state)))
-    outputs, *final = map(torch.cat, zip(*(_padded_group(*group, weights, clips, precision) for group in groups)))
-    return outputs, tuple(final)
-
-
-def _padded_group(inputs, lengths, h, c, weights, clips, precision):
-    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), h.shape[1] // 2
-    halves = inputs.unflatten(2, (-1, len(flat[0]) - projection))  # [B, T, 1, I], or [B, T, 2, I]
-    slot, step, direction = (torch.arange(size, device=inputs.device) for size in (batch, longest, 2))
-    direction = direction[:, None, None]
-    backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
-    positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step, or -1
-    with prepared(flat, precision, clips, inputs.device) as steps:
-        bucket = steps.arena.bucket(batch, steps.layer)
-        at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
-        for buffer, values in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):
-            buffer.copy_(values.unflatten(1, (2, -1)).transpose(0, 1))
-        outputs = bucket.h.new_empty(longest, batch, 2 * projection)
-        bucket.meta[:, 2] = 0
-        for here, out in zip(positions.split(at_once, dim=1), outputs.split(at_once)):  # [2, steps, B]
-            x = halves[slot, here.clamp(min=0), direction % halves.shape[2]]  # [2, steps, B, I]
-            steps.project(x.flatten(1, 2).float(), False)
-            number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
-            bucket.meta[: len(out), :2] = torch.where(here >= 0, number, -1).transpose(0, 1).int()
-            steps.queue(bucket, len(out), steps.way)
-            out.copy_(bucket.out[: len(out)])
-        final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
-    # If step s reads position p, step p reads position s: indexing by `positions` again restores the original order.
-    by_position = outputs.unflatten(2, (2, -1))[positions.clamp(min=0), slot, direction]  # [2, T, B, P]
-    return torch.where(positions[..., None] >= 0, by_position, 0).permute(2, 1, 0, 3).flatten(2), *final

@@ -1,30 +1,23 @@
-"""The persistent kernel (csrc/projected_lstm_cuda.h): one cooperative launch for a block of steps of both directions.
-
-The host never waits for the device: launches that give up are counted on the device, and `why_not` reads the count once
-it has been copied to the host.
-"""
+"""The persistent kernel (csrc/projected_lstm_cuda.h): a cooperative launch for a block of steps of both directions."""
 
 import functools
 import logging
-import threading
 from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.device import current_stream, synchronize_stream
-from elmo_fast.ops.precision import OPERANDS
-from elmo_fast.ops.projected_lstm.cuda.blocks import SIXTEEN_BITS, Arena, Block, Operands
+from elmo_fast.ops.device import current_stream
+from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.weight_cache import cached
 
 MOST_SLOTS = 64  # most slots of a launch
 
 _ALIGNMENT = 256  # bytes; alignment of scratch memory
-_TIMEOUT_NS = 2 * 10**9  # longest wait of a block for the other blocks, after which the launch gives up
 
-logger = logging.getLogger(__name__)
+_warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 @functools.cache
@@ -64,16 +57,11 @@ def does_not_fit(device: torch.device, dim: int, projection: int, slots: int) ->
 
 def why_not(device: torch.device, layer: Operands, slots: int) -> str | None:
     """None if the kernel can run `slots` slots of a layer on `device`, else the reason against it."""
-    if layer.dtype not in SIXTEEN_BITS:
-        return "its operands are 16-bit, which only precision 'medium' allows"
+    if layer.dtype != torch.float16:
+        return "its operands are fp16, which 'medium' has where weights and clips bound them"
     if layer.for_one_call:
         return "its packed weights cannot be cached between calls: the model was made in inference mode"
-    return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots) or _watch(device).reason()
-
-
-def tolerance(layer: Operands) -> float:
-    """The largest relative Frobenius difference from the graph path, for a layer with 16-bit operands."""
-    return OPERANDS[SIXTEEN_BITS[layer.dtype]].tolerance
+    return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots)
 
 
 @functools.cache
@@ -83,7 +71,7 @@ def plan(dim: int, projection: int, native: tuple[int, ...], slots: int) -> dict
 
 
 def pack(layer: Operands) -> torch.Tensor:
-    """Pack w_h, B and W_P of both directions in the layout of plan.h, with 16-bit operands: uint8 [2, bytes]."""
+    """Pack w_h, B and W_P of both directions in the layout of plan.h, in fp16: uint8 [2, bytes]."""
     units, tiles = -(-layer.dim // 16), -(-layer.projection // 16)
     more_cells, more_values = 16 * units - layer.dim, 16 * tiles - layer.projection
     # In a tile, a register of a thread holds row 8 low + thread / 4, columns 4 (thread % 4) + 2 high and the next.
@@ -104,63 +92,24 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
     `clips` of the cell and the projection; `arrays` as in `Steps.run`. Updates `state` (h [2, all slots, P], c [2, all
     slots, D]) and writes the block's rows of `out` [all packed rows + 1, 2 P] in place.
     """
-    device, watch = arena.device, _watch(arena.device)
-    operand = native_module()[0].cuda_operands[SIXTEEN_BITS[layer.dtype]]
+    device = arena.device
     packed = cached((layer.w_h,), "lstm persistent", lambda _: pack(layer))
     size = plan(layer.dim, layer.projection, limits(device), block.slots)["scratch_bytes"]
     scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order
     (meta, packed_rows, batch_sizes), (h, c) = arrays, (part[:, block.slot :] for part in state)
     h_in, c_in = (part[:, : block.slots].clone(memory_format=torch.contiguous_format) for part in (h, c))
     tensors = dict(packed=packed, z=arena.z, scale=arena.scale, meta=meta, packed_rows=packed_rows,
-                   batch_sizes=batch_sizes, h_in=h_in, c_in=c_in, h=h, c=c, output=out, aborts=watch.aborts,
+                   batch_sizes=batch_sizes, h_in=h_in, c_in=c_in, h=h, c=c, output=out,
                    initial_h=arena.initial_h if has_starts else None, initial_c=arena.initial_c if has_starts else None,
                    scratch=scratch[-scratch.data_ptr() % _ALIGNMENT :])
     try:
         native_module()[0].cuda_lstm_run(
             **{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}, dim=layer.dim,
-            projection=layer.projection, operand=operand, device=limits(device), steps=block.steps, slots=block.slots,
+            projection=layer.projection, device=limits(device), steps=block.steps, slots=block.slots,
             stride=block.bucket, state_stride=state[0].shape[1], cell_clip=clips[0], proj_clip=clips[1],
-            scratch_size=size, timeout_ns=_TIMEOUT_NS, stream=current_stream(device))
+            scratch_size=size, stream=current_stream(device))
     except RuntimeError as error:
-        watch.pass_over(f"a launch was refused on {device} before ({error})")
-        for part, before in zip((h, c), (h_in, c_in)):  # the kernel may have run, and its replay have been refused
-            part[:, : block.slots] = before
+        _warn_once("the LSTM runs in CUDA graphs where the persistent kernel does not start: a launch was refused on "
+                   "%s (%s)", device, error)
         return False
-    watch.arriving.copy_(watch.aborts, non_blocking=True)
     return True
-
-
-class Watch:
-    """Records whether launches on a device gave up or were refused, without waiting for the device. Warns once.
-
-    `aborts` on the device counts launches that gave up; every launch queues a copy of it to `arriving` on the host.
-    """
-
-    def __init__(self, device: torch.device):
-        self.aborts = torch.zeros(1, dtype=torch.int32, device=device)
-        self.arriving, self._reason = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"), None
-        synchronize_stream(device)
-
-    def reason(self) -> str | None:
-        """The reason against another launch, as known on the host so far, or None."""
-        if self._reason is None and self.arriving.item():
-            self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its "
-                           "work: the GPU is shared, or smaller than it says")
-        return self._reason
-
-    def pass_over(self, reason: str) -> None:
-        """Record the reason; no launch is tried again."""
-        if self._reason is None:
-            self._reason = reason
-            logger.warning("the LSTM runs in CUDA graphs from here on: %s", reason)
-
-
-_watches: dict[torch.device, Watch] = {}
-_watches_lock = threading.Lock()
-
-
-def _watch(device: torch.device) -> Watch:
-    with _watches_lock:
-        if device not in _watches:
-            _watches[device] = Watch(device)
-        return _watches[device]
