@@ -20,7 +20,6 @@ UNKNOWN = ("encode", "error", "unk")  # for words outside a token table: encode,
 STORAGES = ("float32", "float16")  # of stored vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
 TOKENIZERS = ("auto", "whitespace", "penn", "simple")
-TASKS = ("pos", "wic", "mr", "sst5", "trec", "subj", "secondary_structure", "localization", "lexical_substitution")
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}

@@ -1,14 +1,7 @@
 """The errors for invalid models, options and files, and for models that cannot be downloaded."""
 
 
-class _ConfigurationErrorBase(ValueError):
-    """`compat.allennlp.common.checks` makes AllenNLP's exception a base of this class.
-
-    A separate class, because Python cannot replace a built-in base of a class.
-    """
-
-
-class ConfigurationError(_ConfigurationErrorBase):
+class ConfigurationError(ValueError):
     """Raised for an invalid model, option or file. The name is AllenNLP's."""
 
 

@@ -43,13 +43,13 @@ def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of all subcommands. A subcommand sets `run`, a function of its arguments or the name of one."""
-    from elmo_fast.cli import bench, cache, embed, evaluate, info, pictures, score, seqvec, serve, train
+    from elmo_fast.cli import bench, cache, embed, info, pictures, score, seqvec, serve, train
 
     parser = Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are unavailable, and why")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in (embed, cache, info, pictures, score, train, serve, seqvec, bench, evaluate):
+    for module in (embed, cache, info, pictures, score, train, serve, seqvec, bench):
         module.add_commands(commands)
     return parser
 

@@ -4,7 +4,9 @@ PyTorch's threads spin for milliseconds after each operation that PyTorch divide
 engine's helpers need next. On a busy machine such an operation also waits for a thread that has not been scheduled.
 """
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +14,21 @@ import torch
 from elmo_fast.ops.device import to_device
 
 UNDIVIDED = 1 << 14  # PyTorch does not divide an operation on at most this many values
+_IMPORTED_IN = os.getpid()
+
+
+@contextlib.contextmanager
+def threads_of_a_child() -> Iterator[None]:
+    """In a forked child the body runs on one thread: PyTorch's threads do not outlive a fork, and it waits for them."""
+    before = torch.get_num_threads()
+    if os.getpid() == _IMPORTED_IN or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def sum_of(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

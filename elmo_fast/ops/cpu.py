@@ -4,7 +4,6 @@ The engine takes and returns fp32 tensors. Sums have a fixed order: a row's resu
 any number of threads.
 """
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -13,10 +12,6 @@ from elmo_fast.environment import cores
 from elmo_fast.ops import weight_cache
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.weight_snapshot import Tensors
-
-if hasattr(os, "register_at_fork"):
-    # PyTorch's threads do not outlive a fork, and the child would wait for them.
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):

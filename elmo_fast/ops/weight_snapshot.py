@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.calling_thread import UNDIVIDED
+from elmo_fast.ops.calling_thread import UNDIVIDED, threads_of_a_child
 
 Tensors = Sequence[torch.Tensor | None]
 
@@ -68,10 +67,11 @@ def drop_values(tensors: Tensors) -> None:
 
 @contextlib.contextmanager
 def one_call() -> Iterator[None]:
-    """Compare weights only once in the body, however often their snapshots are asked for."""
+    """Compare weights only once in the body, however often their snapshots are asked for; see `threads_of_a_child`."""
     token = _compared.set({}) if _compared.get() is None else None
     try:
-        yield
+        with threads_of_a_child():
+            yield
     finally:
         if token:
             _compared.reset(token)
@@ -107,7 +107,9 @@ class Snapshot:
 
     def holds(self, tensors: Tensors) -> bool:
         """Whether the tensors, which have the snapshot's key, are unedited."""
-        if (self.is_doubtful or not _are_gradients(self._gradients, tensors)) and not self._holds_in_full(tensors):
+        may_be_updated = not self._samples and any(self._gradients)  # by a fused optimizer
+        if (self.is_doubtful or may_be_updated or not _are_gradients(self._gradients, tensors)) and (
+                not self._holds_in_full(tensors)):
             return False
         module = native_module()[0]
         if module:
@@ -126,11 +128,9 @@ class Snapshot:
 def version_key(tensor: torch.Tensor) -> tuple:
     """A key that is equal for an unchanged tensor; different after an edit that torch counts, and for another tensor.
 
-    Torch counts no edits of an inference tensor, so every key of such a tensor is new. Updates by torch's fused
-    optimizers are counted from the first call of this function on.
+    Torch counts no edits of an inference tensor, so every key of such a tensor is new. Nor does torch count updates by
+    its fused optimizers (2.11 to 2.13): samples show those, and where there are none, checksums while gradients exist.
     """
-    if tensor.requires_grad:
-        _count_fused_updates()
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device, tensor.dtype,
             object() if tensor.is_inference() else tensor._version)
 
@@ -142,19 +142,6 @@ def _counts(tensors: Tensors) -> list[tuple[int, int] | None]:
 
 def _key(tensors: Tensors) -> tuple:
     return tuple([None if tensor is None else version_key(tensor) for tensor in tensors])
-
-
-@functools.cache
-def _count_fused_updates() -> None:
-    """Count the updates of fused optimizers, which do not count their edits of weights (torch 2.11 to 2.13)."""
-    register_optimizer_step_post_hook(_count_updates)
-
-
-def _count_updates(optimizer: torch.optim.Optimizer, *_) -> None:
-    updated = [weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"]
-               if weight.grad is not None]
-    if updated:
-        torch.autograd.graph.increment_version(updated)
 
 
 def _held(tensors: Tensors) -> list[torch.Tensor]:

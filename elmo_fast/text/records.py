@@ -37,12 +37,18 @@ def read_text(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
 
 def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
     """Sentences of CoNLL-U: the forms of their words, without multiword ranges, empty nodes and comments."""
+    for tokens in conllu_column(lines, name):
+        yield None, " ".join(tokens), tokens
+
+
+def conllu_column(lines: Iterable[str], name: str, column: int = 1) -> Iterator[list[str]]:
+    """One column of CoNLL-U, a list of its words a sentence: forms by default, 3 for parts of speech."""
     tokens: list[str] | None = None
     for number, line in enumerate(itertools.chain(lines, [""]), start=1):  # a blank line ends the last sentence
         line = line.rstrip("\n")
         if not line or line.isspace():
             if tokens is not None:
-                yield None, " ".join(tokens), tokens
+                yield tokens
             tokens = None
         elif not line.startswith("#"):
             tokens = [] if tokens is None else tokens
@@ -54,7 +60,7 @@ def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]
                 raise ConfigurationError(f"CoNLL-U: expected sentences of at most {_MOST_WORDS:,} words, got a longer "
                                          f"one at line {number} of {name}")
             if columns[0].isdecimal() and columns[1].strip():
-                tokens.append(columns[1])
+                tokens.append(columns[column])
             elif not _SKIPPED_ID.fullmatch(columns[0]):
                 raise ConfigurationError(f"CoNLL-U: expected a number and a form, got {columns[0]!r:.20} and "
                                          f"{columns[1]!r:.20} at line {number} of {name}")

@@ -178,6 +178,25 @@ def test_evaluation_between_training_steps(files, state):
             assert_evaluates(trained)
 
 
+@pytest.mark.parametrize("samples", [True, False])
+@pytest.mark.parametrize("how", ["plain", "foreach", "fused"])
+@pytest.mark.parametrize("optimizer", mostly_long([torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad]))
+def test_torchs_optimizers_between_evaluations(how, optimizer, samples, monkeypatch):
+    """Also without samples, as on a GPU."""
+    if not samples:
+        monkeypatch.setattr(weight_snapshot, "_samples", lambda held: [])
+    trained = model(requires_grad=True)
+    variant = {} if how == "plain" else {how: True}
+    steps = optimizer(trained.parameters(), lr=0.05, **variant)
+    for _ in range(2):
+        steps.zero_grad()
+        trained(IDS).activations[-1].sum().backward()
+        before = layers(trained)  # the gradients are known by now
+        steps.step()
+        assert not torch.equal(layers(trained), before)
+        assert_current(trained)
+
+
 @pytest.mark.parametrize("seen_by", ["backward", "evaluation"])
 @pytest.mark.parametrize("samples", [True, False])
 def test_a_single_number_is_seen_after(seen_by, samples, monkeypatch):

@@ -213,19 +213,37 @@ FORK = """
 import multiprocessing
 import numpy as np
 import torch
-import elmo_fast
+from torch.nn.modules import module
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+def settings():
+    hooks = [module._global_forward_hooks, module._global_forward_pre_hooks, _global_optimizer_post_hooks,
+             _global_optimizer_pre_hooks]
+    return [torch.get_num_threads(), torch.get_num_interop_threads(), *map(len, hooks),
+            torch.get_float32_matmul_precision(), torch.is_grad_enabled(), torch.get_default_dtype()]
+
+def embed():
+    vectors = list(elmo.embed(texts))
+    return vectors, settings()
 
 torch.set_num_threads(2)
+before = settings()
+import elmo_fast
+import elmo_fast.train.loop
+
 elmo, texts = elmo_fast.load(), [" ".join(f"word{k * n % 997}" for k in range(30)) for n in range(100)]
-expected = list(elmo.embed(texts))  # on the threads of PyTorch, which the children lack
+expected, after = embed()  # on the threads of PyTorch, which the children lack
+assert after == before
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    for found in [each.get(timeout=200) for each in [pool.apply_async(elmo.embed, (texts,)) for _ in range(2)]]:
-        assert all(map(np.array_equal, found, expected))
+    calls = pool.apply_async(elmo.embed, (texts,)), pool.apply_async(embed)  # the first reads the model
+    read, (inherited, in_child) = (call.get(timeout=200) for call in calls)
+assert all(map(np.array_equal, read, expected)) and all(map(np.array_equal, inherited, expected))
+assert in_child == before
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_embeds_after_its_parent_did():
+def test_a_forked_child_embeds_after_its_parent_did_and_changes_no_setting_of_pytorch():
     """The bundled model: a small one does not start PyTorch's threads."""
     python("-c", FORK)
 

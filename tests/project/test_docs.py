@@ -18,7 +18,7 @@ ELSEWHERE = {"docs/integrations.md": "tests/integrations, with the real librarie
              "docs/scaling.md": "tests/scale, with Ray",
              "docs/formats.md": "tests/integrations, with the real libraries",
              "docs/serving.md": "tests/serve, against a server",
-             "docs/evaluation.md": "tests/evaluate, on small data and on EWT and MR",
+             "docs/evaluation.md": "tests/project/test_evaluate.py, on small data and on EWT and MR",
              "docs/gpu.md": "tests/ops/cuda: a CUDA graph needs a GPU",
              "elmo_fast/pretrained/README.md": "nowhere: the training of the bundled model takes days"}
 

@@ -11,7 +11,7 @@ from tests.support.files import ROOT
 FLOORS = {"errors": -3, "arguments": -3, "environment": -3, "files": -2, "uncompiled": -2, "outside_graphs": -1,
           "kernels": -1, "_native": -1, "_build_info": -1, "text": 0, "ops": 0, "model": 1, "vectors": 1, "embed": 2,
           "train": 2, "explore": 2.5, "compat": 3, "serve": 3, "scale": 3, "integrations": 3, "bench": 3,
-          "evaluate": 3, "testing": 3, "": 3.5, "cli": 4}
+          "testing": 3, "": 3.5, "cli": 4}
 BASEMENT = {"kernels", "_native", "_build_info"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 

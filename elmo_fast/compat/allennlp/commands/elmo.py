@@ -7,11 +7,11 @@ import sys
 from typing import IO
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, LAYERS, check_file
+from elmo_fast.compat.allennlp.common.checks import ConfigurationError, raises_either
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
 from elmo_fast.embed import embedder
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
-from elmo_fast.errors import ConfigurationError
 
 __all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError", "Elmo",
            "ElmoEmbedder", "batch_to_ids", "elmo_command"]
@@ -24,6 +24,8 @@ class ElmoEmbedder(embedder.ElmoEmbedder):
     """
 
     _bilm = _ElmoBiLm
+    __init__ = raises_either(embedder.ElmoEmbedder.__init__)
+    embed_file = raises_either(embedder.ElmoEmbedder.embed_file)
 
     def _take(self, bilm: _ElmoBiLm, cuda_device: int) -> None:
         super()._take(bilm, cuda_device)

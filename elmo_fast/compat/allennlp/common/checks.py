@@ -1,18 +1,39 @@
 """`allennlp.common.checks`: `ConfigurationError`, for code that catches it by this name."""
 
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
 from elmo_fast import errors
 from elmo_fast.compat.allennlp import registry
 
 __all__ = ["ConfigurationError"]
 
-# AllenNLP's class if AllenNLP is installed. Ours then derives from it, so that `except` with either name catches ours.
+_Function = TypeVar("_Function", bound=Callable)
+
+# AllenNLP's class if AllenNLP is installed.
 ConfigurationError = registry.base_class("allennlp.common.checks", "ConfigurationError", errors.ConfigurationError)
 
-if not issubclass(errors.ConfigurationError, ConfigurationError):
-    class _Base(ValueError, ConfigurationError):
-        """Replaces `message`, which AllenNLP's class prints and pickles but which only its constructor sets."""
+if ConfigurationError is not errors.ConfigurationError:
+    class _EitherError(errors.ConfigurationError, ConfigurationError):
+        """For `except` with either name. AllenNLP's class sets `message` in its constructor alone, and prints it."""
 
         message = property(ValueError.__str__)
         __str__ = ValueError.__str__
 
-    errors.ConfigurationError.__bases__ = (_Base,)
+
+def raises_either(function: _Function) -> _Function:
+    """Make a function raise its `ConfigurationError`s so that `except` with AllenNLP's class catches them too."""
+    if ConfigurationError is errors.ConfigurationError:
+        return function
+
+    @functools.wraps(function)
+    def translated(*arguments, **named):
+        try:
+            return function(*arguments, **named)
+        except errors.ConfigurationError as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise _EitherError(*error.args) from error
+
+    return translated

@@ -11,11 +11,11 @@ import torch
 
 from elmo_fast.arguments import gathered
 from elmo_fast.compat.allennlp import registry
+from elmo_fast.compat.allennlp.common.checks import ConfigurationError, raises_either
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
-from elmo_fast.errors import ConfigurationError
 from elmo_fast.model import elmo
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource
@@ -49,6 +49,7 @@ class _ElmoCharacterEncoder(CharacterEncoder):
     _beginning_of_sentence_characters = property(lambda self: self.boundary_ids()[0])
     _end_of_sentence_characters = property(lambda self: self.boundary_ids()[1])
 
+    @raises_either
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
                  precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
         opening = ModelOptions(allow_nonfinite=allow_nonfinite)
@@ -88,6 +89,7 @@ class _ElmoBiLm(BiLm):
     words_come_second = True
     _bos_embedding, _eos_embedding = _boundary_vector(0), _boundary_vector(1)
 
+    @raises_either
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
                  vocab_to_cache: Sequence[str] | None = None, *, opening: ModelOptions | None = None, **arguments):
         opening = gathered(ModelOptions, {**arguments, "requires_grad": requires_grad}, opening)
@@ -143,8 +145,10 @@ class Elmo(elmo.Elmo):
     """`elmo_fast.Elmo` with an `_ElmoBiLm`. From AllenNLP's `Elmo`."""
 
     _bilm = _ElmoBiLm
+    __init__ = raises_either(elmo.Elmo.__init__)
 
     @classmethod
+    @raises_either
     def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "Elmo":
         """Construct from a section of an AllenNLP configuration (`Params`), or from a dict of arguments."""
         return cls(**registry.pop_arguments(params, cls.__name__, {

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from elmo_fast.arguments import check_count, shown
+from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.layers.lstm import LstmStack, cell_conversions
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
@@ -93,6 +94,7 @@ class LstmCellWithProjection(AllenNlpStateDict):
         return cell_conversions(self.datasets, self.hidden_size)
 
 
+@raises_either
 def check_lstm(dropout: float, cell_clip: float | None, proj_clip: float | None, **sizes: int) -> None:
     """Raise `ConfigurationError` for arguments of AllenNLP's LSTMs that are out of range."""
     for name, size in sizes.items():

@@ -12,6 +12,7 @@ import torch
 
 from elmo_fast.arguments import check_count, check_file, check_path
 from elmo_fast.compat.allennlp import registry
+from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.embed.embedder import torch_device
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path
@@ -21,6 +22,7 @@ from elmo_fast.text.batching import BOUNDARIES
 UNKNOWN = "@@UNKNOWN@@"  # the unknown word of AllenNLP's vocabularies
 
 
+@raises_either
 def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config_path: str | os.PathLike,
                                       elmo_weights_path: str | os.PathLike, output_dir: str | os.PathLike,
                                       batch_size: int = 64, device: int = -1,

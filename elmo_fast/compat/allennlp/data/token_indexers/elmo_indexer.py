@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from elmo_fast.compat.allennlp import registry
+from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.text import characters
 from elmo_fast.text.batching import check_iterable
@@ -32,6 +33,7 @@ class ELMoCharacterMapper:
     end_of_sentence_characters = characters.mark_ids(characters.END_SENTENCE).tolist()
     bos_token, eos_token = characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN
 
+    @raises_either
     def __init__(self, tokens_to_add: Mapping[str, int] | None = None):
         if tokens_to_add is not None and not isinstance(tokens_to_add, Mapping):
             raise ConfigurationError(f"tokens_to_add: expected a mapping, got {type(tokens_to_add).__name__}")
@@ -69,6 +71,7 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
         self._mapper = ELMoCharacterMapper(tokens_to_add)
 
     @classmethod
+    @raises_either
     def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "ELMoTokenCharactersIndexer":
         """Construct from a section of an AllenNLP configuration, or from a dict of the constructor's arguments."""
         return cls(**registry.pop_arguments(params, cls.__name__, {
@@ -78,6 +81,7 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
     def count_vocab_items(self, token: Any, counter: dict[str, dict[str, int]]) -> None:
         """Do nothing: characters need no vocabulary."""
 
+    @raises_either
     def tokens_to_indices(self, tokens: Sequence[Any], vocabulary: Any = None,
                           index_name: str = _KEY) -> dict[str, list[list[int]]]:
         """Return `{index_name: character ids of every token}`; AllenNLP 0.9 passes the name, later versions do not."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from elmo_fast.arguments import shown
 from elmo_fast.compat.allennlp import registry
+from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.errors import ConfigurationError
@@ -23,6 +24,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
     Names and results are those of AllenNLP 0.9 and later; more `arguments` are those of `Elmo`.
     """
 
+    @raises_either
     def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
                  weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, do_layer_norm: bool = False,
                  dropout: float = 0.5, requires_grad: bool = False, projection_dim: int | None = None,
@@ -51,6 +53,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
         return representation if self._projection is None else self._projection(representation)
 
     @classmethod
+    @raises_either
     def from_params(cls, vocab: Any = None, params: Mapping[str, Any] | None = None,
                     **extras: Any) -> "ElmoTokenEmbedder":
         """Like `Elmo.from_params`; `namespace_to_cache` names the namespace of `vocab` whose words are cached."""

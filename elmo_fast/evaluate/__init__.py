@@ -1,1 +1,0 @@
-"""What a model's vectors are worth: `elmo-fast evaluate`, tasks with published data, probes and baselines."""

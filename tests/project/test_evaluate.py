@@ -1,0 +1,246 @@
+"""`benchmarks.evaluate`: the tasks on small files as they are published, whose right answers are known."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.support.files import ROOT
+
+pytest.importorskip("sklearn")
+
+from scipy.sparse import csr_matrix
+
+from benchmarks.evaluate import __main__ as command
+from benchmarks.evaluate import contexts, data, probes, tasks
+from benchmarks.evaluate.data import Pair, Target, Texts
+from benchmarks.evaluate.report import figure
+from elmo_fast.errors import ConfigurationError
+
+WORDS = "a b c d e f g h i k".split()
+
+
+def write(folder, **files):
+    """Write files by name, in which `__` is a dot and `_in_` a folder; returns the folder."""
+    for name, content in files.items():
+        path = folder / name.replace("_in_", "/").replace("__", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def conllu(*sentences):
+    """Sentences of `word/TAG` tokens as CoNLL-U."""
+    blocks = []
+    for sentence in sentences:
+        pairs = [token.split("/") for token in sentence.split()]
+        blocks.append("# text\n" + "".join(f"{number}\t{word}\t_\t{tag}\t_\t_\t0\t_\t_\t_\n"
+                                           for number, (word, tag) in enumerate(pairs, start=1)))
+    return "\n".join(blocks) + "\n"
+
+
+class Elmo:
+    """A model whose layer 0 is the word, and whose layer 1 is the word and the one before it."""
+
+    bilm = SimpleNamespace(num_layers=2)
+
+    def stream(self, texts, state):
+        assert state == "warm"
+        for text in texts:
+            words = np.array([[float(word.lower() == known) for known in WORDS] for word in text], np.float32)
+            before = np.vstack([np.zeros((1, len(WORDS)), np.float32), words[:-1]])
+            yield np.stack([np.hstack([words, 0 * before]), np.hstack([words, before])])
+
+
+def done(task, folder, **arguments):
+    """The report of a task with `Elmo`, and its figures in % by name."""
+    report = tasks.evaluate(Elmo(), task, folder, **arguments)
+    return report, {row.name: tuple(round(mean, 1) for mean, _ in row.figures)
+                    for row in [*report.baselines, *report.rows]}
+
+
+def test_part_of_speech(tmp_path):
+    """The tag of b is X after a and Y after c: the word alone is right half of the time."""
+    sentences = ["a/A b/X", "c/C b/Y", "d/D e/E"]
+    write(tmp_path, **{"t-train__conllu": conllu(*sentences * 20), "t-dev__conllu": conllu(*sentences * 2),
+                       "t-test__conllu": conllu(*sentences[:2] * 9, "z/A b/X")})
+    report, found = done("pos", tmp_path)
+    # Of 38 tokens, 18 are a or c, 10 are b as X, 9 b as Y, and z is new. A tie goes to X.
+    assert found["most frequent tag"] == (round(100 * 29 / 38, 1), 100.0)
+    assert found["layer 0, no context"][0] in (71.1, 73.7, 76.3)  # one of the tags for every b, and any for z
+    assert min(found[name][0] for name in ("layer 1", "word, affixes, neighbours",
+                                           "average of the layers + word, affixes, neighbours")) >= 94
+    assert "120 tokens of t-train.conllu -> 38 of t-test.conllu" in report.title
+    assert any("Liu et al. 2019" in line for line in report.lines())
+
+
+def test_sentences(tmp_path):
+    """Positive and negative texts have the same words in another order."""
+    mr = write(tmp_path, **{"rt-polarity__pos__txt": "a b c d\n" * 30, "rt-polarity__neg": "d b c a\n" * 30})
+    (report, found), (again, _) = (done("mr", mr) for _ in range(2))
+    assert list(report.lines()) == list(again.lines())
+    assert found["average of the layers"] == found["all layers"] == found["TF-IDF of words and pairs"] == (100.0,)
+    assert 30 <= found["layer 0, no context"][0] <= 70 and 30 <= found["most frequent class"][0] <= 50
+    trec = write(tmp_path, train_5500__label="X:x a b\nY:y c d\nY:z c e\n" * 99,
+                 TREC_10__label="X:x a b\nY:y c d\nX:y c d\n")
+    _, found = done("trec", trec)
+    assert found["all layers"] == found["TF-IDF of words and pairs"] == (66.7,)
+    assert found["most frequent class"] == (33.3,)
+
+
+def test_proteins(tmp_path):
+    sequences = {f"p{k}": "abcd" if k % 2 else "dbca" for k in range(40)}
+    labels = "".join(f">p{k} SET={'train' if k < 30 else 'test'} VALIDATION=False\n{'HHEC' if k % 2 else 'EHHC'}\n"
+                     for k in range(40))
+    write(tmp_path, sequences__fasta="".join(f">{name}\n{text}\n" for name, text in sequences.items()),
+          sampled__fasta=labels)
+    assert tasks.spaced(Texts([*sequences.values()], list(range(40)), ""), 4).labels == [0, 10, 20, 30]
+    report, found = done("secondary_structure", tmp_path, limit=20)
+    # b is H in both kinds of proteins; a, c and d have a state in half of them each.
+    assert found["most frequent state of the residue"] == (62.5,)
+    assert "80 tokens" in report.title and "SeqVec 79" in report.published
+    assert [*report.lines()][-1] == "learned from 20 of the 30 texts of the training part (--limit)"
+    rows = "".join(f">p{k} {'Nucleus' if k % 2 else 'Plastid'}-U{' test' if k >= 30 else ''}\n{text}\n"
+                   for k, text in enumerate(sequences.values()))
+    _, found = done("localization", write(tmp_path / "d", deeploc_data__fasta=rows))
+    assert found["all layers"] == (100.0,) and found["layer 0, no context"] == found["most frequent class"] == (50.0,)
+
+
+def test_words_in_context(tmp_path):
+    """The same word before both words b means the same: cosines are 1 or 1/2 in layer 1, always 1 in layer 0."""
+    cosines = contexts.pair_cosines(Elmo(), [Pair((["a", "b"], [word, "b"]), (1, 1)) for word in "ac"])
+    np.testing.assert_allclose(cosines["layer 1"], [1, 0.5], atol=1e-6)
+    np.testing.assert_allclose(cosines["layer 0, no context"], [1, 1], atol=1e-6)
+    assert 0.5 < contexts.best_threshold(np.array([0.9, 0.5, 0.2]), np.array([True, False, False])) < 0.9
+    lines = "b\tN\t1-1\ta b\ta b\nb\tN\t1-1\ta b\tc b\n"
+    for part in ("train", "dev"):
+        write(tmp_path, **{f"{part}_in_{part}__data__txt": lines * 5, f"{part}_in_{part}__gold__txt": "T\nF\n" * 5})
+    report, found = done("wic", tmp_path)
+    assert found["layer 1"] == (100.0,) and found["layer 0, no context"] == found["most frequent answer"] == (50.0,)
+    assert "10 -> 10 pairs of WiC, train -> dev" in report.title
+
+
+def test_lexical_substitution(tmp_path):
+    gold = "b.n 1 :: c 2;two words 1;\nb.n 2 :: d 1;\ne.n 3 :: two words 1;\n"
+    text = "".join(f'<instance id="{number}"><context>a <head>{word}</head></context></instance>'
+                   for number, word in enumerate("bbe", start=1))
+    report, found = done("lexical_substitution", write(tmp_path, lst_all__xml=text, lst_all__gold=gold))
+    assert "2 texts of 2 words of lst_all.xml" in report.title
+    # All candidates are equally far: c is first in both texts. In the other texts, the wrong one is more frequent.
+    assert found["layer 1"] == found["layer 0, no context"] == (75.0,)
+    assert found["frequency in the word's other texts"] == (50.0,) and 60 < found["random order"][0] < 90
+    # ranked: 0, 3, 1 -> (3/2 + 4/3) of (3 + 4/2)
+    assert contexts.gap(np.array([2, 1, 3]), np.array([3.0, 1.0, 0.0])) == pytest.approx((1.5 + 4 / 3) / 5)
+
+
+def test_figures_and_their_errors():
+    assert figure(np.repeat([1, 0], [80, 20])) == (80.0, pytest.approx(7.84))
+    mean, error = figure(np.repeat([1, 0], 4), np.repeat([0, 1], 4))  # two texts, all tokens of each alike
+    assert mean == 50 and error == pytest.approx(196 * np.sqrt(8) / 8)
+
+
+def test_blocks_side_by_side_have_one_scale():
+    random = np.random.default_rng(0)
+    dense, sparse = random.normal(5, 9, (50, 4)), csr_matrix(np.eye(50)[:, :9] * 3)
+    learned, tested = probes.side_by_side([dense, sparse], np.arange(40), np.arange(40, 50))
+    squares = np.square(learned.toarray()).mean(0)
+    assert squares[:4].sum() == pytest.approx(squares[4:].sum(), rel=1e-5) and tested.shape == (10, 13)
+
+
+def test_files_as_they_are_published(tmp_path):
+    rest = "\t_\t_\t_\t_\t_\t_\n"
+    joined = rest.join(["1-2\tdon't\t_\t_", "1\tdo\t_\tAUX", "2\tn't\t_\tPART", "2.1\te\t_\tX", ""])
+    split = data.read_pos(write(tmp_path / "pos", dev__conllu=conllu("A/DET play/NOUN"), test__conllu=joined))
+    assert (split.train.texts, split.train.labels) == ([["A", "play"]], [["DET", "NOUN"]]) and split.dev is None
+    assert (split.test.texts, split.test.labels) == ([["do", "n't"]], [["AUX", "PART"]])
+    mr = write(tmp_path / "mr", **{"rt-polarity__pos__txt": "good caf\xe9\n".encode("latin-1"),
+                                   "rt-polarity__neg": "bad\nworse\n"})
+    assert data.read_mr(mr).train[:2] == ([["good", "caf\xe9"], ["bad"], ["worse"]], ["positive", *["negative"] * 2])
+    subj = write(tmp_path / "subj", quote__tok__gt9__5000="i think\n", plot__tok__gt9__5000="he goes\n")
+    assert data.read_subj(subj).train[:2] == ([["i", "think"], ["he", "goes"]], ["subjective", "objective"])
+    tree = "(3 (2 (2 A) (4 -LRB-)) (2 play))\n"
+    sst = write(tmp_path / "sst", trees_in_train__txt=tree, trees_in_dev__txt="(0 (1 bad))\n", trees_in_test__txt=tree)
+    train, test, dev = data.read_sst5(sst)
+    assert train[:2] == ([["A", "(", "play"]], ["3"]) and dev.labels == ["0"] and test.texts == train.texts
+    flip = write(tmp_path / "flip", sequences__fasta=">a x\nmkV\n>b\nAC\n>c\nK\n", sampled__fasta=(
+        ">b SET=test VALIDATION=False\nHE\n>a SET=train VALIDATION=False\nCCH\n>c SET=train VALIDATION=True\nC\n"))
+    train, test, dev = data.read_secondary_structure(flip)
+    assert train[:2] == ([["M", "K", "V"]], [["C", "C", "H"]]) and test.labels == [["H", "E"]] and dev.labels == [["C"]]
+    table = "sequence,target,set,validation\nMK,Nucleus,train,\nMV,Plastid,train,True\nMA,Nucleus,test,\n"
+    train, test, dev = data.read_localization(write(tmp_path / "csv", mixed_soft__csv=table))
+    assert (train.labels, test.labels, dev.labels) == (["Nucleus"], ["Nucleus"], ["Plastid"])
+    xml = ('<?xml version="1.0" ?>\n<corpus><lexelt item="bright.a">\n<instance id="1">\n\t<context>He &amp; she , a '
+           "<head>bright</head> boy&#8221 .</context></instance>")
+    part = data.read_substitutes(write(tmp_path / "lst", lst_all__xml=xml,
+                                       lst_all__gold="bright.a 1 :: clever 3;very smart 1;\n")).train
+    assert part.texts == [Target("bright.a", ["He", "&", "she", ",", "a", "bright", "boy\u201d", "."], 5)]
+    assert part.labels == [{"clever": 3.0, "very smart": 1.0}] and data.candidates_of(part) == {"bright.a": ["clever"]}
+    coinco = ('<document><sent><tokens><token wordform="A" lemma="a" posMASC="DT"/><token wordform="mission" '
+              'lemma="mission" posMASC="NN" problematic="no"><substitutions><subst lemma="task" freq="2"/>'
+              "</substitutions></token>"
+              '<token wordform="x" lemma="x" posMASC="NN" problematic="yes"><substitutions><subst lemma="y" freq="1"/>'
+              "</substitutions></token></tokens></sent></document>")
+    part = data.read_substitutes(write(tmp_path / "coinco", coinco__xml=coinco)).train
+    assert (part.texts, part.labels) == ([Target("mission.N", ["A", "mission", "x"], 1)], [{"task": 2.0}])
+
+
+@pytest.mark.parametrize("task, files, message", [
+    ("pos", {}, r"data: expected a file \*test\*.conllu below .*, found none"),
+    ("pos", {"a-test__conllu": conllu("a/B")}, r"data: expected a file \*train\*.conllu or \*dev\*.conllu"),
+    ("pos", {"a-test__conllu": "1\tword\n", "a-dev__conllu": conllu("a/B")}, "expected 10 columns .* at line 1 of"),
+    ("pos", {"a-test__conllu": "", "b-test__conllu": ""}, r"one file \*test\*.conllu .*, got a-test.conllu, b-test"),
+    ("pos", {"a-test__conllu": "# no words\n"}, "data: expected sentences of CoNLL-U, got none in .*a-test.conllu"),
+    ("trec", {"train_5500__label": "no label\n", "TREC_10__label": ""},
+     "CLASS:subclass and a question, got 'no label' at line 1"),
+    ("sst5", {"train__txt": "A play .\n", "dev__txt": "", "test__txt": ""},
+     "expected a tree like .*, got 'A play .'"),
+    ("secondary_structure", {"sequences__fasta": ">a\nMK\n", "sampled__fasta": ">a SET=train\nH\n"},
+     "expected a label for every residue of sequences.fasta, got 1 for the 2 of a"),
+    ("secondary_structure", {"sequences__fasta": ">a\nM\n", "sampled__fasta": ">a\nH\n"}, "train or test as set"),
+    ("localization", {"mixed_soft__csv": "sequence,target,set\nMK,x,val\n"}, "expected train or test as set, got .*MK"),
+    ("localization", {"mixed_soft__csv": "a,b\n1,2\n"}, "expected the columns sequence, target and set"),
+    ("localization", {"deeploc__fasta": ">a Nucleus-U\nM\n"}, "expected proteins of the test part, got none"),
+    ("localization", {"deeploc__fasta": ">a\nM\n"}, "expected an identifier and a place in the cell, got 'a'"),
+    ("wic", {"dev__data__txt": "", "dev__gold__txt": ""}, "expected two of train.gold.txt, dev.gold.txt and test"),
+    ("wic", {"train__data__txt": "w\tN\t9-0\ta\tb\n", "train__gold__txt": "T\n", "dev__gold__txt": ""},
+     "expected .* places inside two texts, the texts, and T or F in train.gold.txt, got 'w"),
+    ("lexical_substitution", {"lst_all__xml": "<corpus/>", "lst_all__gold": ""}, "expected <instance> with <context>"),
+    ("lexical_substitution", {"lst_all__xml": '<instance id="1"><context>a <head>b</head></context>',
+                              "lst_all__gold": "a.n 1 :: y z;"}, "expected WORD.CLASS NUMBER :: SUBSTITUTE COUNT"),
+    ("lexical_substitution", {"coinco__xml": "<a>"}, "data: expected XML, got no element found"),
+])
+def test_malformed_data(tmp_path, task, files, message):
+    with pytest.raises((ConfigurationError, FileNotFoundError), match=message):
+        tasks.evaluate("bundled", task, write(tmp_path, **files))
+
+
+def test_the_command(tmp_path, capsys):
+    """With the bundled model, and without the data."""
+    assert command.main(["--task", "pos", "--data", str(tmp_path / "no")]) == 2
+    assert capsys.readouterr().err == ("benchmarks.evaluate: error: data: expected a folder with the task's files, "
+                                       f"found none at {tmp_path / 'no'}\n")
+    write(tmp_path, **{"rt-polarity__pos": "good\nfine\n" * 9, "rt-polarity__neg": "bad\nawful\n" * 9})
+    assert command.main(["bundled", "--task", "mr", "--data", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == ("sentiment of film reviews, linear probe: 36 texts of rt-polarity.pos and "
+                        "rt-polarity.neg, 5-fold cross-validation")
+    assert [line.split("  ")[0] for line in lines[2:]][:3] == [
+        "baseline: most frequent class", "baseline: TF-IDF of words and pairs", "baseline: layer 0, no context"]
+    assert lines[-1].startswith("published: ") and len(lines) == 2 + 3 + 3 + 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["pos", "mr"])
+def test_the_figures_of_the_docs(shared, capsys, task):
+    """What docs/evaluation.md shows of the bundled model: the same lines, and figures within a point."""
+    assert command.main(["--task", task, "--data", str(shared / "text")]) == 0
+    out = capsys.readouterr().out
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    shown, = (block for block in blocks if block.startswith(out.partition(",")[0]))
+    number = re.compile(r"\d+\.\d")
+    for line, wanted in zip(out.splitlines(), shown.splitlines(), strict=True):
+        assert number.sub("", line).split() == number.sub("", wanted).split()
+        found, stated = (list(map(float, number.findall(text))) for text in (line, wanted))
+        assert found == pytest.approx(stated, abs=1)  # threads round differently, another C may be chosen
