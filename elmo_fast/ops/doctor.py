@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elmo_fast.ops import choices
 
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
-_PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
+_PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "pooch", "fsspec", "tqdm")
 
 
 def report() -> list[str]:
