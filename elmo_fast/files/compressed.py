@@ -80,7 +80,7 @@ def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
     try:
         with stops.interruptible(_open)(name) as file:
             yield file
-    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+    except _damage(kind) as error:
         if isinstance(error, OSError) and (error.errno is not None or not kind):
             error.filename = error.filename or name
             raise
@@ -98,53 +98,22 @@ def _open(name: str) -> IO[str]:
 
 
 def find_zstd() -> ModuleType:
-    """The module zstandard; `ImportError` that names its extra where the package is absent."""
+    """Python's module of Zstandard, a package before 3.14; `ImportError` that names its extra where it is absent."""
     with extra("zstd"):
-        import zstandard
-    return zstandard
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    return zstd
 
 
-def _open_zstd(name: str) -> io.BufferedReader:
-    zstandard = find_zstd()
-    return io.BufferedReader(_ZstdFile(open(name, "rb"), zstandard), 1 << 17)
+def _open_zstd(name: str) -> BinaryIO:
+    zstd = find_zstd()
+    # `zstd --long=31` writes the largest window, 2 GiB; memory use is the size of the file's window.
+    return zstd.open(name, options={zstd.DecompressionParameter.window_log_max: 31})
 
 
-class _ZstdFile(io.RawIOBase):
-    """The decompressed frames of a file. zstandard's reader ends without an error where a frame is truncated."""
-
-    _BLOCK = 2048  # bytes read at a time: at most 64 MiB of text, since 4 bytes can expand to 128 KiB
-
-    def __init__(self, file: BinaryIO, zstandard: ModuleType):
-        self._file, self._error = file, zstandard.ZstdError
-        # `zstd --long=31` writes the largest window, 2 GiB; memory use is the size of the file's window.
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        self._frame: Any = None
-        self._text = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def readinto(self, buffer) -> int:
-        while not self._text:
-            has_ended = self._frame is None or self._frame.eof
-            block = (self._frame.unused_data if self._frame and has_ended else b"") or self._file.read(self._BLOCK)
-            if not block and has_ended:
-                return 0
-            if not block:
-                raise EOFError("it ended inside a frame")
-            try:
-                self._frame = self._decompressor.decompressobj() if has_ended else self._frame
-                self._text = memoryview(self._frame.decompress(block))
-            except self._error as error:
-                raise EOFError(str(error)) from error
-        size = min(len(buffer), len(self._text))
-        buffer[:size] = self._text[:size]
-        self._text = self._text[size:]
-        return size
+def _damage(kind: str | None) -> tuple[type[Exception], ...]:
+    """The errors of damaged or truncated data."""
+    errors = EOFError, zlib.error, lzma.LZMAError, OSError
+    return (*errors, find_zstd().ZstdError) if kind == "Zstandard" else errors

@@ -9,7 +9,7 @@ import shutil
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -91,29 +91,23 @@ def _stored(file: RemoteFile) -> Path:
     target = cache_path(file.url)
     remedy = f"Fetched by other means, it belongs at {target}"
     try:
-        store_once(target, functools.partial(interruptible(_copy), file, target.name))
+        store_once(target, functools.partial(interruptible(_download), file, target.name))
     except ImportError as error:
         raise ImportError(f"fetching {file.url} needs a package that is not there ({error}): "
                           f"{install_line('remote')}. {remedy}") from error
     except Exception as error:
-        while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
-            error = error.__cause__  # fsspec calls every failed connection FileNotFoundError
-        status, reason = getattr(error, "status", None), _reason(error, file.url)
-        kind = FileNotFoundError if status == 404 or isinstance(error, FileNotFoundError) else OSError
-        failure = kind(f"{file.url}: the download failed ({reason}); nothing was stored. {remedy}")
-        failure.reason = f"{status} {getattr(error, 'message', '')}".strip() if status else reason
+        response = getattr(error, "response", None)  # of the errors that requests raises for a status
+        if response is None:
+            reason = answer = f"{type(error).__name__}: {error}"
+        else:
+            answer = f"{response.status_code} {getattr(response, 'reason', '')}".rstrip()
+            reason = f"the server answered {answer}"
+        is_absent = isinstance(error, FileNotFoundError) or getattr(response, "status_code", None) == 404
+        failure = (FileNotFoundError if is_absent else OSError)(
+            f"{file.url}: the download failed ({reason}); nothing was stored. {remedy}")
+        failure.reason = answer
         raise failure from error
     return target
-
-
-def _reason(error: BaseException, url: str) -> str:
-    """Why a download failed: what the server answered, if it answered, else the error."""
-    text, status = str(error), getattr(error, "status", None)
-    if status is not None:
-        return f"the server answered {status} {getattr(error, 'message', '')}".rstrip()
-    if isinstance(error, FileNotFoundError) and text == url and url.startswith(("http://", "https://")):
-        return "the server answered 404 Not Found"  # for which fsspec raises an error with the URL alone
-    return f"{type(error).__name__}: {text}" if text and text != url else type(error).__name__
 
 
 def cache_path(url: str) -> Path:
@@ -141,31 +135,41 @@ def is_url(name: str) -> bool:
     return "://" in name or "::" in name
 
 
-def _copy(file: RemoteFile, name: str, path: Path) -> None:
-    import fsspec
-
-    web = {scheme: {"client_kwargs": _web_client()} for scheme in ("http", "https") if f"{scheme}://" in file.url}
-    with fsspec.open(file.url, "rb", **web) as source, open(path, "wb") as copy:
-        expected = getattr(source, "size", None)
-        with tqdm.wrapattr(source, "read", expected, desc=name, leave=False, disable=None) as watched:
-            shutil.copyfileobj(watched, copy, _BLOCK)
-        received = copy.tell()
-    for promised, by in ((expected, ""), (file.size, " of this file")):
-        if promised not in (None, received):
-            raise OSError(f"{file.url}: expected {promised} bytes{by}, got {received}")
+def _download(file: RemoteFile, name: str, path: Path) -> None:
+    """Write a remote file to `path`; `OSError` if its size or SHA-256 is another than the known one."""
+    if file.url.startswith(("http://", "https://")):
+        _download_web(file.url, name, path)
+    else:
+        _copy(file.url, path)
+    size = path.stat().st_size
+    if file.size not in (None, size):
+        raise OSError(f"{file.url}: expected {file.size} bytes of this file, got {size}")
     if file.sha256 is not None:
-        with open(path, "rb") as copy:
-            found = hashlib.file_digest(copy, "sha256").hexdigest()
-        if found != file.sha256.lower():
+        import pooch
+
+        if (found := pooch.file_hash(path)) != file.sha256.lower():
             raise OSError(f"{file.url}: expected the SHA-256 {file.sha256.lower()}, got {found}")
 
 
-def _web_client() -> dict[str, Any]:
-    """Arguments of aiohttp's client. With trust_env it heeds HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
+def _download_web(url: str, name: str, path: Path) -> None:
+    """Download over HTTP, through the proxy that the environment names, with a bar on a terminal.
 
     A download may take hours, as long as bytes arrive. data.bioembeddings.com answers 406 to clients without a name.
     """
-    import aiohttp
+    import pooch
 
-    return {"trust_env": True, "headers": {"User-Agent": "elmo-fast"},
-            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE)}
+    # A bar must have a total before the server has said one, because pooch asks for its truth value.
+    with tqdm(desc=name, total=1, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+        download = pooch.HTTPDownloader(bar, _BLOCK, headers={"User-Agent": "elmo-fast"}, timeout=_SILENCE)
+        download(url, path, None)
+
+
+def _copy(url: str, path: Path) -> None:
+    """Copy a file of another file system (`hf://`, `s3://`)."""
+    import fsspec
+
+    with fsspec.open(url, "rb") as source, open(path, "wb") as copy:
+        expected = getattr(source, "size", None)
+        shutil.copyfileobj(source, copy, _BLOCK)
+        if expected not in (None, copy.tell()):
+            raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")

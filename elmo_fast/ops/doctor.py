@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
-_PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
+_PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "pooch", "fsspec", "tqdm")
 
 
 def report() -> list[str]:

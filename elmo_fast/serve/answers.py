@@ -2,21 +2,40 @@
 
 import base64
 import io
-import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
+import orjson
+from fastapi import Response
 
 _PIECE_BYTES = 1 << 18  # approximate
 _VALUES_PER_PIECE = 1 << 13  # values of an array that are formatted at a time
-_DIGITS = {"float32": "%.9g", "float16": "%.5g"}
+
+
+class JsonResponse(Response):
+    """A JSON answer; the content may hold structs of msgspec and arrays."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)
 
 
 def json_body(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:
-    """Yield a JSON object: the fields of `head`, then those of `lists`, whose items are arrays or plain values."""
-    return _join_into_pieces(_json_parts(head, lists))
+    """Yield a JSON object: the fields of `head`, then those of `lists`, whose items are arrays or plain values.
+
+    Numbers have as many digits as restore them in float32: at most 9.
+    """
+    piece = bytearray()
+    for part in _json_parts(head, lists):
+        piece += part
+        if len(piece) >= _PIECE_BYTES:
+            yield bytes(piece)
+            piece.clear()
+    yield bytes(piece)
 
 
 def npz_body(arrays: Iterable[np.ndarray]) -> Iterator[bytes]:
@@ -39,60 +58,24 @@ def base64_of(vector: np.ndarray) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-def _json_parts(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
-    yield json.dumps(head)[:-1]
+def _json_parts(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:
+    yield orjson.dumps(head)[:-1]
     for name, items in lists.items():
-        yield f", {json.dumps(name)}: ["
-        for number, item in enumerate(items):
-            if number:
-                yield ", "
-            yield from _item_parts(item)
-        yield "]"
-    yield "}"
+        yield b"," + orjson.dumps(name) + b":"
+        yield from _list_parts(items)
+    yield b"}"
 
 
-def _item_parts(item: Any) -> Iterator[str]:
-    if isinstance(item, np.ndarray):
-        yield from _array_parts(item)
-    elif isinstance(item, dict):
-        yield "{"
-        for number, (name, value) in enumerate(item.items()):
-            yield f"{', ' if number else ''}{json.dumps(name)}: "
-            yield from _item_parts(value)
-        yield "}"
-    else:
-        yield json.dumps(item)
-
-
-def _array_parts(array: np.ndarray) -> Iterator[str]:
-    if array.ndim < 2 or array.size <= _VALUES_PER_PIECE:
-        yield _numbers(array)
-        return
-    yield "["
-    for number, inner in enumerate(array):
-        if number:
-            yield ", "
-        yield from _array_parts(inner)
-    yield "]"
-
-
-def _numbers(array: np.ndarray) -> str:
-    """A small array as JSON, each number with as many digits as restore it."""
-    if array.ndim != 1:
-        return f"[{', '.join(map(_numbers, array))}]"
-    if not np.isfinite(array).all():
-        return json.dumps(array.tolist())
-    return f"[{', '.join([_DIGITS[array.dtype.name]] * len(array))}]" % tuple(array.tolist())
-
-
-def _join_into_pieces(parts: Iterable[str]) -> Iterator[bytes]:
-    piece = io.StringIO()
-    for part in parts:
-        piece.write(part)
-        if piece.tell() >= _PIECE_BYTES:
-            yield piece.getvalue().encode("ascii")
-            piece = io.StringIO()
-    yield piece.getvalue().encode("ascii")
+def _list_parts(items: Iterable[Any]) -> Iterator[bytes]:
+    opening = b"["
+    for item in items:
+        yield opening
+        opening = b","
+        if isinstance(item, np.ndarray) and item.ndim > 1 and item.size > _VALUES_PER_PIECE:
+            yield from _list_parts(item)
+        else:
+            yield orjson.dumps(item, option=orjson.OPT_SERIALIZE_NUMPY)
+    yield b"]" if opening == b"," else b"[]"
 
 
 class _Sink(io.RawIOBase):

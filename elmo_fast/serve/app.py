@@ -22,17 +22,19 @@ with extra("serve"):
     from fastapi.responses import JSONResponse, StreamingResponse
 
     from elmo_fast.serve import answers, schemas
-    from elmo_fast.serve.bodies import BodyReader, described
-    from elmo_fast.serve.errors import CLIENT_GONE, ErrorAnswer, Refusal, install, refusal_of
+    from elmo_fast.serve.bodies import BodyReader
+    from elmo_fast.serve.errors import CLIENT_GONE, Refusal, install, refusal_of
     from elmo_fast.serve.guard import Guard
     from elmo_fast.serve.metrics import Metrics
     from elmo_fast.serve.page import router as page_routes
+    from elmo_fast.serve.schemas import described, described_body
 
 # Most values plus bytes of tokens in an answer sent in one piece, and most values mixed and pooled in the event loop.
 _MAX_ONE_PIECE, _MAX_IN_LOOP = 1 << 13, 1 << 16
 _JSON, _BINARY = "application/json", "application/octet-stream"
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for status in (
-    400, 401, 408, 413, 415, 422, 429, 500, 503, 504)}
+_ERROR = described(schemas.ErrorAnswer)
+_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 408, 413, 415, 422, 429, 500, 503, 504), _ERROR)
+_NPZ = {"content": {_BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 @dataclass
@@ -127,7 +129,7 @@ def _status_routes(service: Service) -> APIRouter:
     about = {"model": service.name, "version": service.version, "layers": bilm.num_layers,
              "dimensions": bilm.get_output_dim(), "state": bilm.state, "device": str(next(bilm.parameters()).device)}
 
-    @router.get("/health", response_model=schemas.Health, responses={503: {"model": schemas.Health}})
+    @router.get("/health", responses={200: described(schemas.Health), 503: described(schemas.Health)})
     async def health():
         """Whether requests are accepted."""
         batching = service.batching
@@ -153,9 +155,9 @@ def _embed_routes(service: Service) -> APIRouter:
     of_embed = reader.of(schemas.EmbedRequest, partial(_embed_work, service))
     of_embeddings = reader.of(schemas.EmbeddingsRequest, partial(_embeddings_work, service))
 
-    @router.post("/embed", **described(schemas.EmbedRequest), responses={
-        200: {"model": schemas.EmbedAnswer, "content": {_BINARY: {"schema": {"type": "string", "format": "binary"}}}},
-        406: {"model": ErrorAnswer}})
+    answers_of_embed = {"content": {**described(schemas.EmbedAnswer)["content"], **_NPZ["content"]}}
+
+    @router.post("/embed", **described_body(schemas.EmbedRequest), responses={200: answers_of_embed, 406: _ERROR})
     async def embed(work: Annotated[_Work, Depends(of_embed)], request: Request):
         """Vectors of texts. With `Accept: application/octet-stream` an `.npz` file of arrays "0", "1", ..."""
         media_type = _accepted_type(request.headers.get("accept", "*/*"))
@@ -167,8 +169,8 @@ def _embed_routes(service: Service) -> APIRouter:
         pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": _release_in_turn(arrays)})
         return _answer(pieces, arrays, _JSON, len(await request.body()))
 
-    @router.post("/embeddings", **described(schemas.EmbeddingsRequest),
-                 responses={200: {"model": schemas.EmbeddingsAnswer}, 404: {"model": ErrorAnswer}})
+    @router.post("/embeddings", **described_body(schemas.EmbeddingsRequest),
+                 responses={200: described(schemas.EmbeddingsAnswer), 404: _ERROR})
     async def embeddings(work: Annotated[_Work, Depends(of_embeddings)], request: Request):
         """Pooled vectors of texts, in OpenAI's shape."""
         form, texts, encoding, normalize = work
@@ -243,7 +245,7 @@ def _apply_spec(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[
             if not np.isfinite(array).all():
                 raise Refusal(422, f"dtype: expected float32, for texts[{number}] has values beyond float16",
                               "invalid_value", "dtype")
-        arrays.append(array)
+        arrays.append(np.ascontiguousarray(array))
     return arrays
 
 

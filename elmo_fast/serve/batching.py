@@ -306,7 +306,8 @@ class SharedElmo(LoadedElmo):
     """
 
     def __init__(self, batching: Batching, seconds: float | None = None):
-        self.bilm, self._batching, self._seconds = batching.bilm, batching, seconds
+        super().__init__(batching.bilm)
+        self._batching, self._seconds = batching, seconds
 
     def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
                 state: str | None = None) -> Iterator[np.ndarray]:

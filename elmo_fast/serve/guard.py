@@ -11,12 +11,10 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from elmo_fast.serve.bodies import LIMITS
 from elmo_fast.serve.errors import CLIENT_GONE, Refusal
 from elmo_fast.serve.limits import Limits
 from elmo_fast.serve.metrics import Metrics
 
-_LINGER_SECONDS = 2.0  # reading goes on after a refusal: the client may lose it if the connection closes at once
 OPEN_ROUTES = frozenset({"/health"})  # need no key
 
 Message = MutableMapping[str, Any]
@@ -24,9 +22,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
+class _StoppedReading(Exception):
+    """The client took no bytes of an answer for too long."""
+
+
 class Guard:
-    """ASGI middleware. The app gets the complete body at once, and in its scope the limits and `elmo_fast.exit`, an
-    `ExitStack` that is closed after the request. HEAD is answered where GET is.
+    """ASGI middleware. The app gets the complete body at once, and in its scope `elmo_fast.exit`, an `ExitStack` that
+    is closed after the request.
     """
 
     def __init__(self, app, *, limits: Limits, metrics: Metrics, api_key: str | None, routes: frozenset[str]):
@@ -41,24 +43,25 @@ class Guard:
         began = time.perf_counter()
         status = 500
 
-        async def send_and_note_status(message: Message) -> None:
+        async def send_in_time(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
-            await send(message)
+            try:
+                async with asyncio.timeout(self._limits.write_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise _StoppedReading from None
 
         self._metrics.in_progress += 1
         try:
-            with contextlib.ExitStack() as stack:
-                scope["elmo_fast.exit"], scope[LIMITS] = stack, self._limits
-                await self._run(scope, receive, send_and_note_status)
+            with contextlib.suppress(_StoppedReading), contextlib.ExitStack() as stack:
+                scope["elmo_fast.exit"] = stack
+                await self._run(scope, receive, send_in_time)
         finally:
             self._metrics.in_progress -= 1
-            self._metrics.count_request(self._route(scope), status, time.perf_counter() - began)
-
-    def _route(self, scope: Message) -> str:
-        """Return a known route or "other": a label per requested path would let clients create metrics without end."""
-        path = getattr(scope.get("route"), "path", scope["path"])
-        return path if path in self._routes else "other"
+            # A label per requested path would let clients create metrics without end.
+            route = scope["path"] if scope["path"] in self._routes else "other"
+            self._metrics.count_request(route, status, time.perf_counter() - began)
 
     async def _run(self, scope: Message, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -67,7 +70,7 @@ class Guard:
                 self._check_key(headers)
             body = await self._read(headers, receive)
         except Refusal as refusal:
-            await _refuse(refusal, receive, send)
+            await refusal.response()(scope, receive, send)
             return
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -102,7 +105,8 @@ class Guard:
                     if len(body) > max_bytes:
                         raise too_large
         except TimeoutError:
-            raise Refusal(408, f"the body: expected it within {self._limits.body_seconds} s", "body_too_slow") from None
+            raise Refusal(408, f"the body: expected it within {self._limits.body_seconds} s", "body_too_slow",
+                          headers={"Connection": "close"}) from None
         return bytes(body)
 
 
@@ -113,17 +117,3 @@ def _given_key(authorization: str) -> bytes:
         with contextlib.suppress(binascii.Error, ValueError):
             return base64.b64decode(value).partition(b":")[2]
     return value.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
-
-
-async def _refuse(refusal: Refusal, receive: Receive, send: Send) -> None:
-    """Answer before the body has arrived; close the connection once the client had time to read the answer."""
-    response = refusal.response()
-    await send({"type": "http.response.start", "status": response.status_code,
-                "headers": [*response.raw_headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_SECONDS):
-            message = {"type": "http.request", "more_body": True}
-            while message["type"] == "http.request" and message.get("more_body"):
-                message = await receive()
-    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -19,7 +19,6 @@ class Limits:
     queue_tokens: int = _limit(1 << 18, "tokens of accepted requests that are not answered yet, which bounds the "
                                "memory of their vectors; more get 429")
     request_seconds: int = _limit(60, "seconds from the end of a request's body to its vectors, else 504")
-    header_seconds: int = _limit(10, "seconds that a client has for a request's headers")
     keep_alive_seconds: int = _limit(75, "seconds that a connection stays open without a request; a client should "
                                      "close it earlier")
     body_seconds: int = _limit(20, "seconds that a client has for a request's body, else 408")

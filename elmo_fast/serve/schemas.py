@@ -1,39 +1,29 @@
 """Bodies of requests and responses. Requests with unknown fields or wrong types are refused."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import msgspec
+from msgspec import Meta, Struct
 
 from elmo_fast.vectors.spec import POOLS
 
-# Lists are refused at their first error: reporting every element would take minutes for a body of some megabytes.
-Tokens = Annotated[list[str], Field(fail_fast=True)]
-Factors = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(fail_fast=True)]
+Texts = Annotated[list[str | list[str]], Meta(
+    min_length=1, description="Strings, which are tokenized, or lists of tokens.",
+    examples=[["I ate an apple", ["pre", "-", "split"]]])]
 Pool = Literal[*POOLS]
 
 
-class StrictModel(BaseModel):
-    """A request body that refuses unknown fields and wrong types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class EmbedRequest(StrictModel):
+class EmbedRequest(Struct, forbid_unknown_fields=True):
     """Texts, and the layers, pooling and type of their vectors."""
 
-    texts: Annotated[list[str | Tokens], Field(
-        min_length=1, fail_fast=True,
-        description="Strings, which are tokenized, or lists of tokens.")]
-    layers: Annotated[Literal["all", "top", "average"] | Factors, Field(
+    texts: Texts
+    layers: Annotated[Literal["all", "top", "average"] | list[float], Meta(
         description="All layers, the top layer, their average, or a factor for each layer.")] = "all"
-    pool: Annotated[Pool | None, Field(description="Pool the vectors of the tokens into one vector per text.")] = None
+    pool: Annotated[Pool | None, Meta(description="Pool the vectors of the tokens into one vector per text.")] = None
     dtype: Literal["float32", "float16"] = "float32"
 
-    model_config = ConfigDict(json_schema_extra={"examples": [
-        {"texts": ["I ate an apple", ["pre", "-", "split"]], "layers": "average", "pool": "mean"}]})
 
-
-class EmbedAnswer(BaseModel):
+class EmbedAnswer(Struct):
     """`vectors[i]` is [layers, tokens, dimensions], less the axes that `layers` and `pool` drop."""
 
     model: str
@@ -41,20 +31,20 @@ class EmbedAnswer(BaseModel):
     vectors: list[list]
 
 
-class EmbeddingsRequest(StrictModel):
+class EmbeddingsRequest(Struct, forbid_unknown_fields=True):
     """A request in the format of OpenAI's API, extended by `layers`, `pool` and `normalize`."""
 
-    input: Annotated[str | Tokens, Field(description="A text, or a list of texts.")]
-    model: Annotated[str, Field(description="The name listed by /v1/models.")]
+    input: Annotated[str | list[str], Meta(description="A text, or a list of texts.")]
+    model: Annotated[str, Meta(description="The name listed by /v1/models.")]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int | None, Field(description="Must be the model's number of dimensions, if given.")] = None
-    user: Annotated[str | None, Field(description="Ignored.")] = None
-    layers: Literal["top", "average"] | Factors = "average"
+    dimensions: Annotated[int | None, Meta(description="Must be the model's number of dimensions, if given.")] = None
+    user: Annotated[str | None, Meta(description="Ignored.")] = None
+    layers: Literal["top", "average"] | list[float] = "average"
     pool: Pool = "mean"
-    normalize: Annotated[bool, Field(description="Scale vectors to length 1, as OpenAI's are.")] = False
+    normalize: Annotated[bool, Meta(description="Scale vectors to length 1, as OpenAI's are.")] = False
 
 
-class Embedding(BaseModel):
+class Embedding(Struct):
     """The vector of a text, as numbers or as base64 of little-endian float32."""
 
     object: Literal["embedding"]
@@ -62,14 +52,14 @@ class Embedding(BaseModel):
     embedding: list[float] | str
 
 
-class Usage(BaseModel):
+class Usage(Struct):
     """Number of tokens of the texts, without boundaries."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingsAnswer(BaseModel):
+class EmbeddingsAnswer(Struct):
     """A list of vectors in the format of OpenAI's API."""
 
     object: Literal["list"]
@@ -78,7 +68,7 @@ class EmbeddingsAnswer(BaseModel):
     data: list[Embedding]
 
 
-class Health(BaseModel):
+class Health(Struct):
     """`status` is `ready` (200), or `draining` or `failing` (503)."""
 
     status: Literal["ready", "draining", "failing"]
@@ -88,3 +78,39 @@ class Health(BaseModel):
     dimensions: int
     state: str
     device: str
+
+
+class ErrorDetail(Struct):
+    """`param` names the field, `code` the kind of error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(Struct):
+    """The body of every answer from 400 on."""
+
+    error: ErrorDetail
+
+
+def described_body(kind: type[Struct]) -> dict[str, Any]:
+    """Return arguments of a route that show its JSON body in the API's description."""
+    return {"openapi_extra": {"requestBody": {"required": True, **described(kind)}}}
+
+
+def described(kind: type[Struct]) -> dict[str, Any]:
+    """Return the description of a JSON body or answer, without references."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
+    return {"content": {"application/json": {"schema": _resolved(schema, components)}}}
+
+
+def _resolved(schema: Any, components: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_resolved(each, components) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _resolved(components[schema["$ref"]], components)
+    return {name: _resolved(value, components) for name, value in schema.items()}

@@ -1,8 +1,6 @@
-"""Runs the server's process: uvicorn with time limits for slow clients; shutdown waits for running requests."""
+"""Runs the server's process: uvicorn, whose shutdown waits for running requests."""
 
-import asyncio
 import codecs
-import functools
 import gc
 import logging
 import os
@@ -26,11 +24,9 @@ from elmo_fast.text.tokenizers import find_tokenizer
 
 with extra("serve"):
     import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _QUIET_SECONDS = 0.5  # refuses requests before the end, so that late clients get an answer, not a reset
 _MAX_KEY_BYTES = 1 << 12
-_PIECE_BYTES = 1 << 12  # of a connection, parsed at a time
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _logger = logging.getLogger(__name__)
@@ -96,7 +92,10 @@ def serve(service: Service, listener: socket.socket) -> None:
         _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
     SharedElmo(service.batching).embed([[]])  # loads the kernels; a broken engine fails here
     gc.collect()
-    gc.freeze()  # collecting over all objects loaded so far would block every request for 0.1 s
+    # Collecting over all objects loaded so far would block every request for 0.1 s, and doing so for every 700 of the
+    # million lists that a body may have for seconds.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     if stops.is_requested():
         raise KeyboardInterrupt("interrupted before the server was ready")
     address = f"[{host}]" if ":" in host else host
@@ -109,8 +108,8 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, on_ready: Callable[[], None] = lambda: None):
         limits = service.limits
         super().__init__(uvicorn.Config(
-            create_app(service), http=functools.partial(Protocol, limits), ws="none", lifespan="off", log_config=None,
-            server_header=False, limit_concurrency=limits.max_connections + 1,  # it counts the new one
+            create_app(service), http="h11", ws="none", lifespan="off", log_config=None, server_header=False,
+            limit_concurrency=limits.max_connections + 1,  # it counts the new one
             timeout_keep_alive=limits.keep_alive_seconds))
         self._service, self._on_ready = service, on_ready
         self._drain_until: float | None = None
@@ -146,64 +145,3 @@ class Server(uvicorn.Server):
             self._service.batching.cut_off()
         self.config.timeout_graceful_shutdown = max(1, int(self._drain_until - now))  # for bytes still being sent
         return late or now - self._last_open > _QUIET_SECONDS
-
-
-class Protocol(H11Protocol):
-    """Ends a connection whose client takes too long for the headers of a request or for reading an answer.
-
-    Received bytes are parsed in small pieces, between which other connections run: they may be thousands of chunks of
-    a single byte.
-    """
-
-    _headers: asyncio.TimerHandle | None = None
-    _writing: asyncio.TimerHandle | None = None
-    _parsing: asyncio.Handle | None = None
-
-    def __init__(self, limits: Limits, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self._limits = limits
-        self._unparsed = bytearray()
-
-    def connection_made(self, transport) -> None:
-        super().connection_made(transport)
-        self._headers = self.loop.call_later(self._limits.header_seconds, transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        self._unparsed += data
-        if self._parsing is None:
-            self._parse()
-
-    def _parse(self) -> None:
-        piece, self._parsing = bytes(self._unparsed[:_PIECE_BYTES]), None
-        del self._unparsed[:_PIECE_BYTES]
-        self._take(piece)
-        if self._unparsed:
-            self.transport.pause_reading()
-            self._parsing = self.loop.call_soon(self._parse)
-        elif not self.flow.read_paused:
-            self.transport.resume_reading()
-
-    def _take(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._headers = _cancelled(self._headers)
-        elif self._headers is None:
-            self._headers = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._writing = self._writing or self.loop.call_later(self._limits.write_seconds, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._writing = _cancelled(self._writing)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._headers, self._writing = _cancelled(self._headers), _cancelled(self._writing)
-        self._parsing = _cancelled(self._parsing)
-
-
-def _cancelled(timer: asyncio.Handle | None) -> None:
-    if timer is not None:
-        timer.cancel()

@@ -171,7 +171,7 @@ def test_workers_there_end_with_a_killed_parent(folder):
 
 
 def test_the_server_there(folder):
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
+    for package in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson"):
         pytest.importorskip(package)
     process = windows.start(folder, "-m", "elmo_fast.cli", "serve", "--model", "model", "--port", 0)
     address = process.stdout.readline().split()[-1]

@@ -66,7 +66,7 @@ def test_embedders(folder, tmp_path, monkeypatch):
         for one, other in zip(found, layers.values(), strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(sys.modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "pooch", None)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")  # without a directory `model`
     with pytest.raises(ImportError, match="fetching https://rostlab.org/.*/seqvec/options.json"):

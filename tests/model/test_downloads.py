@@ -2,6 +2,7 @@
 
 import contextlib
 import http.server
+import re
 import socket
 import threading
 
@@ -56,7 +57,7 @@ def test_a_download_goes_through_the_proxy(monkeypatch, name):
 def test_https_goes_through_its_proxy_and_says_what_that_refuses(monkeypatch, cache):
     with proxy(monkeypatch) as (seen, url):
         monkeypatch.setenv("https_proxy", url)
-        with pytest.raises(OSError, match="the download failed .the server answered 403 no tunnel.; nothing"):
+        with pytest.raises(OSError, match="the download failed .ProxyError: .*403 no tunnel.*; nothing"):
             fetch("https://models.invalid/options.json")
     assert set(seen) == {"models.invalid:443"} and left(cache) == []
 
@@ -70,14 +71,6 @@ def test_no_proxy_is_heeded(monkeypatch, model, serve):
     assert seen == []
 
 
-def test_a_chained_url_goes_through_the_proxy(monkeypatch):
-    with proxy(monkeypatch) as (seen, url):
-        monkeypatch.setenv("http_proxy", url)
-        with pytest.raises(OSError, match="the download failed"):
-            fetch("zip://options.json::http://models.invalid/m.zip")
-    assert set(seen) == {"http://models.invalid/m.zip"}
-
-
 def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -85,9 +78,9 @@ def free_port():
 
 
 @pytest.mark.parametrize("url, cause", [
-    ("http://127.0.0.1:PORT/w", "Cannot connect to host 127.0.0.1:PORT .*Connect call failed"),
-    ("http://models.invalid/w", "Cannot connect to host models.invalid:80"),
-    ("https://127.0.0.1:PORT/w", "Cannot connect to host 127.0.0.1:PORT")])
+    ("http://127.0.0.1:PORT/w", "ConnectionError: .*port=PORT.*Connection refused"),
+    ("http://models.invalid/w", "ConnectionError: .*host='models.invalid', port=80.*resolve"),
+    ("https://127.0.0.1:PORT/w", "ConnectionError: .*port=PORT.*Connection refused")])
 def test_a_failed_connection_names_its_cause(monkeypatch, capsys, cache, url, cause):
     with proxy(monkeypatch):
         pass
@@ -97,7 +90,7 @@ def test_a_failed_connection_names_its_cause(monkeypatch, capsys, cache, url, ca
         fetch(url)
     assert not isinstance(caught.value, FileNotFoundError) and caught.value.__cause__ is not None
     status, _, error = run(capsys, "info", "--options-file", url, "--weight-file", url)
-    assert status == 1 and cause.partition(" .*")[0] in error and left(cache) == []
+    assert status == 1 and re.search(cause, error) and left(cache) == []
 
 
 @pytest.mark.parametrize("status, kind", [(404, FileNotFoundError), (403, OSError), (500, OSError)])
@@ -109,18 +102,9 @@ def test_a_refusal_of_the_server_has_its_status(monkeypatch, status, kind):
     assert isinstance(caught.value, FileNotFoundError) == (status == 404)
 
 
-def test_an_absent_file_has_the_servers_answer_too_where_fsspec_hides_it(monkeypatch):
-    def absent(url, *_, **__):
-        raise FileNotFoundError(url)
-
-    monkeypatch.setattr("fsspec.open", absent)
-    with pytest.raises(FileNotFoundError, match="the download failed .the server answered 404 Not Found.; nothing"):
-        fetch("https://models.invalid/w")
-
-
 def test_a_named_model_keeps_the_kind_of_its_error(monkeypatch):
     with proxy(monkeypatch) as (_, url):
         monkeypatch.setenv("https_proxy", url)
-        with pytest.raises(OSError, match=r"^model 'seqvec': (.*\n)+  https://rostlab.*: 403 ") as caught:
+        with pytest.raises(OSError, match=r"^model 'seqvec': (.*\n)+  https://rostlab.*: Proxy.* 403 ") as caught:
             find_model("seqvec")
     assert not isinstance(caught.value, (FileNotFoundError, ConfigurationError))

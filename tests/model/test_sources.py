@@ -259,10 +259,12 @@ def test_where_the_cache_is(monkeypatch, variables, expected):
     assert str(cache_path("https://h/a")) == expected
 
 
-def test_without_fsspec_the_extra_is_named(monkeypatch, model):
-    monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(ImportError, match="^fetching https://h/a needs a package .*: pip install .*remote."):
-        fetch("https://h/a")
+def test_without_the_extra_it_is_named(monkeypatch, model):
+    for name in ("pooch", "fsspec"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for url in ("https://h/a", "s3://h/a"):
+        with pytest.raises(ImportError, match=f"^fetching {url} needs a package .*: pip install .*remote."):
+            fetch(url)
     with pytest.raises(ImportError, match="pip install .*remote.*_options.json.*_weights.hdf5"):
         find_model("original")
     assert find_model(model) == ModelFiles(*paths(model))

@@ -1,6 +1,7 @@
 """Cases of damaged text: FASTA, plain and compressed lines, JSON lines, CoNLL-U and Parquet."""
 
 import bz2
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -9,13 +10,13 @@ import json
 import lzma
 import random
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 import elmo_fast
+from elmo_fast.files.compressed import find_zstd
 from elmo_fast.text.fasta import read_fasta
 from tests.robustness.damage import HOSTILE, damage_bytes
 from tests.robustness.world import Case, World
@@ -72,10 +73,9 @@ def _read_texts(path: Path) -> str:
 def of_compressed(world: World, folder: Path, rng: random.Random) -> Case:
     """Compressed text has checksums: refused, or the same text."""
     compress = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-    if find_spec("zstandard"):
-        import zstandard
-
-        compress["zst"] = zstandard.ZstdCompressor(write_checksum=True).compress
+    with contextlib.suppress(ImportError):
+        zstd = find_zstd()
+        compress["zst"] = functools.partial(zstd.compress, options={zstd.CompressionParameter.checksum_flag: 1})
     suffix = rng.choice(sorted(compress))
     path = folder / f"text.txt.{suffix}"
     path.write_bytes(compress[suffix](world.vocabulary.read_bytes()))

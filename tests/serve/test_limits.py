@@ -11,7 +11,7 @@ from tests.support.files import until
 from tests.support.serving import SECONDS, embed, reason, received, texts_of
 
 pytestmark = pytest.mark.long
-for library in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
     pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
 
 import httpx  # noqa: E402
@@ -55,24 +55,19 @@ def test_a_large_body_is_refused_before_it_has_arrived(start, chunked):
     assert embed(server, texts=["a"]).status_code == 200
 
 
-def test_slow_clients_are_cut_off(start):
-    server = start(header_seconds=1, body_seconds=1, write_seconds=1)
-    with server.connect() as silent, server.connect() as headers, server.connect() as body, server.connect() as again:
-        headers.sendall(b"POST /v1/embed HTTP/1.1\r\nHost")
+def test_a_slow_body_is_cut_off(start):
+    server = start(body_seconds=1)
+    with server.connect() as body:
         body.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        until(lambda: again.recv(1 << 16).endswith(b"}"))
-        again.sendall(b"GET")
         answer = received(body)
         assert b"408" in answer[:20] and b"expected it within 1 s" in answer
-        assert received(silent) == received(headers) == received(again) == b""  # closed
     assert embed(server, texts=["a"]).status_code == 200
 
 
 def test_an_idle_connection_is_kept(start):
     """Longer than clients keep it: if the server closed it first, a request could be on its way."""
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    with start(keep_alive_seconds=1).connect() as brief, start(header_seconds=1).connect() as kept:
+    with start(keep_alive_seconds=1).connect() as brief, start().connect() as kept:
         for connection in (brief, kept):
             connection.sendall(request)
             until(lambda: connection.recv(1 << 16).endswith(b"}"))  # noqa: B023

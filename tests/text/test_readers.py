@@ -284,7 +284,7 @@ def test_counting_stops(write):
 
 
 @pytest.mark.parametrize("name, module, extra", [
-    ("a.txt.zst", "zstandard", "zstd"), ("a.parquet", "pyarrow", "parquet")])
+    ("a.txt.zst", "backports", "zstd"), ("a.parquet", "pyarrow", "parquet")])
 def test_an_absent_library_names_its_extra(write, monkeypatch, name, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, f"{module}.parquet", None)

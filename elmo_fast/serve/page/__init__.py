@@ -22,10 +22,11 @@ from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 with extra("serve"):
     from fastapi import APIRouter, Depends, HTTPException
     from fastapi.responses import HTMLResponse, Response
-    from pydantic import BaseModel, Field
+    from msgspec import Meta, Struct
 
-    from elmo_fast.serve.bodies import BodyReader, described
-    from elmo_fast.serve.schemas import StrictModel
+    from elmo_fast.serve.answers import JsonResponse
+    from elmo_fast.serve.bodies import BodyReader
+    from elmo_fast.serve.schemas import described, described_body
 
 MOST_TOKENS = 60  # in a sentence on the page
 _ICON = re.compile(r'<link rel="icon" href="data:image/svg\+xml,([^"]+)">')
@@ -33,17 +34,18 @@ _PAGE = Path(__file__).with_name("page.html")
 # Nothing is loaded from other servers, and only the page's script runs.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
-_Token = Annotated[str, Field(max_length=2000)]
+_Token = Annotated[str, Meta(max_length=2000)]
+_Sentence = Annotated[str, Meta(max_length=20000)]
 
 
-class CompareRequest(StrictModel):
+class CompareRequest(Struct, forbid_unknown_fields=True):
     """Two sentences, which the server's tokenizer splits."""
 
-    first: Annotated[str, Field(max_length=20000)]
-    second: Annotated[str, Field(max_length=20000)]
+    first: _Sentence
+    second: _Sentence
 
 
-class CompareAnswer(BaseModel):
+class CompareAnswer(Struct):
     """Tokens, and dot products between the layers' vectors: `cross` [layers, layers, T1, T2] of pairs of tokens,
     `first` [layers, layers, T1] and `second` [layers, layers, T2] of a token with itself. `means` [3, layers, layers]
     are those of the means over tokens: of both sentences, of the first and of the second with itself.
@@ -59,16 +61,16 @@ class CompareAnswer(BaseModel):
     means: list[list[list[float]]]
 
 
-class NearestRequest(StrictModel):
+class NearestRequest(Struct, forbid_unknown_fields=True):
     """A tokenized sentence and the position of the word in it, counted from 0."""
 
-    tokens: Annotated[list[_Token], Field(min_length=1, max_length=MOST_TOKENS, fail_fast=True)]
-    position: Annotated[int, Field(ge=0)]
-    top: Annotated[int, Field(ge=1, le=100)] = 10
-    any_word: Annotated[bool, Field(description="Search all tokens, not only the occurrences of the word.")] = False
+    tokens: Annotated[list[_Token], Meta(min_length=1, max_length=MOST_TOKENS)]
+    position: Annotated[int, Meta(ge=0)]
+    top: Annotated[int, Meta(ge=1, le=100)] = 10
+    any_word: Annotated[bool, Meta(description="Search all tokens, not only the occurrences of the word.")] = False
 
 
-class FoundContext(BaseModel):
+class FoundContext(Struct):
     """An occurrence in the corpus; `line` counts from 1, and `similarity` is null for a vector of zeros."""
 
     similarity: float | None
@@ -79,7 +81,7 @@ class FoundContext(BaseModel):
     tokens: list[str]
 
 
-class NearestAnswer(BaseModel):
+class NearestAnswer(Struct):
     """The number of occurrences of the word in the corpus, ignoring case, and the contexts, nearest first."""
 
     occurrences: int
@@ -112,19 +114,19 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
         """Describe the model's layers, the limit of tokens, and the index."""
         return about
 
-    @routes.post("/v1/compare", **described(CompareRequest))
-    def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> CompareAnswer:
+    @routes.post("/v1/compare", **described_body(CompareRequest), responses={200: described(CompareAnswer)})
+    def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> JsonResponse:
         """Compute the dot products of two sentences, from which the cosines of every mixture of layers follow."""
-        return _compare(elmo, list(split(body.first)), list(split(body.second)))
+        return JsonResponse(_compare(elmo, list(split(body.first)), list(split(body.second))))
 
-    @routes.post("/v1/nearest", **described(NearestRequest))
-    def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> NearestAnswer:
+    @routes.post("/v1/nearest", **described_body(NearestRequest), responses={200: described(NearestAnswer)})
+    def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> JsonResponse:
         """Find the contexts in the indexed corpus whose vectors are nearest to that of a word in a sentence."""
         if index is None:
             raise HTTPException(404, "the server was started without an index of a corpus (--index)")
         if body.position >= len(body.tokens):
             raise HTTPException(422, f"position: expected a number below {len(body.tokens)}, got {body.position}")
-        return _nearest(elmo, index, body)
+        return JsonResponse(_nearest(elmo, index, body))
 
     return routes
 
@@ -165,7 +167,8 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> CompareAn
     products = *compared.products(), compared.mean_products()
     if not all(np.isfinite(values).all() for values in products):
         raise HTTPException(500, "the model's vectors are not finite")
-    cross, own_first, own_second, means = (_rounded(values) for values in products)
+    # Of float32 an answer has nine significant digits at most.
+    cross, own_first, own_second, means = (np.ascontiguousarray(values, np.float32) for values in products)
     return CompareAnswer(first_tokens=first, second_tokens=second, cross=cross, first=own_first, second=own_second,
                          means=means)
 
@@ -179,15 +182,9 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> Nea
     neighbours = []
     for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         shown = context_of(index, near.number)
-        neighbours.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
-                                       line=shown.line, before=shown.before, word=shown.word, after=shown.after,
-                                       tokens=list(index.texts[near.text])))
+        neighbours.append(FoundContext(near.similarity, shown.line, shown.before, shown.word, shown.after,
+                                       list(index.texts[near.text])))
     return NearestAnswer(occurrences=len(occurrences), neighbours=neighbours)
-
-
-def _rounded(values: np.ndarray) -> list:
-    """Nested lists of numbers with nine significant digits, enough to restore float32."""
-    return np.char.mod("%.9g", values).astype(np.float64).tolist()
 
 
 def _layers_text(index: ContextIndex) -> str:
