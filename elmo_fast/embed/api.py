@@ -150,11 +150,10 @@ class LoadedElmo:
         """Write the arrays of `embed` to a file as they are computed; `open_embeddings` reads the file.
 
         The suffix chooses the `layout` unless it is given: .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy
-        for pooled vectors; `packed` is HDF5 for many texts. For a path without a suffix, `packed`, `parquet` and
-        `arrow` write a directory of shards. `dtype` is `float32` or `float16`; with `targets` only the vectors of these
-        words are stored. Texts are named by their number, from 0, or by the first word of a FASTA record's header; for
-        `.npy` the names are in a `.json` file beside it. The output is written atomically; `resume` continues an
-        interrupted run.
+        for pooled vectors. For a path without a suffix, `parquet` and `arrow` write a directory of files. `dtype` is
+        `float32` or `float16`; with `targets` only the vectors of these words are stored. Texts are named by their
+        number, from 0, or by the first word of a FASTA record's header; for `.npy` the names are in a `.json` file
+        beside it. The output is written atomically; `resume` continues an interrupted run.
         """
         form = OutputSpec(layers, pool, dtype, targets).check(self.bilm.num_layers)
         path = check_path("output", path)

@@ -123,7 +123,7 @@ def commands(world: World) -> dict[str, Command]:
 
     return {
         "embed": Command(embed("carry")),
-        "embed-warm": Command(embed("warm", "--top", "--layout", "packed", "--dtype", "float16"), "out.h5"),
+        "embed-warm": Command(embed("warm", "--top", "--dtype", "float16"), "out.npz"),
         "embed-npy": Command(embed("carry", "--average", "--pool", "mean"), "out.npy"),
         "seqvec": Command(seqvec("carry"), "out.h5"),
         "seqvec-warm": Command(seqvec("warm"), "out.npz"),

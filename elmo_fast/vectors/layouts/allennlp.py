@@ -200,7 +200,7 @@ class AllennlpWriter:
                 h5py.Dataset(dataset).attrs["positions"] = item.positions
             except (OSError, RuntimeError) as error:
                 raise ConfigurationError(f"targets: expected at most 8,000 target tokens per text for AllenNLP's "
-                                         f"layout, got {len(item.positions)} in text {item.key}; packed has no limit"
+                                         f"layout, got {len(item.positions)} in text {item.key}; parquet has no limit"
                                          ) from error
         if self._index is not None:
             self._index.add(item.text, key)
@@ -292,7 +292,9 @@ def _read_index(file: h5py.File, where: str) -> dict[str, str]:
 
 
 def _check_content(file: h5py.File, where: str) -> None:
-    """Raise `ConfigurationError` for this project's other HDF5 files: token tables and weights."""
+    """Raise `ConfigurationError` for this project's other HDF5 files, some of which have an attribute `format`."""
+    if (other := attribute_of(file, "format", where, str)) is not None:
+        raise ConfigurationError(f"{where}: expected vectors of texts, found a file of the format {other:.40}")
     if "embedding" in file:
         raise ConfigurationError(f"{where}: expected vectors of texts, found a table of token vectors (elmo-fast "
                                  "cache, or bilm-tf's): open it with TokenTable.open")
