@@ -159,11 +159,11 @@ def test_what_is_not_a_partial_result_is_left_alone(tmp_path, make):
 
 
 def test_what_killed_processes_left_is_removed_but_not_partial_results(interrupted):
-    """As after a kill: the lock's file names what was written; the next process removes that alone."""
-    (interrupted.parent / "o.h5.lock").write_text("1 host .0123abcd.part\n")
+    (interrupted.parent / "o.h5.lock").touch()
     (interrupted.parent / "o.h5.0123abcd.part").mkdir()
+    (interrupted.parent / "o.h5.mine.part").touch()
     embed(interrupted, resume=True)
-    assert names(interrupted.parent) == ["o.h5"]
+    assert names(interrupted.parent) == ["o.h5", "o.h5.mine.part"]
 
 
 @pytest.mark.parametrize("size", [4000, 40_000])
