@@ -20,7 +20,6 @@ from benchmarks import common, models
 
 ROUNDS = 3
 COUNTS = (1, 2)  # workers
-BATCH_SIZE = 64
 
 
 class Arrivals:
@@ -38,44 +37,42 @@ class Arrivals:
         return sum(tokens for _, tokens in rest) / (rest[-1][0] - begin)
 
 
-def blocks_of(sentences: list[list[str]], block_tokens: int) -> list:
-    """Arrow tables of consecutive sentences and their numbers, of about so many tokens."""
+def blocks_of(sentences: list[list[str]], batch_size: int) -> list:
+    """Arrow tables of consecutive sentences and their numbers, each for a call of a worker."""
     import pyarrow
 
-    blocks, begin, tokens = [], 0, 0
-    for end, sentence in enumerate(sentences, 1):
-        tokens += len(sentence)
-        if tokens >= block_tokens or end == len(sentences):
-            blocks.append(pyarrow.table({"number": range(begin, end), "tokens": sentences[begin:end]}))
-            begin, tokens = end, 0
-    return blocks
+    from elmo_fast.scale.dataset import TEXTS_PER_SLOT
+
+    texts = TEXTS_PER_SLOT * batch_size
+    return [pyarrow.table({"number": range(begin, begin + len(block)), "tokens": block})
+            for begin in range(0, len(sentences), texts) for block in [sentences[begin : begin + texts]]]
 
 
-def embedded(elmo, sentences: list[list[str]], workers: int, block_tokens: int):
+def embedded(elmo, sentences: list[list[str]], workers: int, batch_size: int):
     """The blocks with vectors, as tables, when they are there."""
     import ray.data
 
     from elmo_fast import embed_dataset
 
     ray.data.DataContext.get_current().enable_progress_bars = False
-    ds = embed_dataset(ray.data.from_arrow(blocks_of(sentences, block_tokens)), "tokens", model=elmo,
-                       concurrency=(workers, workers), batch_size=BATCH_SIZE)
+    ds = embed_dataset(ray.data.from_arrow(blocks_of(sentences, batch_size)), "tokens", model=elmo,
+                       concurrency=(workers, workers), batch_size=batch_size)
     return ds.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
-def run_once(elmo, sentences: list[list[str]], workers: int, block_tokens: int) -> float:
+def run_once(elmo, sentences: list[list[str]], workers: int, batch_size: int) -> float:
     """Tokens/s of `embed_dataset`."""
     arrivals = Arrivals()
-    for table in embedded(elmo, sentences, workers, block_tokens):
+    for table in embedded(elmo, sentences, workers, batch_size):
         arrivals.add(sum(len(tokens) for tokens in table.column("tokens").to_pylist()))
     return arrivals.rate(workers)
 
 
-def check(elmo, sentences: list[list[str]], block_tokens: int) -> None:
+def check(elmo, sentences: list[list[str]], batch_size: int) -> None:
     """Two workers give the bits of one process, or `ValueError`."""
     expected = elmo.embed(sentences)
     seen = 0
-    for table in embedded(elmo, sentences, 2, max(1, block_tokens // 8)):  # several blocks a worker
+    for table in embedded(elmo, sentences, 2, max(1, batch_size // 8)):  # several blocks a worker
         for number, vectors in zip(table.column("number").to_pylist(), table.column("elmo").to_pylist(), strict=True):
             ours, seen = np.asarray(vectors, np.float32), seen + 1
             if not np.array_equal(ours, expected[number]):
@@ -85,7 +82,7 @@ def check(elmo, sentences: list[list[str]], block_tokens: int) -> None:
         raise ValueError(f"expected {len(sentences)} texts, got {seen}")
 
 
-def rates(elmo, sentences: list[list[str]], block_tokens: int, folder: Path) -> dict[str, float]:
+def rates(elmo, sentences: list[list[str]], batch_size: int, folder: Path) -> dict[str, float]:
     """Of the reader, tokens/s, and of a worker's writing, bytes/s, each of them the median of five."""
     from elmo_fast.vectors.layouts import segment
     from elmo_fast.vectors.layouts.text_vectors import TextVectors
@@ -96,7 +93,7 @@ def rates(elmo, sentences: list[list[str]], block_tokens: int, folder: Path) -> 
     read, host = [], []
     for turn in range(5):
         begin = time.perf_counter()
-        blocks = [pickle.dumps(block) for block in blocks_of(sentences, block_tokens)]
+        blocks = [pickle.dumps(block) for block in blocks_of(sentences, batch_size)]
         read.append(sum(map(len, sentences)) / (time.perf_counter() - begin))
         assert blocks
         path, begin = folder / f"{turn}.parquet", time.perf_counter()
@@ -115,16 +112,16 @@ def measure(arguments: argparse.Namespace) -> dict:
     elmo = LoadedElmo(bilm)
     found, source = common.running_text(arguments.sentences)
     sentences = list(itertools.islice(itertools.cycle(found), arguments.sentences * arguments.repeats))
-    check(elmo, found[:300], arguments.block_tokens)
-    speeds = common.take_turns({count: lambda count=count: run_once(elmo, sentences, count, arguments.block_tokens)
+    check(elmo, found[:300], arguments.batch_size)
+    speeds = common.take_turns({count: lambda count=count: run_once(elmo, sentences, count, arguments.batch_size)
                                 for count in COUNTS}, arguments.rounds)
     with tempfile.TemporaryDirectory() as name:
-        rate = rates(elmo, sentences, arguments.block_tokens, Path(name))
+        rate = rates(elmo, sentences, arguments.batch_size, Path(name))
     results = [common.rounded({"workers": count, "unit": "tokens/s", **common.Timing.of(samples).as_dict(samples=True),
                                "times_as_fast": float(np.median(np.divide(samples, speeds[COUNTS[0]])))})
                for count, samples in speeds.items()]
     about = {"size": arguments.size, "state": "warm", "text": source, "threads_of_a_worker": 1,
-             "block_tokens": arguments.block_tokens, **common.text_facts(sentences, BATCH_SIZE),
+             "batch_size": arguments.batch_size, **common.text_facts(sentences, arguments.batch_size),
              "times_as_fast_as": "1 worker", "agreement": "to the bit, 300 texts", "rates": rate}
     return common.document("scale", about, results)
 
@@ -138,7 +135,7 @@ def main() -> int:
     parser = common.make_parser(
         __doc__, "scale.json", ("--sentences", 3200, "sentences of the text"),
         ("--repeats", 2, "times that they are embedded in a run"), ("--rounds", ROUNDS, "runs of each"),
-        ("--block-tokens", 4096, "tokens of a block"))
+        ("--batch-size", 16, "texts that a worker runs at a time"))
     parser.add_argument("--size", default="small", choices=common.SIZES, help="(default: %(default)s)")
     return common.run_and_write(parser.parse_args(), measure, "scale.json", report)
 
