@@ -55,7 +55,7 @@ class Layout:
         return HALF if self.dtype == "float16" else 0.0
 
 
-LAYOUTS = {"packed float16": Layout("packed", "float16", ".h5", 0.9),
+LAYOUTS = {"HDF5 float16": Layout("allennlp", "float16", ".h5", 0.75),
            "AllenNLP's HDF5": Layout("allennlp", "float32", ".hdf5", 0.75),
            "Parquet": Layout("parquet", "float32", ".parquet")}
 ENGINE = "engine alone"
@@ -202,11 +202,10 @@ def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
     from elmo_fast.embed import run as embed_run
     from elmo_fast.model.token_table.table import TokenTable
     from elmo_fast.vectors import spec, writer
-    from elmo_fast.vectors.layouts import packed, text_vectors
+    from elmo_fast.vectors.layouts import text_vectors
 
     places = [(TokenTable, "number", "token mapping"), (spec.OutputSpec, "apply", "converting"),
               (job.embedder.bilm.token_source, "token_ids", "token mapping"), (text_vectors, "narrow", "converting"),
-              (packed, "narrow", "converting"),
               (writer.SegmentWriter, "_work", "writing"), (embed_run._Run, "finish", "writing")]
     if importlib.util.find_spec("pyarrow"):
         from elmo_fast.vectors.layouts import columns

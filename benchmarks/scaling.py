@@ -1,4 +1,4 @@
-"""No timing: what a corpus costs on many workers, from measured rates and a simulation of `embed --ray`.
+"""No timing: what a corpus costs on many workers, from measured rates and a simulation of `embed_dataset`.
 
 `python -m benchmarks.report` puts the tables into docs/scaling.md; `simulate` takes any other plan.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks import common
 from elmo_fast.arguments import SIZES
 
-SHARD_TOKENS = 1 << 15  # of elmo_fast.scale.run
+SHARD_TOKENS = 1 << 15  # of a file
 WORDS, WORKERS = {"1 M": 10**6, "1 B": 10**9}, (1, 8, 64)
 FORMS = {"average, float16": (1, 2), "all, float32": (3, 4)}  # vectors of a token, bytes of a value
 # What no file of results has: 10 Gbit/s from each machine, a file server, and Ray's start with a process a worker.

@@ -28,7 +28,7 @@ def add_commands(commands) -> None:
     add = parser.add_argument
     add("input_file", metavar="INPUT", help=f"UTF-8 text, tokens separated by spaces; {FORMATS_HELP}")
     add("output_file", metavar="OUTPUT", help=f"file that ends in {arguments.listed(SUFFIXES)} (only with --pool); "
-        "a directory of shards with --layout and a name without suffix")
+        "a directory of files with --layout parquet or arrow and a name without suffix")
     layers = parser.add_mutually_exclusive_group()
     for name, meaning in (("all", "write every layer (default)"), ("top", "write the top layer"),
                           ("average", "write the mean of the layers")):
@@ -54,14 +54,12 @@ def add_commands(commands) -> None:
     add("--include-package", action="append", default=[], metavar="PACKAGE",
         help="import a package and its modules first; repeatable")
     add("--vocab-path", metavar="FILE", help="ignored, as in AllenNLP 0.9")
-    _add_ray(parser)
 
 
 def _add_formats(parser) -> None:
     add = parser.add_argument_group("formats").add_argument
     with_field = arguments.listed([row.title for row in FORMATS.values() if row.has_field], "and")
-    add("--layout", choices=LAYOUTS, help="layout of OUTPUT; packed is HDF5 for many texts (default: by suffix; "
-        "allennlp for HDF5)")
+    add("--layout", choices=LAYOUTS, help="layout of OUTPUT (default: by suffix; allennlp for HDF5)")
     add("--dtype", choices=arguments.STORAGES, default="float32", help="data type of the vectors (default: "
         "%(default)s)")
     add("--pool", choices=POOLS, help="write one vector per text")
@@ -71,17 +69,7 @@ def _add_formats(parser) -> None:
     add("--tokenizer", **shared("--tokenizer"))
 
 
-def _add_ray(parser) -> None:
-    add = parser.add_argument_group("many machines, with Ray").add_argument
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="embed on the workers of a Ray cluster (default: "
-        "this machine) into a new directory of shards; needs --state zero or warm; without ADDRESS, give it last")
-    add("--ray-workers", type=at_least(1), metavar="N", help="workers (default: as many as the cluster has room for)")
-    add("--ray-cpus", type=at_least(1), default=1, metavar="N", help="threads per worker (default: %(default)s)")
-    add("--ray-gpus", type=at_least(0), default=0, metavar="N", help="GPUs per worker (default: %(default)s)")
-
-
-def _embed(vocab_path, include_package, file_friendly_logging, progress, ray, ray_workers, ray_cpus, ray_gpus,
-           layers, **flags) -> None:
+def _embed(vocab_path, include_package, file_friendly_logging, progress, layers, **flags) -> None:
     from elmo_fast.embed.jobs import EmbedJob, ModelChoice, TextInput, VectorOutput, embed_file
 
     if vocab_path is not None:
@@ -90,12 +78,7 @@ def _embed(vocab_path, include_package, file_friendly_logging, progress, ray, ra
     flags["layers"] = "all" if layers is None else layers
     job = EmbedJob(pop_fields(TextInput, flags), pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
                    progress="lines" if progress and file_friendly_logging else progress, **flags)
-    if ray:
-        from elmo_fast.scale.run import Cluster, embed_file_on_ray
-
-        written = embed_file_on_ray(job, Cluster(ray, ray_workers), ray_cpus, ray_gpus)
-    else:
-        written = embed_file(job)
+    written = embed_file(job)
     if progress:
         say(written)
 

@@ -166,10 +166,10 @@ class LoadedElmo:
                      tokenizer: str | Tokenizer = "auto", **options) -> None:
         """Write the arrays of `embed` to a file as they are computed; `open_embeddings` reads the file.
 
-        Suffixes are .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy for pooled vectors; the layout `packed`
-        is HDF5 for many texts. For a path without a suffix, `packed`, `parquet` and `arrow` write a directory of
-        shards. Texts are named by their number, from 0, or by the first word of a FASTA record's header; for `.npy` the
-        names are in a `.json` file beside it. The output is written atomically. `options` are fields of `SaveOptions`.
+        Suffixes are .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy for pooled vectors. For a path without
+        a suffix, `parquet` and `arrow` write a directory of files. Texts are named by their number, from 0, or by the
+        first word of a FASTA record's header; for `.npy` the names are in a `.json` file beside it. The output is
+        written atomically. `options` are fields of `SaveOptions`.
         """
         saving = gathered(SaveOptions, options)
         form = OutputSpec(layers, pool, saving.dtype, saving.targets).check(self.bilm.num_layers)

@@ -6,7 +6,7 @@ Arguments and files are checked before torch, whose import takes seconds, is imp
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,11 +61,11 @@ class VectorOutput:
     forget_sentences: bool
     use_sentence_keys: bool
 
-    def target(self, default_layout: str | None = None) -> Target:
-        """The checked target; `default_layout` replaces the layout that the suffix chooses."""
+    def target(self) -> Target:
+        """The checked target."""
         words = self.targets and _words(check_file("--targets", self.targets))
         form = OutputSpec(self.layers, self.pool, self.dtype, words)
-        layout = layout_of(self.output_file, self.layout or default_layout)
+        layout = layout_of(self.output_file, self.layout)
         layouts.check_output(layout, self.output_file, form, "output file")
         options = options_of(layout, forget_sentences=self.forget_sentences, use_sentence_keys=self.use_sentence_keys)
         if (self.forget_sentences or self.use_sentence_keys) and not options:
@@ -142,34 +142,27 @@ class EmbedJob:
         if self.unknown and not self.token_table:
             raise ConfigurationError(f"--unknown: expected --token-table beside it, got {self.unknown} alone")
 
-    @contextlib.contextmanager
-    def opened(self, form: OutputSpec) -> Iterator[tuple[Texts, "BiLm", Progress]]:
-        """The texts, the model on its device, checked against `form`, and the progress. The caller locks the output."""
-        with self.texts.open() as texts:
-            files = self.model.files(self.output.output_file, [*texts.paths, self.token_table])
-            table_file = self.token_table and check_file("token table", self.token_table)
-            progress = Progress(self.progress, texts.count())
-            device = self.model.place()
-            from elmo_fast.embed.api import without_spare_weights
-            from elmo_fast.model.token_table.table import TokenTable
-
-            table = table_file and TokenTable.open(table_file, unknown=self.unknown or "encode")
-            bilm = self.model.open(files, state=self.state, token_table=table)
-            form.check(bilm.num_layers)
-            yield texts, without_spare_weights(bilm.to(device)), progress
-
 
 def embed_file(job: EmbedJob) -> str:
-    """Embed the texts of files into a file of vectors, or a directory of shards, in this process.
+    """Embed the texts of files into a file of vectors, or a directory of files.
 
     Returns a line that says what was written.
     """
     target = job.output.target()
-    with locked(target.path) as lock, job.opened(target.form) as (texts, bilm, progress):
+    with locked(target.path) as lock, job.texts.open() as texts:
+        files = job.model.files(job.output.output_file, [*texts.paths, job.token_table])
+        table_file = job.token_table and check_file("token table", job.token_table)
+        progress = Progress(job.progress, texts.count())
+        device = job.model.place()
+        from elmo_fast.embed.api import without_spare_weights
         from elmo_fast.embed.embedder import ElmoEmbedder
         from elmo_fast.embed.run import write_corpus
+        from elmo_fast.model.token_table.table import TokenTable
 
-        runner = ElmoEmbedder.from_bilm(bilm).runner(job.batch_size, form=target.form)
+        table = table_file and TokenTable.open(table_file, unknown=job.unknown or "encode")
+        bilm = job.model.open(files, state=job.state, token_table=table)
+        target.form.check(bilm.num_layers)
+        runner = ElmoEmbedder.from_bilm(without_spare_weights(bilm.to(device))).runner(job.batch_size, form=target.form)
         written = write_corpus(texts, runner, target, resume=job.resume, progress=progress, lock=lock)
     return summary(target, written, bilm)
 
@@ -177,7 +170,7 @@ def embed_file(job: EmbedJob) -> str:
 def summary(target: Target, written: "Written", bilm: "BiLm") -> str:
     """A line on a file of vectors: what it holds, the shape of a text's array, and the layout."""
     form = target.form
-    kind = f"{target.layout}, a directory of shards" if is_directory(target.layout, target.path) else target.layout
+    kind = f"{target.layout}, a directory" if is_directory(target.layout, target.path) else target.layout
     return (f"{target.path}: {counted(written.texts, 'text')}, {counted(written.tokens, 'token')}, "
             f"{form.shape_in_words(bilm.num_layers, bilm.get_output_dim())} in {form.dtype}, layout {kind}")
 

@@ -1,13 +1,13 @@
-"""Texts to a file of vectors: they run in sections, and a section is on the disk before its successor is written.
+"""Texts to a file of vectors, in parts: a part is on the disk before the next one is counted.
 
-A run that was killed goes on after its last section (see `partial`). One thread writes what another computes.
+A killed run continues after its last part (see `partial`). One thread writes the vectors that another computes.
 """
 
+import functools
 import hashlib
 import itertools
 import json
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,12 +37,12 @@ from elmo_fast.vectors.writer import SegmentWriter
 
 logger = logging.getLogger(__name__)
 
-COMMIT_SECONDS = 30.0  # between two sections
+COMMIT_SECONDS = 30.0  # from the begin of a part to its end
 _HEAD = 100  # texts by which another input is recognized
 
 
 class Written(NamedTuple):
-    """The size of an output, with what earlier runs did."""
+    """The size of an output, with the texts of earlier runs."""
 
     texts: int
     tokens: int
@@ -52,9 +52,9 @@ class Written(NamedTuple):
 class Runner:
     """How texts become vectors.
 
-    `group` divides texts into groups, after which a section may end; `run` gives the vectors of the texts of groups in
-    order, [layers, T, 2 P] each, in the `state` of the model's calls; carried ones go on from call to call. `settings`
-    are JSON values.
+    `group` divides texts into groups, after which a part may end; `run` gives the vectors of the texts of groups in
+    order, [layers, T, 2 P] each, in the `state` of the model's calls; carried states continue from call to call.
+    `settings` are JSON values.
     """
 
     bilm: BiLm
@@ -69,7 +69,7 @@ class Runner:
         return carried and tuple(value.detach().cpu().clone() for value in carried)
 
     def restore(self, states: State | None) -> None:
-        """Carry on from such states."""
+        """Set the carried states."""
         if self.state == "carry":
             self.bilm.lstm._states = states
 
@@ -93,89 +93,80 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
                  lock: Path | None = None) -> Written:
     """Write the vectors of texts, atomically; returns the size of the output.
 
-    Sections end about `commit_seconds` after they began (a text that takes longer is not divided). What a run that did
-    not end has left goes on with `resume`; `ConfigurationError` if that has other settings or texts. Without `resume`
-    it is refused if it is of this input with these settings, so that no work is lost, and else replaced. `lock` is the
+    A part of the output ends about `commit_seconds` after it began. `resume` continues the partial result of an
+    interrupted run; a partial result of other settings or texts is a `ConfigurationError`. Without `resume`, a partial
+    result of the same input and settings is an error, so that no work is lost, and any other is replaced. `lock` is the
     path of a lock on the target that the caller has.
     """
-    with lock_of(target.path, lock) as part:
-        part.mkdir()
-        partial = PartialResult(Path(os.path.realpath(target.path)), {**runner.describe(), **target.settings()},
-                                part)
+    with lock_of(target.path, lock) as workspace:
         feed = _Feed(with_unique_keys(texts, target))
+        partial = PartialResult(target, {**runner.describe(), **target.settings()}, feed.head, workspace)
         _begin(partial, feed, runner, resume)
-        if partial.commits:
-            runner.restore(partial.states())
-        run = _Run(runner, target, partial, feed, part)
+        if partial.done.parts:
+            runner.restore(partial.done.states)
+        run = _Run(runner, partial, feed)
         try:
             with progress or Progress(False) as bar:
                 run.embed(bar, COMMIT_SECONDS if commit_seconds is None else commit_seconds)
             run.finish()
             return Written(feed.count, feed.tokens)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(*([f"interrupted; {_remains(partial)}"] if partial.commits else [])) from None
+            if not partial.done.parts:
+                raise
+            raise KeyboardInterrupt(f"interrupted; {_remains(partial)}") from None
         except BaseException:
-            if partial.commits:
+            if partial.done.parts:
                 logger.warning("%s", _remains(partial))
             raise
 
 
 def _remains(partial: PartialResult) -> str:
-    return f"{partial.texts:,} texts are done; resume (--resume) goes on after them, from {partial.folder}"
+    return f"{partial.done.texts:,} texts are done; resume (--resume) goes on after them, from {partial.folder}"
 
 
 def _begin(partial: PartialResult, feed: "_Feed", runner: Runner, resume: bool) -> None:
-    """Take what is there, and skip its texts; or refuse it; or leave it to be replaced."""
-    found = partial.find()
-    if found is None or not found.commits:
+    """Resume from the partial result of an earlier run, refuse it, or leave it to be replaced."""
+    earlier = partial.find()
+    if earlier is None:
         return
-    differences = found.differences(partial.settings)
+    done, differences = earlier.done, earlier.differences(partial.settings)
     if not resume:
-        if not differences and feed.begins_with(*found.head):
-            raise ConfigurationError(f"output: found a partial result of {found.texts:,} texts of this input in "
-                                     f"{partial.folder}; resume (--resume) goes on after them, or remove it to begin "
+        if not differences and earlier.head == feed.head:
+            raise ConfigurationError(f"output: found a partial result of {done.texts:,} texts of this input in "
+                                     f"{earlier.folder}; resume (--resume) goes on after them, or remove it to begin "
                                      "anew")
-        logger.warning("%s: the partial result of %d texts will be replaced: it has %s", partial.folder, found.texts,
+        logger.warning("%s: the partial result of %d texts will be replaced: it has %s", earlier.folder, done.texts,
                        differences or "another input")
         return
     if differences:
-        raise ConfigurationError(f"resume: expected the settings of {partial.folder}, which has {differences}")
-    found.drop_damaged()
-    feed.skip(found.texts, runner.group if runner.state == "carry" else None)
-    if found.commits and feed.count > found.texts:
-        raise ConfigurationError(f"resume: expected an input whose batches end after the {found.texts:,} texts that "
-                                 f"are done in {partial.folder}, as states are carried from batch to batch; found more "
+        raise ConfigurationError(f"resume: expected the settings of {earlier.folder}, which has {differences}")
+    feed.skip(done.texts, runner.group if runner.state == "carry" else None)
+    if feed.count > done.texts:
+        raise ConfigurationError(f"resume: expected an input whose batches end after the {done.texts:,} texts that are "
+                                 f"done in {earlier.folder}, as states are carried from batch to batch; found more "
                                  "texts")
-    if found.commits and (feed.count, feed.digest) != (found.texts, found.commits[-1].digest):
-        raise ConfigurationError(f"resume: expected an input that begins with the {found.texts:,} texts that are done "
-                                 f"in {partial.folder}, found others")
-    partial.commits, partial.head = found.commits, found.head
-    feed.head = found.head
+    if (feed.count, feed.digest) != (done.texts, done.digest):
+        raise ConfigurationError(f"resume: expected an input that begins with the {done.texts:,} texts that are done "
+                                 f"in {earlier.folder}, found others")
+    partial.resume(earlier)
 
 
 class _Feed:
-    """Texts that are read once, counted and digested; `waiting` are those without vectors."""
+    """Texts that are read once, counted and digested; `waiting` are those without vectors, `head` is a digest."""
 
     def __init__(self, texts: Iterable[Text]):
-        self._texts = iter(texts)
+        texts = iter(texts)
+        first = list(itertools.islice(texts, _HEAD))
+        self.head = _digest(b"".join(map(_content, first))).hexdigest()
+        self._texts = itertools.chain(first, texts)
         self._digest = _digest()
         self.count = self.tokens = 0
-        self.head: tuple[int, str] | None = None  # of the first texts
         self.waiting: deque[Text] = deque()
 
     @property
     def digest(self) -> str:
         """Of all texts so far."""
         return self._digest.hexdigest()
-
-    def begins_with(self, count: int, digest: str) -> bool:
-        """Whether the first texts have a digest. They are not skipped."""
-        first = list(itertools.islice(self._texts, count))
-        self._texts = itertools.chain(first, self._texts)
-        value = _digest()
-        for text in first:
-            value.update(_content(text))
-        return len(first) == count and value.hexdigest() == digest
 
     def skip(self, count: int, group: Callable[[Iterator[Text]], Iterator[list[Text]]] | None) -> None:
         """Read at least so many texts if there are, in complete groups where `group` is given."""
@@ -188,28 +179,24 @@ class _Feed:
             self._digest.update(_content(text))
             self.count += 1
             self.tokens += len(text.tokens)
-            if self.count == _HEAD:
-                self.head = self.count, self.digest
             yield text
 
 
 class _Run:
-    """The sections of a run."""
+    """The parts of a run."""
 
-    def __init__(self, runner: Runner, target: Target, partial: PartialResult, feed: _Feed, part: Path):
-        self._runner, self._target, self._partial, self._feed = runner, target, partial, feed
-        self._segment = part / "segment"
+    def __init__(self, runner: Runner, partial: PartialResult, feed: _Feed):
+        self._runner, self._partial, self._feed = runner, partial, feed
         self._groups = runner.group(iter(feed))
         self._is_ended = False
-        self._written = 0  # texts in the last segment
+        self._written = 0  # texts in the last part
 
     def embed(self, bar: Progress, commit_seconds: float) -> None:
-        """Write all segments; all but the last are committed."""
-        clock = _Clock(commit_seconds)
-        bar.skip(self._partial.texts)
-        with SegmentWriter(self._open_segment, self._target.form) as writer:
+        """Write all parts; all but the last are committed."""
+        bar.skip(self._partial.done.texts)
+        with SegmentWriter(self._open_part, self._partial.target.form) as writer:
             while not self._is_ended:
-                for vectors in self._runner.run(self._section(clock)):
+                for vectors in self._runner.run(self._groups_of_part(time.monotonic() + commit_seconds)):
                     text = self._feed.waiting.popleft()
                     writer.write(text, vectors)
                     bar.update(len(text.tokens))
@@ -217,67 +204,55 @@ class _Run:
                 self._written = writer.texts
                 if not self._is_ended:
                     writer.end_segment(self._commit(self._runner.states()))
-                    clock.restart()
 
     def finish(self) -> None:
-        """Make the output of the segments."""
-        target, partial = self._target, self._partial
-        has_segment = bool(self._written or not partial.commits)
-        if has_segment and not self._written:
-            with self._open_segment():
-                pass
-        if has_segment and (partial.commits or layouts.is_directory(target.layout, target.path)):
-            self._commit(self._runner.states())()
-        if partial.commits:
-            layouts.join(target.layout, partial.links(), self._segment, target.path, target.form,
-                         fingerprint=partial.settings, **target.options)
-            for path in self._segment.parent.glob(f"{self._segment.name}*"):
+        """Make the output of the parts."""
+        partial, target = self._partial, self._partial.target
+        if not self._written and not partial.done.parts:
+            with self._open_part():
+                self._written = 1
+        count = partial.done.parts
+        if self._written:
+            count += 1
+        if layouts.is_directory(target.layout, target.path):
+            output = partial.parts
+        else:
+            output = self._joined(list(map(partial.part, range(count))))
+        if partial.done.parts:
+            for path in output.parent.glob(f"{output.name}*"):
                 for each in (*path.rglob("*"), path):
                     to_disk(each)
-        layouts.place(target.layout, self._segment, target.path)
-        if partial.commits:
-            to_disk(Path(os.path.realpath(target.path)).parent)
+        layouts.place(target.layout, output, target.path)
+        if partial.done.parts:
+            to_disk(partial.path.parent)
         partial.remove()
 
-    def _section(self, clock: "_Clock") -> Iterator[list[Text]]:
-        """Groups until the section ends."""
+    def _joined(self, parts: list[Path]) -> Path:
+        partial, target = self._partial, self._partial.target
+        output = partial.folder / "joined"
+        for left in output.parent.glob(f"{output.name}*"):
+            left.unlink()
+        layouts.join(target.layout, parts, output, target.path, target.form, fingerprint=partial.settings,
+                     **target.options)
+        return output
+
+    def _groups_of_part(self, end: float) -> Iterator[list[Text]]:
+        """Groups until a time, at least one."""
         for group in self._groups:
             self._feed.waiting.extend(group)
             yield group
-            if clock.is_due():
+            if time.monotonic() >= end:
                 return
         self._is_ended = True
 
-    def _open_segment(self) -> AbstractContextManager:
-        target = self._target
-        return layouts.segment(target.layout, self._segment, target.path, target.form,
+    def _open_part(self) -> AbstractContextManager:
+        target = self._partial.target
+        return layouts.segment(target.layout, self._partial.new_part(), target.path, target.form,
                                fingerprint=self._partial.settings, **target.options)
 
     def _commit(self, states: State | None) -> Callable[[], None]:
-        """What takes the segment that was closed into the partial result."""
-        feed, partial = self._feed, self._partial
-        texts, digest, head = feed.count, feed.digest, feed.head or (feed.count, feed.digest)
-
-        def commit() -> None:
-            partial.head = partial.head or head
-            partial.commit(lambda path: layouts.place(self._target.layout, self._segment, path), texts, digest, states)
-        return commit
-
-
-class _Clock:
-    """When a section is due to end: early enough for the texts that were read ahead to be done in time."""
-
-    def __init__(self, seconds: float):
-        self._seconds, self._drain = seconds, 0.0
-        self._begin = self._due = time.monotonic()
-
-    def is_due(self) -> bool:
-        self._due = time.monotonic()
-        return self._due - self._begin >= self._seconds - min(self._drain, self._seconds / 2)
-
-    def restart(self) -> None:
-        self._begin = time.monotonic()
-        self._drain = self._begin - self._due
+        """The function that commits the part that was closed."""
+        return functools.partial(self._partial.commit, self._feed.count, self._feed.digest, states)
 
 
 def _digest(content: bytes = b""):

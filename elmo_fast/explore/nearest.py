@@ -71,8 +71,8 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
     if os.path.isfile(path):
         with open(path, "rb") as file:
             start = file.read(8)
-    layouts = by_first_bytes(start)
-    if not os.path.isdir(path) and not layouts:
+    layout = by_first_bytes(start)
+    if not os.path.isdir(path) and not layout:
         return None
     if start.startswith(hdf5.MAGIC):
         with hdf5.open_hdf5(path, "index") as file:
@@ -82,7 +82,7 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
     try:
         embeddings = open_embeddings(path)
     except ConfigurationError:
-        if "parquet" in layouts:  # a Parquet file of texts
+        if layout == "parquet":  # a Parquet file of texts
             return None
         raise
     with embeddings:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.lock import lock_of, locked, remove
+from elmo_fast.files.lock import locked, remove
 
 _TRIM_EVERY = 32 << 20  # bytes written before free memory is returned again
 
@@ -50,18 +50,17 @@ def store_once(target: Path, make: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(target: str | os.PathLike, last: str | None = None, lock: Path | None = None) -> Iterator[Path]:
+def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iterator[Path]:
     """A new directory that becomes `target`, by a rename, when the body succeeds; `target` must not exist.
 
     With `last` the target may be a directory: the new files are moved into it. The file `last`, without which nothing
     can be loaded, is removed before the other files are moved, and moved at the end: old and new files do not mix.
-    `lock` is the path of a lock that the caller holds.
     """
     target = local_path(target)
     refuse_stdout(target, "output")
     final = Path(os.path.realpath(target))
     final.parent.mkdir(parents=True, exist_ok=True)
-    with lock_of(final, lock) as part:
+    with locked(final) as part:
         is_new = not os.path.lexists(target)
         if not is_new and (last is None or not final.is_dir()):
             raise ConfigurationError(f"output: expected a new directory, found {target} there already")

@@ -14,7 +14,7 @@ from elmo_fast.vectors.spec import OutputSpec
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-_TEXTS_PER_SLOT = 16  # in a call of a worker; slots idle at the end of every call
+TEXTS_PER_SLOT = 16  # in a call of a worker; slots idle at the end of every call
 
 
 @dataclass(frozen=True)
@@ -75,5 +75,5 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
     shared = SharedModel.of(elmo, settings)
     return ds.map_batches(
         AddVectors, fn_constructor_args=(shared, settings, column, options.output_column, options.tokenizer),
-        batch_format="pyarrow", batch_size=_TEXTS_PER_SLOT * options.batch_size,
+        batch_format="pyarrow", batch_size=TEXTS_PER_SLOT * options.batch_size,
         compute=ray.data.ActorPoolStrategy(min_size=lowest, max_size=highest), **settings.resources)

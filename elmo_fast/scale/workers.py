@@ -15,7 +15,7 @@ from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.options import Options
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.layouts.text_vectors import narrow
-from elmo_fast.vectors.spec import OutputSpec, Selection
+from elmo_fast.vectors.spec import OutputSpec
 
 with extra("ray"):
     import pyarrow as pa
@@ -74,26 +74,13 @@ class SharedModel:
         return LoadedElmo(self.kind(self.options, ray.get(self.weights), self.opening).to(device))
 
 
-class Worker:
-    """Computes vectors in a process with its own model."""
-
-    def __init__(self, shared: SharedModel, settings: Settings):
-        torch.set_num_threads(settings.cpus)
-        self._settings = settings
-        self._elmo = shared.load("cuda" if settings.gpus else "cpu")
-
-    def selections(self, texts: Sequence[Sequence[str]]) -> Iterator[Selection]:
-        """Yield the selected vectors of tokenized texts, in order."""
-        vectors = self._elmo.vectors(texts, self._settings.batch_size)
-        return map(self._settings.form.apply, vectors, texts)
-
-
-class AddVectors(Worker):
-    """Adds a column of vectors to Arrow tables."""
+class AddVectors:
+    """Adds a column of vectors to Arrow tables, in a process with its own model."""
 
     def __init__(self, shared: SharedModel, settings: Settings, column: str, output: str,
                  tokenizer: str | Tokenizer):
-        super().__init__(shared, settings)
+        torch.set_num_threads(settings.cpus)
+        self._settings, self._elmo = settings, shared.load("cuda" if settings.gpus else "cpu")
         self._names, self._split = (column, output), find_tokenizer(tokenizer)
 
     def __call__(self, table: pa.Table) -> Iterator[pa.Table]:
@@ -102,7 +89,8 @@ class AddVectors(Worker):
             raise ValueError(f"column: expected one of {', '.join(table.column_names)}, got {name!r}")
         texts = [_tokens(name, value, self._split) for value in table.column(name).to_pylist()]
         begin = 0
-        for arrays in _group_by_size(selection.vectors for selection in self.selections(texts)):
+        selections = map(self._settings.form.apply, self._elmo.vectors(texts, self._settings.batch_size), texts)
+        for arrays in _group_by_size(selection.vectors for selection in selections):
             rows = table.slice(begin, len(arrays))
             yield rows.append_column(output, self._column(arrays))
             begin += len(arrays)

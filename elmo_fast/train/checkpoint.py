@@ -18,7 +18,6 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
 from elmo_fast.files.json import read_json
-from elmo_fast.files.manifest import sha256_of
 from elmo_fast.files.tensors import is_plain, load_tensors
 from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
@@ -31,6 +30,7 @@ from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, choo
 
 RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
 FORMAT = 2  # format 1, which has no manifest, can be read too
+_PIECE = 1 << 22  # bytes of a file read at a time
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 # The smallest valid values of an optimizer's state, by name.
 _STATE_MINIMA = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_sq": 0.0}
@@ -107,10 +107,19 @@ def _has_manifest(path: str | os.PathLike) -> bool:
         manifest = file.read()
     if not manifest.startswith(_MANIFEST.partition(b"%")[0]):
         return False
-    if manifest != _MANIFEST % sha256_of(Path(path), size).encode():
+    if manifest != _MANIFEST % _sha256_of(Path(path), size).encode():
         raise ConfigurationError(f"checkpoint {path}: expected the bytes of its checksum, found others: the file is "
                                  f"damaged{_remedy(path)}")
     return True
+
+
+def _sha256_of(path: Path, size: int | None = None) -> str:
+    """SHA-256 of a file, or of its first `size` bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE if size is None else min(_PIECE, size - file.tell())):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _is_tensor(value: Any, minimum: float = -math.inf) -> bool:
@@ -161,7 +170,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 
 def file_digests(run: str | os.PathLike) -> dict[str, str]:
     """Return SHA-256 digests of a run's options and vocabulary: the entry `files` of its checkpoints."""
-    return {name: sha256_of(Path(run) / name) for name in RUN_FILES}
+    return {name: _sha256_of(Path(run) / name) for name in RUN_FILES}
 
 
 def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[str, Any],
@@ -172,7 +181,7 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
     """
     for name in names if "files" in content else ():
         file, expected = Path(run) / name, content["files"][name]
-        digest = sha256_of(file) if file.is_file() else "none"
+        digest = _sha256_of(file) if file.is_file() else "none"
         replaced = _options_digests(run) if name == OPTIONS_FILE else []
         if digest != expected and not (expected in replaced and digest in replaced[-2:]):  # before or after a kill
             raise ConfigurationError(f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 "

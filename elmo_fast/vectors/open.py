@@ -7,12 +7,12 @@ from elmo_fast.arguments import check_path, listed
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.vectors.layouts import source_of
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.shards import ShardsSource
+from elmo_fast.vectors.layouts.parts import PartsSource
 from elmo_fast.vectors.layouts.table import LAYOUTS, by_first_bytes
 
 
 def open_embeddings(path: str | os.PathLike) -> Embeddings:
-    """Open vectors that `embed`, `seqvec`, `LoadedElmo.save_vectors`, AllenNLP or SeqVec wrote.
+    """Open a file or directory that `embed`, `seqvec`, `LoadedElmo.save_vectors`, AllenNLP or SeqVec wrote.
 
     Vectors are read when they are accessed. Raises `FileNotFoundError`, and `ConfigurationError` for files that are
     incomplete or damaged, or hold other data.
@@ -22,14 +22,13 @@ def open_embeddings(path: str | os.PathLike) -> Embeddings:
 
 def _open(path: Path) -> Embeddings:
     if path.is_dir():
-        return ShardsSource(path, _open)
+        return PartsSource(path, _open)
     if not path.exists():
         raise FileNotFoundError(f"embeddings: expected a file or directory, found nothing at {path}")
     with open(path, "rb") as file:
         start = file.read(8)
-    for layout in reversed(by_first_bytes(start)):
-        source = source_of(layout)
-        if source.recognizes(path):
-            return source(path)
+    layout = by_first_bytes(start)
+    if layout:
+        return source_of(layout)(path)
     kinds = listed(dict.fromkeys(row.kind for row in LAYOUTS.values()))
     raise ConfigurationError(f"embeddings {path}: expected {kinds}, found none of them")

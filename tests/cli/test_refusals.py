@@ -57,7 +57,7 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
                             ("export run -", "output"),
                             ("train - --train texts/a.txt --vocab vocab.txt", "run"), ("bench --json -", "--json"),
                             ("nearest texts/a.txt --word a --save -", "--save"),
-                            ("embed texts/a.txt - --layout packed", "output file"))),
+                            ("embed texts/a.txt - --layout allennlp", "output file"))),
     ("embed texts/a.txt o.pt --model model", "expected a name that ends in .h5, .hdf5, .parquet,"),
     ("seqvec -i p.fasta -o o.h5 --model typo", "found nothing at typo; --model seqvec downloads the published model"),
     ("score texts/a.txt --model model", "a model that you train and write with `elmo-fast export --softmax` has it"),

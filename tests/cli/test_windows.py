@@ -23,8 +23,7 @@ embed text.txt a.h5 --all
 embed text.txt a.h5 --all --use-sentence-keys
 embed text.txt a.npz --average --pool max
 embed text.txt a.npy --top --pool mean --allow-blank
-embed text.txt packed.h5 --top --layout packed --dtype float16
-embed text.txt shards --top --layout packed
+embed text.txt b.h5 --top --dtype float16
 cache vocab.txt table.h5
 cache vocab.txt table.h5 --storage float16
 embed text.txt t.h5 --top --token-table table.h5 --state zero
@@ -33,7 +32,7 @@ seqvec -i in.fasta -o proteins.npz --cpu --id -1 --protein
 compare kata lo -o c.html
 compare kata kata -o c.png
 nearest text.txt --word ka -o n.html
-nearest packed.h5 --word ka
+nearest b.h5 --word ka
 train run --train part-*.txt --heldout part-0.txt --vocab vocab.txt --options-file options.json --max-steps 4 @
 train run --resume --max-steps 8
 train with --train part-*.txt --vocab vocab.txt --options-file options.json --max-steps 4 @ --workers 2
@@ -102,7 +101,8 @@ def write(folder):
 def test_every_command_does_there_what_it_does_here(folder, monkeypatch):
     jobs = [line.split() for line in JOBS.strip().splitlines()]
     if importlib.util.find_spec("pyarrow"):
-        jobs += ["embed text.txt a.parquet --all".split(), *2 * ["embed text.txt a.arrow --top".split()],
+        jobs += ["embed text.txt a.parquet --all".split(), "embed text.txt parts --top --layout arrow".split(),
+                 *2 * ["embed text.txt a.arrow --top".split()],
                  "nearest a.parquet --word ka".split(), "nearest a.arrow --word ka".split()]
     models = {"embed", "cache", "seqvec", "compare", "nearest", "bench"}
     jobs = [[*job, "--model", "model"] if job[0] in models else job for job in jobs]
@@ -120,7 +120,7 @@ def test_every_command_does_there_what_it_does_here(folder, monkeypatch):
         assert (folder / name).read_bytes() == (folder / "here" / name).read_bytes(), name
     for name in ("table.h5", "exported/weights.hdf5", "exported/softmax.hdf5"):  # HDF5 writes the time into them
         assert _digests(folder / name) == _digests(folder / "here" / name), name
-    for name in ("a.h5", "packed.h5", "t.h5", "proteins.h5", "shards"):
+    for name in ("a.h5", "b.h5", "t.h5", "proteins.h5"):
         with open_embeddings(folder / name) as there, open_embeddings(folder / "here" / name) as here:
             assert all((a == b).all() for a, b in zip(there, here, strict=True))
     assert "\u00e9" in out and _without_times(out) == _without_times(done.stdout)

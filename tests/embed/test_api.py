@@ -1,6 +1,7 @@
 import json
 import os
 import traceback
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -118,10 +119,11 @@ def test_raw_strings_are_tokenized(model, tmp_path):
     np.testing.assert_array_equal(model.encode(raw), model.encode([tokens])[0])
     assert model.similarity(raw, tokens) == pytest.approx(1, abs=1e-6)
     assert model.similarity(raw, tokens, tokenizer="whitespace") < 0.9999
-    model.save_vectors(tmp_path / "v.h5", [raw], layout="packed", layers="top")
-    with elmo_fast.open_embeddings(tmp_path / "v.h5") as stored:
-        np.testing.assert_array_equal(stored[0], wanted[-1])
-        assert list(stored.tokens(0)) == tokens
+    if find_spec("pyarrow"):
+        model.save_vectors(tmp_path / "v.parquet", [raw], layers="top")
+        with elmo_fast.open_embeddings(tmp_path / "v.parquet") as stored:
+            np.testing.assert_array_equal(stored[0], wanted[-1])
+            assert list(stored.tokens(0)) == tokens
     with pytest.raises(ValueError, match="^tokenizer: expected auto, whitespace, penn, simple, a function"):
         model.embed([raw], tokenizer="spacy")
 
@@ -182,14 +184,13 @@ def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(SENTENCES, layers="top", pool="mean"))
 
 
-@pytest.mark.parametrize("layout, name", [("packed", "v.h5"), ("allennlp", "v.h5"), ("npz", "v.npz")])
+@pytest.mark.parametrize("layout, name", [("allennlp", "v.h5"), ("npz", "v.npz")])
 def test_arrays_of_tokens_are_saved(model, tmp_path, layout, name):
     texts = [["a"], np.array(["b", "c"]), np.array(["d"], object)]
     model.save_vectors(tmp_path / name, texts, layout=layout)
     with elmo_fast.open_embeddings(tmp_path / name) as found:
         for values, expected in zip(found, model.embed(list(map(list, texts))), strict=True):
             np.testing.assert_array_equal(values, expected)
-        assert layout != "packed" or [found.tokens(number) for number in range(3)] == [["a"], ["b", "c"], ["d"]]
 
 
 def test_what_a_model_says_of_itself(directory, model):

@@ -131,7 +131,7 @@ PATHS = {
     "embed_file, input": ("input_file", lambda made, value: made.embedder.embed_file(value, made.path)),
     "embed_file, output": ("output file", lambda made, value: made.embedder.embed_file(io.StringIO("a"), value)),
     "save_vectors": ("output", lambda made, value: made.loaded.save_vectors(value, [SENTENCE])),
-    "save_vectors, layout": ("output", lambda made, value: made.loaded.save_vectors(value, [], layout="packed")),
+    "save_vectors, layout": ("output", lambda made, value: made.loaded.save_vectors(value, [], layout="allennlp")),
     "open_embeddings": ("embeddings", lambda made, value: open_embeddings(value)),
     "open_texts": ("input", lambda made, value: open_texts([value])),
     "read_fasta": ("FASTA file", lambda made, value: next(read_fasta(value))),

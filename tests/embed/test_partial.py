@@ -1,6 +1,5 @@
-"""Partial results: what fits goes on, what is damaged is dropped or refused, and commits outlast what ends a run."""
+"""Partial results: those that fit are resumed, damaged ones refused, and commits outlast what ends a run."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,7 +10,6 @@ import pytest
 from elmo_fast import ConfigurationError
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors.partial import PartialResult
 from elmo_fast.vectors.spec import OutputSpec, Target
 from tests.support.engines import TILE_ISAS, isa
 from tests.support.files import flip, full_disk, names
@@ -25,7 +23,7 @@ CHANGED_LATE = [*TEXTS[:10], ["another"], *TEXTS[11:]]
 
 @pytest.fixture
 def interrupted(tmp_path):
-    """An output of which four sections are done."""
+    """An output of which four parts are done."""
     with power_cut(4):
         embed(tmp_path / "o.h5")
     return tmp_path / "o.h5"
@@ -38,15 +36,15 @@ def test_an_empty_directory_is_no_partial_result(tmp_path):
 
 
 def test_a_commit_that_failed_does_not_count(tmp_path, monkeypatch, caplog):
-    write = PartialResult._write_progress
+    replace = os.replace
 
-    def writing(self, folder, commits):
-        if len(commits) == 3:
+    def replacing(source, target):
+        if os.path.basename(target) == "progress.npz" and (tmp_path / "o.h5.part" / "parts" / "00002.h5").exists():
             raise OSError("full")
-        write(self, folder, commits)
+        replace(source, target)
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
-        patched.setattr(PartialResult, "_write_progress", writing)
+        patched.setattr(os, "replace", replacing)
         embed(tmp_path / "o.h5")
     assert [message[:22] for message in caplog.messages] == ["6 texts are done; resu"]
     embed(tmp_path / "o.h5", resume=True)
@@ -116,21 +114,32 @@ def damaged(path):
     flip(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage, name", grid(
-    [truncate, damaged, os.unlink], ["000003", "000003.states", "000001", "000000", "000000.states"], together=1))
-def test_damaged_segments_are_dropped(interrupted, caplog, damage, name):
-    texts = 3 * int(name[:6])
-    damage(interrupted.with_name("o.h5.part") / name)
-    embed(interrupted, resume=True)
-    assert f"continuing after {texts} texts, not 12" in caplog.text
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_without_one_of_its_parts_starts_again(interrupted, caplog, resume):
+    (interrupted.with_name("o.h5.part") / "parts" / "00001.h5").unlink()
+    embed(interrupted, resume=resume)
+    assert "00001.h5 is missing; starting again, not after 12 texts" in caplog.text
     embed(interrupted.with_name("whole.h5"), seconds=1000)
     assert content(interrupted) == content(interrupted.with_name("whole.h5"))
+
+
+@pytest.mark.parametrize("state", ["carry", "warm"])
+def test_files_of_a_part_that_was_not_finished_are_replaced(tmp_path, state):
+    with power_cut(2):
+        embed(tmp_path / "o.h5", state)
+    (tmp_path / "o.h5.part" / "parts" / "00002.h5").write_text("half")
+    (tmp_path / "o.h5.part" / "progress.npz.new").write_text("half")
+    (tmp_path / "o.h5.part" / "joined").write_text("half")
+    embed(tmp_path / "o.h5", state, resume=True)
+    embed(tmp_path / "whole.h5", state, seconds=1000)
+    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
+    assert names(tmp_path) == ["o.h5", "whole.h5"]
 
 
 @pytest.mark.parametrize("damage", [truncate, damaged, *(lambda path, text=text: path.write_text(text)
                                                       for text in ("[]", ""))])
 def test_damaged_progress_is_refused(interrupted, damage):
-    damage(interrupted.with_name("o.h5.part") / "progress.json")
+    damage(interrupted.with_name("o.h5.part") / "progress.npz")
     with pytest.raises(ConfigurationError, match="^partial result: expected the bytes that were written to .*progress"):
         embed(interrupted, resume=True)
 
@@ -150,11 +159,11 @@ def test_what_is_not_a_partial_result_is_left_alone(tmp_path, make):
 
 
 def test_what_killed_processes_left_is_removed_but_not_partial_results(interrupted):
-    """As after a kill: the lock's file names what was written; the next process removes that alone."""
-    (interrupted.parent / "o.h5.lock").write_text("1 host .0123abcd.part\n")
+    (interrupted.parent / "o.h5.lock").touch()
     (interrupted.parent / "o.h5.0123abcd.part").mkdir()
+    (interrupted.parent / "o.h5.mine.part").touch()
     embed(interrupted, resume=True)
-    assert names(interrupted.parent) == ["o.h5"]
+    assert names(interrupted.parent) == ["o.h5", "o.h5.mine.part"]
 
 
 @pytest.mark.parametrize("size", [4000, 40_000])
@@ -185,38 +194,38 @@ def test_a_directory_that_is_removed_ends_the_run(tmp_path):
 
 @pytest.mark.parametrize("state", ["carry", "warm"])
 def test_a_stop_keeps_what_was_committed(tmp_path, state):
+    long = TEXTS * 4
+
     def texts():
-        for number, tokens in enumerate(TEXTS):
-            if number == 30:
+        for number, tokens in enumerate(long):
+            if number == 130:
                 signal.raise_signal(signal.SIGINT)
             yield Text(str(number), " ".join(tokens), tokens)
 
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted; .* texts are done; resume \(--resume\) goes on after"):
         write_corpus(texts(), model(state).runner(3), Target(tmp_path / "o.h5", "allennlp"))
     assert names(tmp_path) == ["o.h5.part"]
-    embed(tmp_path / "o.h5", state, resume=True)
-    embed(tmp_path / "whole.h5", state, seconds=1000)
+    embed(tmp_path / "o.h5", state, texts=long, resume=True)
+    embed(tmp_path / "whole.h5", state, texts=long, seconds=1000)
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
 def test_every_commit_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
-    """Of every file that `progress.json` names the bytes were synchronized first, and then the directory."""
-    synchronized, fsync, replace = set(), os.fsync, os.replace
+    """The bytes of all parts were synchronized before `progress.npz` counts them, and so was their directory."""
+    synchronized, counted, fsync, replace = set(), [], os.fsync, os.replace
 
     def synchronizing(number):
         synchronized.add(os.fstat(number).st_ino)
         fsync(number)
 
     def replacing(source, target):
-        if os.path.basename(target) == "progress.json":
-            folder = os.path.dirname(target)
-            named = [stored["name"] for commit in json.loads(Path(source).read_text().splitlines()[0])["commits"]
-                     for stored in commit["files"]]
-            inodes = {os.stat(path).st_ino
-                      for path in (source, folder, *(os.path.join(folder, name) for name in named))}
-            assert inodes - synchronized <= ({os.stat(folder).st_ino} if not named else set())
+        if os.path.basename(target) == "progress.npz":
+            parts = Path(target).parent / "parts"
+            counted.append(len(names(parts)))
+            assert {path.stat().st_ino for path in (Path(source), parts, *parts.iterdir())} <= synchronized
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", synchronizing)
     monkeypatch.setattr(os, "replace", replacing)
     embed(tmp_path / "o.h5")
+    assert counted == list(range(1, 1 + len(counted))) and len(counted) > 10

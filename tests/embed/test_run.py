@@ -1,9 +1,10 @@
-"""Corpora in sections: whatever ends a run, the run that goes on gives what an uninterrupted one gives."""
+"""Corpora in parts: whatever ends a run, the resumed run gives the same as an uninterrupted one."""
 
 import io
 import json
 import logging
 import shutil
+from importlib.util import find_spec
 from unittest import mock
 
 import numpy as np
@@ -25,11 +26,12 @@ from tests.support.models import bilm
 from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
 
 pytestmark = pytest.mark.usefixtures("short_sections")
+COLUMNS = [("parquet", "o"), ("arrow", "o.arrow")] if find_spec("pyarrow") else []
 
 
 @pytest.mark.parametrize("state, slots, cuts, layout", grid(
     ["carry", "zero", "warm"], [1, 3, 64], [(1,), (2, 1), (4, 3, 1)],
-    [("allennlp", "o.h5"), ("packed", "o.h5"), ("packed", "o"), ("npz", "o.npz")], together=1))
+    [("allennlp", "o.h5"), ("npz", "o.npz"), *COLUMNS], together=1))
 def test_a_run_that_goes_on_gives_what_an_uninterrupted_one_gives(tmp_path, state, slots, cuts, layout):
     layout, name = layout
     (tmp_path / "whole").mkdir()
@@ -57,54 +59,42 @@ def test_sections_do_not_change_a_result(tmp_path, state, count):
     assert content(tmp_path / "a.h5")[1] == [values.tobytes() for values in expected]
 
 
-def test_a_run_of_one_section_has_no_partial_directory(tmp_path, monkeypatch):
+def test_a_run_of_one_part_has_no_partial_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(PartialResult, "commit", lambda *_: pytest.fail("a commit"))
     embed(tmp_path / "o.h5", seconds=1000)
     assert names(tmp_path) == ["o.h5"]
 
 
 @pytest.mark.parametrize("count", [0, 3])
-@pytest.mark.parametrize("layout, name, shard", [("packed", "o", "00000.h5"), ("packed", "o.1/", "00000.h5"),
-                                                 ("parquet", "o/", "00000.parquet"), ("arrow", "o", "00000.arrow")])
-def test_a_run_of_one_section_makes_a_directory_of_shards_too(tmp_path, count, layout, name, shard):
+@pytest.mark.parametrize("layout, name, part", [("parquet", "o", "00000.parquet"), ("parquet", "o.1/", "00000.parquet"),
+                                                ("arrow", "o", "00000.arrow")])
+def test_a_run_of_one_part_makes_a_directory_too(tmp_path, count, layout, name, part):
     """Also one that ends after its only commit, or just before its output gets its name."""
-    if layout != "packed":
-        pytest.importorskip("pyarrow")
-    embed(tmp_path / "o.h5", layout="packed", texts=TEXTS[:count], seconds=1000)
-    expected = content(tmp_path / "o.h5")
-    (tmp_path / "o.h5").unlink()
+    pytest.importorskip("pyarrow")
+    embed(tmp_path / "o.parquet", layout="parquet", texts=TEXTS[:count], seconds=1000)
+    expected = content(tmp_path / "o.parquet")
+    (tmp_path / "o.parquet").unlink()
     output, folder = f"{tmp_path}/{name}", tmp_path / name
     for stage in (None, "commit", "place"):
-        if stage == "commit":
+        if stage == "commit" and count:
             with power_cut(1):
-                embed(output, layout=layout, texts=TEXTS[:count], seconds=1000)
+                embed(output, layout=layout, texts=TEXTS[:count], seconds=0)
         if stage == "place":
-            with (mock.patch.object(layouts, "place", _after_one(layouts.place)), pytest.raises(PowerCutError)):
-                embed(output, layout=layout, texts=TEXTS[:count], seconds=1000)
-        assert names(tmp_path) == ([f"{folder.name}.part"] if stage else [])
-        embed(output, layout=layout, texts=TEXTS[:count], seconds=1000, resume=True)
-        assert names(tmp_path) == [folder.name] and names(folder) == [shard, "_manifest.json"]
+            with mock.patch.object(layouts, "place", side_effect=PowerCutError), pytest.raises(PowerCutError):
+                embed(output, layout=layout, texts=TEXTS[:count], seconds=0)
+        assert names(tmp_path) == ([f"{folder.name}.part"] if stage and count else [])
+        embed(output, layout=layout, texts=TEXTS[:count], seconds=0, resume=True)
+        assert names(tmp_path) == [folder.name] and names(folder) == [part]
         assert content(folder) == expected
         shutil.rmtree(folder)
 
 
-def _after_one(place):
-    """`place`, which the power is cut at when it is called for the second time: the segment is then in the output."""
-    calls = []
-
-    def placing(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise PowerCutError
-        return place(*arguments)
-    return placing
-
-
 @pytest.mark.parametrize("name", ["o", "o/"])
 def test_saved_vectors_are_a_directory_however_few(tmp_path, name):
+    pytest.importorskip("pyarrow")
     loaded = LoadedElmo(bilm(state="warm"))
-    loaded.save_vectors(f"{tmp_path}/{name}", ["one text", "two"], 1, layout="packed")
-    assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.h5", "_manifest.json"]
+    loaded.save_vectors(f"{tmp_path}/{name}", ["one text", "two"], 1, layout="parquet")
+    assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.parquet"]
     with open_embeddings(tmp_path / "o") as found:
         assert found.layers == 1
         for values, expected in zip(found, loaded.embed(["one text", "two"], "all"), strict=True):
@@ -149,22 +139,22 @@ def test_more_texts_than_a_run_whose_end_failed(tmp_path, state):
 
 def test_more_texts_than_a_run_of_complete_batches_whose_end_failed(tmp_path):
     with mock.patch.object(layouts, "join", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
-        embed(tmp_path / "o", layout="packed", texts=TEXTS[:21], seconds=1000)
-    embed(tmp_path / "o", layout="packed", resume=True)
-    embed(tmp_path / "whole", layout="packed")
-    assert content(tmp_path / "o") == content(tmp_path / "whole")
+        embed(tmp_path / "o.npz", layout="npz", texts=TEXTS[:21])
+    embed(tmp_path / "o.npz", layout="npz", resume=True)
+    embed(tmp_path / "whole.npz", layout="npz")
+    assert content(tmp_path / "o.npz") == content(tmp_path / "whole.npz")
 
 
-@pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("packed", "o"), ("npy", "o.npy")])
-def test_a_joined_output_is_on_the_disk_before_its_segments_go(tmp_path, monkeypatch, layout, name):
+@pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("parquet", "o"), ("npy", "o.npy")])
+def test_an_output_is_on_the_disk_before_its_parts_go(tmp_path, monkeypatch, layout, name):
+    if layout == "parquet":
+        pytest.importorskip("pyarrow")
     synced, remove = [], PartialResult.remove
     monkeypatch.setattr(embed_run, "to_disk", lambda path: synced.append(path.name))
 
     def removing(self):
-        if self.commits:
-            at = [name for name in synced if name.startswith(("segment", "0", "_"))], synced[-1]
-            expected = {"allennlp": ["segment"], "npy": ["segment", "segment.json"]}.get(layout)
-            assert sorted(at[0]) == (expected or sorted([*names(tmp_path / "o"), "segment"])) and at[1] == tmp_path.name
+        expected = {"allennlp": ["joined"], "npy": ["joined", "joined.json"]}.get(layout)
+        assert sorted(synced[:-1]) == (expected or [*names(tmp_path / "o"), "parts"]) and synced[-1] == tmp_path.name
         remove(self)
 
     monkeypatch.setattr(PartialResult, "remove", removing)
@@ -199,22 +189,6 @@ def test_memory_errors_in_a_run_go_on_in_smaller_chunks(tmp_path, monkeypatch, c
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
     assert [record.message for record in caplog.records] == [
         "out of memory, chunks are smaller from here on: CUDA out of memory."]
-
-
-def test_sections_end_in_time_for_what_was_read_ahead(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(embed_run.time, "monotonic", lambda: now[0])
-    clock = embed_run._Clock(30)
-    now[0] = 29
-    assert not clock.is_due()
-    now[0] = 31
-    assert clock.is_due()
-    now[0] = 41  # the rest took ten seconds
-    clock.restart()
-    now[0] = 41 + 19
-    assert not clock.is_due()
-    now[0] = 41 + 20
-    assert clock.is_due()
 
 
 def test_streams_are_lazy():

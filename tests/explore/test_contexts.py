@@ -140,11 +140,10 @@ def test_an_empty_index(elmo, tmp_path):
 
 
 @pytest.mark.parametrize("layers", ["all", "top", (0.0, 1.0, 0.0)])
-@pytest.mark.parametrize("layout", ["packed", "allennlp"])
-def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
+def test_an_index_of_stored_embeddings(elmo, tmp_path, layers):
     form = OutputSpec(layers=layers)
     fingerprint = {"model": elmo.bilm.fingerprint(), "state": "warm", "effective precision": "low"}
-    path = write(layout, tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
+    path = write("allennlp", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
     expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
     for words in (None, ["play", "it"]):
         found = open_index(path, words=words)
@@ -158,7 +157,7 @@ def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
 
 def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
     form = OutputSpec(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"]))
-    path = write("packed", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS))
+    path = write("allennlp", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS))
     found = open_index(path, words=["play", "opened"])
     expected = ContextIndex.build(elmo, TEXTS, layers="top", words=["play"])
     exact = [number for number, (text, at) in enumerate(expected.places.tolist()) if expected.texts[text][at] == "play"]
@@ -171,7 +170,7 @@ def test_what_no_index_can_be_made_of(elmo, tmp_path):
     (tmp_path / "text.txt").write_text("a text")
     assert open_index(tmp_path / "text.txt") is None and open_index(tmp_path / "absent") is None
     form = OutputSpec(layers="top", pool="mean")
-    write("packed", tmp_path / "pooled.h5", form, items_of(elmo, form, TEXTS[:3]))
+    write("allennlp", tmp_path / "pooled.h5", form, items_of(elmo, form, TEXTS[:3]))
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, got pooled ones"):
         open_index(tmp_path / "pooled.h5")
     elmo.save_vectors(tmp_path / "vectors.npz", TEXTS)

@@ -4,8 +4,6 @@ import errno
 import fcntl
 import os
 import signal
-import socket
-import sys
 import threading
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from elmo_fast.files.atomic import atomic_directory, atomic_path, check_target
 from elmo_fast.files.hdf5 import atomic_hdf5
 from elmo_fast.files.lock import lock_of, locked, remove_partials
 from elmo_fast.files.stops import stoppable
-from tests.support.files import full_disk, kill, names, run, start, start_until, until, write_model
+from tests.support.files import kill, names, run, start, start_until, until, write_model
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -114,15 +112,6 @@ def test_signals_wait_for_the_end_of_the_block(number):
 
 # ---- locks ----
 
-@pytest.fixture(params=["POSIX", "SQLite"])
-def locks(request, monkeypatch):
-    """Either kind of lock; code to put first into another process, and the suffixes of the files of a lock."""
-    if request.param == "POSIX":
-        return "", [".lock"]
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
-    return "import sys; sys.modules['fcntl'] = None\n", [".lock", ".lock.db"]
-
-
 HOLDER = """
 import os, signal, sys, time
 from elmo_fast.files.lock import locked
@@ -135,16 +124,16 @@ with locked({target!r}) as part:
 """
 
 
-def hold(target, forks=False, first=""):
-    return start_until("locked", first + HOLDER.format(target=str(target), forks=forks))
+def hold(target, forks=False):
+    return start_until("locked", HOLDER.format(target=str(target), forks=forks))
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path, locks):
-    target, (first, suffixes) = tmp_path / "a", locks
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
+    target = tmp_path / "a"
     target.write_text("old")
-    process = hold(target, first=first)
-    message = (f"^output {target}: expected no other process to write it, found process {process.pid} on "
-               f"{socket.gethostname()}, which has locked {target}.lock$")
+    process = hold(target)
+    message = (f"^output {target}: expected no other process or thread to write it, found one that has locked "
+               f"{target}.lock$")
     for writer in (atomic_path, atomic_hdf5, locked):
         with pytest.raises(ConfigurationError, match=message), writer(target):
             pytest.fail("two writers")
@@ -154,7 +143,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path, locks):
     (left,) = tmp_path.glob("a.*.part")
     (tmp_path / "a.mine.part").write_text("of the user")
     kill(process)
-    assert names(tmp_path) == sorted(["a", *(f"a{suffix}" for suffix in suffixes), "a.mine.part", left.name, "link"])
+    assert names(tmp_path) == sorted(["a", "a.lock", "a.mine.part", left.name, "link"])
     with atomic_path(target) as part:
         part.write_text("new")
         assert not left.exists()
@@ -181,7 +170,7 @@ def test_a_second_command_on_an_output_is_refused(tmp_path, capsys, monkeypatch,
     status, _, errors = run(capsys, *arguments)
     kill(process)
     assert (status, errors.count("\n")) == (2, 1)
-    assert f"output {tmp_path / name}: expected no other process to write it, found process {process.pid} on" in errors
+    assert f"output {tmp_path / name}: expected no other process or thread to write it, found one that" in errors
     assert names(tmp_path) == before
 
 
@@ -206,22 +195,22 @@ def test_a_fork_is_refused_and_leaves_the_lock(tmp_path):
                 os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         process = start(f"from elmo_fast.files.lock import locked\nwith locked({str(tmp_path / 'a')!r}): pass")
-        assert "expected no other process to write it" in process.communicate()[1]
+        assert "expected no other process or thread to write it" in process.communicate()[1]
     assert names(tmp_path) == []
 
 
-def test_one_that_waits_takes_the_lock_when_it_is_free(tmp_path, caplog, locks):
-    process = hold(tmp_path / "a", first=locks[0])
+def test_one_that_waits_takes_the_lock_when_it_is_free(tmp_path, caplog):
+    process = hold(tmp_path / "a")
     waiting = threading.Thread(target=lambda: kill(until(lambda: caplog.messages) and process))
     waiting.start()
     with locked(tmp_path / "a", wait=True):
         (message,) = caplog.messages
-        assert message == f"waiting for process {process.pid} on {socket.gethostname()}, which writes {tmp_path / 'a'}"
+        assert message == f"waiting for another process or thread, which writes {tmp_path / 'a'}"
     waiting.join()
     assert names(tmp_path) == []
 
 
-def test_other_writers_of_the_process_are_refused(tmp_path, locks):
+def test_other_writers_of_the_process_are_refused(tmp_path):
     target, errors = tmp_path / "a", []
 
     def other():
@@ -233,21 +222,21 @@ def test_other_writers_of_the_process_are_refused(tmp_path, locks):
         with lock_of(target, part) as same:
             same.write_text("new")
         part.rename(target)
-        with pytest.raises(ConfigurationError, match="expected no other writer, found one in this process"), \
+        with pytest.raises(ConfigurationError, match="expected no other process or thread to write it"), \
                 locked(target):
             pytest.fail("two writers")
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
-    assert len(errors) == 1 and "found one in this process" in errors[0]
+    assert len(errors) == 1 and "expected no other process or thread to write it" in errors[0]
     assert names(tmp_path) == ["a"]
 
 
-def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path, locks):
+def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path):
     (tmp_path / "run" / "inner").mkdir(parents=True)
     with locked(tmp_path / "run"), atomic_path(tmp_path / "run" / "inner" / "a") as part:
         part.write_text("new")
-        assert names(tmp_path) == ["run", *(f"run{suffix}" for suffix in locks[1])]
+        assert names(tmp_path) == ["run", "run.lock"]
         assert len(names(tmp_path / "run" / "inner")) == 1
     (tmp_path / "run" / "inner" / "b.0123abcd.part").touch()
     (tmp_path / "run" / "mine.part").touch()
@@ -255,63 +244,23 @@ def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path, locks):
     assert names(tmp_path / "run") == ["inner", "mine.part"] and names(tmp_path / "run" / "inner") == ["a"]
 
 
-def test_a_lock_file_that_its_owner_removed_is_opened_again(tmp_path, monkeypatch):
-    path, lock, calls = tmp_path / "a.lock", fcntl.lockf, []
-
-    def late(file, how):
-        calls.append(file)
-        if len(calls) == 1:
-            path.unlink()
-        lock(file, how)
-
-    monkeypatch.setattr(fcntl, "lockf", late)
-    with locked(tmp_path / "a"):
-        assert len(calls) == 2 and path.read_text().split()[0] == str(os.getpid())
-
-
 def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", fail)
+    monkeypatch.setattr(fcntl, "flock", fail)
     with pytest.raises(OSError, match=r"expected a file system with locks \(No locks available\): '.*a.lock'"), \
             atomic_path(tmp_path / "a"):
         pytest.fail("no lock")
 
 
-def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path, locks):
-    with full_disk(0), pytest.raises(OSError, match="too large: '.*a.lock'"), atomic_path(tmp_path / "a"):
-        pytest.fail("no lock")
-    assert names(tmp_path) == []
-
-
-def test_a_damaged_lock_file_removes_nothing_else(tmp_path, locks):
-    (tmp_path / "b").touch()
-    for content in (b"1 host ../b", b"1 host /b", bytes(100), b"1 host .0123abcd.part more", b"", b"1"):
-        (tmp_path / "a.lock").write_bytes(content)
-        with locked(tmp_path / "a"):
-            assert names(tmp_path) == [*(f"a{suffix}" for suffix in locks[1]), "b"]
-    assert names(tmp_path) == ["b"]
-
-
 @pytest.mark.parametrize("content", [b"# This file is generated\n", b'{"version": 1}', b"\xff \xfe \xfd"])
-def test_a_lock_file_of_another_program_stays(tmp_path, locks, content):
+def test_a_lock_file_of_another_program_stays(tmp_path, content):
     (tmp_path / "a.lock").write_bytes(content)
     with (pytest.raises(ConfigurationError, match="expected nothing or a lock of elmo-fast at .*a.lock, found"),
           locked(tmp_path / "a")):
         pytest.fail("locked")
     assert names(tmp_path) == ["a.lock"] and (tmp_path / "a.lock").read_bytes() == content
-
-
-def test_a_lock_that_sqlite_cannot_take_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    (tmp_path / "a.lock.db").write_bytes(bytes(range(256)) * 40)
-    with pytest.raises(OSError, match=r"expected a file system with locks \(file is not a database\): '.*a.lock.db'"), \
-            locked(tmp_path / "a"):
-        pytest.fail("no lock")
-    with pytest.raises(FileNotFoundError, match="No such file or directory: '.*/no/a.lock.db'"), \
-            locked(tmp_path / "no" / "a"):
-        pytest.fail("no directory")
 
 
 def test_a_file_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):

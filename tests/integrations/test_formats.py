@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_the_page(here):
-    for layout, name in (("packed", "vectors.h5"), ("allennlp", "allennlp.hdf5"), ("npz", "vectors.npz"),
+    for layout, name in (("allennlp", "allennlp.hdf5"), ("npz", "vectors.npz"),
                          ("parquet", "vectors.parquet"), ("parquet", "shards")):
         write(layout, here / name, OutputSpec(), ITEMS, [12])
     write("npy", here / "pooled.npy", form := OutputSpec("top", "mean"), make_items(form))

@@ -49,7 +49,7 @@ def test_memory_of_the_command(bench):
 def test_other_vectors_in_a_file_end_the_run(bench, monkeypatch):
     vectors_of = bench_io.vectors_of
     monkeypatch.setattr(bench_io, "vectors_of", lambda path: [2 * vectors for vectors in vectors_of(path)])
-    assert "tiny, packed float16 against the engine: relative error 1.0e+00" in bench()
+    assert "tiny, HDF5 float16 against the engine: relative error 1.0e+00" in bench()
     build, seeds = models.build, iter(range(9))
     monkeypatch.setattr(models, "build", lambda name, **given: build(name, **{**given, "seed": next(seeds)}))
     assert "tiny, the engine against reference: relative error" in bench()
@@ -57,7 +57,7 @@ def test_other_vectors_in_a_file_end_the_run(bench, monkeypatch):
 
 def test_a_missing_text_is_noticed(tmp_path, monkeypatch):
     job = bench_io.Job("tiny", [["a", "b"], ["c"]], 2, tmp_path)
-    path = job.write(bench_io.LAYOUTS["packed float16"])
+    path = job.write(bench_io.LAYOUTS["HDF5 float16"])
     expected = bench_io.vectors_of(path)
     assert bench_io.compare_ends(path, 2, expected, "two", 0.0) == 0
     with pytest.raises(ValueError, match="three: expected 3 texts, found 2"):

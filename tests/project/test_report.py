@@ -66,18 +66,18 @@ def test_files_of_vectors_have_their_tables_and_charts_once_they_are_recorded(tm
     parts = ("io", "io stages", "io memory")
     assert {report.PARTS[part]() for part in parts} == {"\nNot recorded yet.\n"}
     assert "stages.svg" not in charts.drawn()
-    facts = {"model": "small", "variant": "packed float16"}
+    facts = {"model": "small", "variant": "HDF5 float16"}
     rows = [{**facts, "way": "slots of 64", "variant": "engine alone", "median": 2000.0},
             {**facts, "way": "text file to file", "median": 1840.0, "share_of_engine": 0.92, "goal": 0.9},
             *({**facts, "way": "CPU time", "stage": stage, "share_of_time": share}
               for stage, share in (("reading", 0.05), ("engine", 0.95))),
             *({**facts, "way": "memory", "sentences": count, "median": 301.0} for count in (10_000, 30_000))]
     (tmp_path / "cpu" / "io.json").write_text(json.dumps({"results": rows}), encoding="utf-8")
-    assert "| small | packed float16 | 2,000 | 1,840 | 92% | 90% |" in report.PARTS["io"]()
-    assert "| small | packed float16 | 5.0% | 95.0% |" in report.PARTS["io stages"]()
-    assert "| packed float16 | 301 | 301 |" in report.PARTS["io memory"]()
+    assert "| small | HDF5 float16 | 2,000 | 1,840 | 92% | 90% |" in report.PARTS["io"]()
+    assert "| small | HDF5 float16 | 5.0% | 95.0% |" in report.PARTS["io stages"]()
+    assert "| HDF5 float16 | 301 | 301 |" in report.PARTS["io memory"]()
     assert "95% in the engine" in charts.svg(charts.drawn()["stages.svg"]())
-    assert "packed float16" in charts.svg(charts.drawn()["memory.svg"]())
+    assert "HDF5 float16" in charts.svg(charts.drawn()["memory.svg"]())
 
 
 def test_two_files_compared_by_ratio():

@@ -61,8 +61,3 @@ def test_the_tables_of_the_page_are_those_of_the_simulation():
     one = 1e9 * (1 / made.compute + made.token_bytes / made.host) / 3600  # each worker computes, then writes
     assert [float(line[4].split()[0]) * {"d": 24, "h": 1}[line[4].split()[1]] for line in lines] == pytest.approx(
         [one, one / 8, one / 64], rel=0.05)
-
-
-def test_the_shards_are_those_of_the_command():
-    source = common.ROOT / "elmo_fast" / "scale" / "run.py"
-    assert "SHARD_TOKENS = 1 << 15 " in source.read_text(encoding="utf-8") and scaling.SHARD_TOKENS == 1 << 15

@@ -20,7 +20,6 @@ from elmo_fast.files import seal
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
-from elmo_fast.vectors.layouts.shards import MANIFEST, _sum
 from elmo_fast.vectors.spec import OutputSpec
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes
 from tests.robustness.structure import (
@@ -40,10 +39,9 @@ from tests.support.vectors import make_items, write
 
 _FORMS = (OutputSpec(), OutputSpec("top"), OutputSpec("average", "mean"), OutputSpec("all", "max", "float16"),
           OutputSpec(targets=frozenset({"wörd1", "wörd4"})))
-_OUTPUTS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"),
-            ("npy", "out.npy")]
+_OUTPUTS = [("allennlp", "out.hdf5"), ("npz", "out.npz"), ("npy", "out.npy")]
 if find_spec("pyarrow"):
-    _OUTPUTS += [("parquet", "out.parquet"), ("arrow", "out.arrow"), ("parquet", "shards")]
+    _OUTPUTS += [("parquet", "out.parquet"), ("arrow", "out.arrow"), ("parquet", "parts")]
 
 
 def of_structure(world: World, folder: Path, rng: random.Random) -> Case:
@@ -91,27 +89,10 @@ def of_vectors(world: World, folder: Path, rng: random.Random) -> Case:
 
 
 def _damage_vectors(target: Path, layout: str, rng: random.Random) -> str:
-    if target.is_dir() and rng.random() < 0.6:
-        manifest = target / MANIFEST
-        text = damaged_json(manifest.read_text(), rng)
-        if rng.random() < 0.8:
-            try:
-                content = json.loads(text)
-                content["checksum"] = _sum(content)
-                text = json.dumps(content)
-            except (ValueError, TypeError, RecursionError):
-                pass
-        manifest.write_text(text, errors="replace")
-        return "manifest"
     if target.is_dir():
-        target = rng.choice([path for path in sorted(target.iterdir()) if path.name != MANIFEST])
-    if layout in ("allennlp", "packed") and rng.random() < 0.8:
-        if layout == "packed":
-            cut_seal(target)
-        what = damage_structure(target, rng)
-        if layout == "packed":
-            reseal(target, seal.PACKED, rng)
-        return what
+        target = rng.choice(sorted(target.iterdir()))
+    if layout == "allennlp" and rng.random() < 0.8:
+        return damage_structure(target, rng)
     if layout == "npy" and rng.random() < 0.4:
         names = target.with_suffix(".json")
         names.write_text(damaged_json(names.read_text(), rng), errors="replace")
@@ -144,10 +125,10 @@ def _read_all(target: Path) -> int:
             total += vectors.size
             positions = found.positions(number)
             assert positions is None or positions.dtype.kind == "i"
-            if found.layout in ("packed", "parquet", "arrow"):
+            if found.layout in ("parquet", "arrow"):
                 assert all(isinstance(token, str) for token in [found.text(number), *found.tokens(number)])
         assert len(found) == len(found.keys) and found.dtype.kind == "f"
-        if found.layout in ("packed", "parquet", "arrow") and not found.pool:
+        if found.layout in ("parquet", "arrow") and not found.pool:
             rows, places = found.occurrences("wörd1")
             assert len(rows) == len(places)
             total += len(ContextIndex.from_embeddings(found))

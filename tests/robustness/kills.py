@@ -22,13 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import h5py
 import torch
 from tqdm import tqdm
 
 from elmo_fast.embed import run
 from elmo_fast.embed import stream as slot_stream
-from elmo_fast.files import lock as lock_module
 from elmo_fast.train.log import read_log
 from tests.robustness.world import World
 from tests.support.tf_checkpoints import import_values, made_up, write_folder
@@ -123,7 +123,7 @@ def commands(world: World) -> dict[str, Command]:
 
     return {
         "embed": Command(embed("carry")),
-        "embed-warm": Command(embed("warm", "--top", "--layout", "packed", "--dtype", "float16"), "out.h5"),
+        "embed-warm": Command(embed("warm", "--top", "--dtype", "float16"), "out.npz"),
         "embed-npy": Command(embed("carry", "--average", "--pool", "mean"), "out.npy"),
         "seqvec": Command(seqvec("carry"), "out.h5"),
         "seqvec-warm": Command(seqvec("warm"), "out.npz"),
@@ -199,21 +199,22 @@ class Kills:
 
 
 def record_lock(output: Path, record: Path) -> None:
-    """From here on this process writes down when it has the lock of `output`, and when its work under it is done."""
-    lock, remove, holding = lock_module._lock, lock_module.remove, {}
+    """From here on this process writes down from when to when it has had the lock of `output`."""
+    path, begin = f"{output.resolve()}.lock", []
 
-    def recorded_lock(final, partial, wait):
-        file = lock(final, partial, wait)
-        if final == output.resolve():
-            holding[partial] = time.monotonic()
-        return file
+    class RecordingLock(filelock.FileLock):
+        def acquire(self, *arguments, **options):
+            acquired = super().acquire(*arguments, **options)
+            if self.lock_file == path:
+                begin.append(time.monotonic())
+            return acquired
 
-    def recorded_remove(path):
-        if path in holding:  # the first thing after the work
-            record.write_text(f"{holding.pop(path)} {time.monotonic()}")
-        remove(path)
+        def release(self, *arguments, **options):
+            if self.lock_file == path:
+                record.write_text(f"{begin.pop()} {time.monotonic()}")
+            super().release(*arguments, **options)
 
-    lock_module._lock, lock_module.remove = recorded_lock, recorded_remove
+    filelock.FileLock = RecordingLock
 
 
 def race(name: str, command: Command, folder: Path, processes: int, expected: str, rng: random.Random) -> list[str]:
@@ -259,7 +260,8 @@ def race(name: str, command: Command, folder: Path, processes: int, expected: st
 
 def _says_why(message: str) -> bool:
     """One line: another process writes, or (a new directory is wanted) has just written."""
-    return "\n" not in message and ("no other process to write it" in message or "expected a new directory" in message)
+    reasons = "no other process or thread to write it", "expected a new directory"
+    return "\n" not in message and any(reason in message for reason in reasons)
 
 
 def main() -> int:

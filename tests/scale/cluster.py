@@ -63,12 +63,12 @@ def cluster(monkeypatch):
 
 
 def workers_below(process):
-    """Ids of the processes of Ray's workers, of pools and of single ones, that descend from a process."""
+    """Ids of the processes of Ray's pools of workers that descend from a process."""
     parents, found = {}, []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if (folder / "cmdline").read_bytes().startswith((b"ray::MapWorker", b"ray::ShardWriter")):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
                 found.append(int(folder.name))
     return [each for each in found if process in ancestors(each, parents)]
 

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from elmo_fast.vectors.layouts import join, place, segment
+from elmo_fast.vectors.layouts.parts import part_name
+from elmo_fast.vectors.layouts.table import is_directory
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import flip
 
 LIBRARY = [pytest.mark.long, pytest.mark.skipif(not find_spec("pyarrow"),
                                                 reason="pyarrow is not installed: make test-integrations")]
-# Layout and name of every kind of output. Names without a suffix are directories of shards.
-_KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
-         ("parquet", "out.parquet"), ("parquet", "shards"), ("arrow", "out.arrow"), ("arrow", "shards")]
-STORES_TEXTS = ("packed", "parquet", "arrow", "allennlp")
+# Layout and name of every kind of output. Names without a suffix are directories of parts.
+_KINDS = [("allennlp", "out.hdf5"), ("npz", "out.npz"), ("npy", "out.npy"), ("parquet", "out.parquet"),
+          ("parquet", "parts"), ("arrow", "out.arrow"), ("arrow", "parts")]
+STORES_TEXTS = ("parquet", "arrow", "allennlp")
 
 
 def kinds(*pairs, without=()):
@@ -48,15 +50,17 @@ def items_of(model, form, texts):
 
 
 def write(layout, target, form, items, cuts=(), **options):
-    """Write items in segments, cut at some numbers, and put the joined file in its place."""
+    """Write items in parts, cut at some numbers, and put the joined file, or the directory, in its place."""
     bounds, paths = [0, *cuts, len(items)], []
-    folder = target.parent / "work.part"
+    folder = target if is_directory(layout, target) else target.parent / "work.part"
     folder.mkdir()
     for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        paths.append(folder / f"segment.{number}")
+        paths.append(folder / part_name(layout, number))
         with segment(layout, paths[-1], target, form, **options) as writer:
             for item in items[begin:end]:
                 writer.write(item)
+    if folder == target:
+        return target
     join(layout, paths, folder / "whole", target, form, **options)
     place(layout, folder / "whole", target)
     for left in folder.iterdir():

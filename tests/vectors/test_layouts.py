@@ -1,4 +1,3 @@
-import itertools
 import json
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from tests.support.vectors import FORMS, LIBRARY, holds, kinds, make_items, writ
 @pytest.mark.parametrize("name, given, expected", [
     ("o.h5", None, "allennlp"), ("o.hdf5", None, "allennlp"), ("o", None, "allennlp"),
     ("o.npz", None, "npz"), ("o.npy", None, "npy"), ("o.parquet", None, "parquet"), ("o.arrow", None, "arrow"),
-    ("o.feather", None, "arrow"), ("o.h5", "packed", "packed"), ("o.hdf5", "packed", "packed"),
-    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o.csv", "packed", "packed"),
+    ("o.feather", None, "arrow"), ("o.hdf5", "allennlp", "allennlp"), ("o.dump", "allennlp", "allennlp"),
     ("o", "parquet", "parquet"), ("o/", "arrow", "arrow"), ("o.0/", "parquet", "parquet")])
 def test_the_layout_of_a_name(name, given, expected):
     assert layout_of(name, given) == expected
@@ -34,8 +32,8 @@ def test_an_unknown_suffix_is_refused(name):
 
 
 @pytest.mark.parametrize("name, given, message", [
-    ("o/", None, "layout: expected packed, parquet, arrow for a directory of shards, got none for o/"),
-    ("o.npz", "packed", "layout: expected a file that ends in .h5 or .hdf5 for packed, got o.npz"),
+    ("o/", None, "layout: expected parquet or arrow for a directory, got none for o/"),
+    ("o.npz", "allennlp", "layout: expected a file that ends in .h5 or .hdf5 for allennlp, got o.npz"),
     ("o.h5", "parquet", "layout: expected a file that ends in .parquet for parquet, got o.h5"),
     ("o.txt", "arrow", "layout: expected a file that ends in .arrow or .feather"),
     ("o", "npz", "layout: expected a file that ends in .npz"), ("o.h5", "zarr", "layout: expected one of allennlp")])
@@ -45,18 +43,19 @@ def test_a_name_of_another_layout_is_refused(name, given, message):
 
 
 def test_directories_have_no_suffix():
-    assert [is_directory(*each) for each in (("packed", "a"), ("packed", "a.b/"), ("arrow", Path("a")))] == [True] * 3
-    assert [is_directory(*each) for each in (("packed", "a.h5"), ("allennlp", "a"), ("npz", "a.npz"))] == [False] * 3
+    assert [is_directory(*each) for each in (("parquet", "a"), ("parquet", "a.b/"), ("arrow", Path("a")))] == [True] * 3
+    assert [is_directory(*each) for each in (("arrow", "a.arrow"), ("allennlp", "a"), ("npz", "a.npz"))] == [False] * 3
 
 
 @pytest.mark.parametrize("layout, name, form, error, message", [
     ("npy", "o.npy", OutputSpec(), ConfigurationError, "output: expected .h5 or .npz for arrays of different lengths"),
     ("npy", "o.npy", OutputSpec("all", "mean"), ConfigurationError,
      "output: expected .h5 or .npz for arrays of different"),
-    ("packed", "no/o.h5", OutputSpec(), FileNotFoundError, "output: expected an existing directory, found none at"),
-    ("packed", "no/o", OutputSpec(), FileNotFoundError, "output: expected an existing directory, found none at"),
-    ("packed", "there", OutputSpec(), ConfigurationError,
-     "output: expected a new directory, found .*there there already"),
+    ("allennlp", "no/o.h5", OutputSpec(), FileNotFoundError, "output: expected an existing directory, found none at"),
+    pytest.param("parquet", "no/o", OutputSpec(), FileNotFoundError,
+                 "output: expected an existing directory, found none at", marks=LIBRARY),
+    pytest.param("parquet", "there", OutputSpec(), ConfigurationError,
+                 "output: expected a new directory, found .*there there already", marks=LIBRARY),
     ("allennlp", "there", OutputSpec(), IsADirectoryError, "output: expected a file's path, got the directory")])
 def test_a_place_for_no_output_is_refused_before_any_work(tmp_path, layout, name, form, error, message):
     (tmp_path / "there").mkdir()
@@ -86,7 +85,7 @@ def contents(path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("layout, name", kinds(without=["shards"]))
+@pytest.mark.parametrize("layout, name", kinds(without=["parts"]))
 def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form):
     if not holds(layout, form):
         pytest.skip(f"{layout} is for pooled vectors of one layer")
@@ -125,37 +124,13 @@ def test_float16_rounds_as_numpy_does_and_nan_stays():
     assert narrow(values, np.dtype(np.float32)) is not None and narrow(values[:0], np.dtype(np.float16)).size == 0
 
 
-@pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("packed", "o.h5"), ("npz", "o.npz")])
+@pytest.mark.parametrize("layout, name", [("allennlp", "o.h5"), ("npz", "o.npz")])
 def test_values_that_a_gpu_rounded_to_infinity_are_refused(tmp_path, layout, name):
     form = OutputSpec("top", dtype="float16")
     items = [item._replace(vectors=item.vectors.astype(np.float16)) for item in make_items(form, 3)]
     items[1].vectors[0, 1] = np.inf
     with pytest.raises(ConfigurationError, match=f"dtype: .* for float16, found inf in text {items[1].key}"):
         write(layout, tmp_path / name, form, items)
-
-
-def test_a_packed_file_is_plain_hdf5(tmp_path):
-    items = make_items(form := OutputSpec())
-    with h5py.File(write("packed", tmp_path / "o.h5", form, items, [11])) as file:
-        offsets, tokens = file["offsets"][:], file["token_offsets"][:]
-        content, ends = file["tokens"][:].tobytes(), [0, *file["token_ends"][:]]
-        words = [content[begin:end].decode() for begin, end in itertools.pairwise(ends)]
-        for number, item in enumerate(items):
-            vectors = file["vectors"][offsets[number] : offsets[number + 1]]
-            np.testing.assert_array_equal(vectors.swapaxes(0, 1), item.vectors)
-            assert words[tokens[number] : tokens[number + 1]] == item.tokens
-        assert file["vectors"].chunks is None and json.loads(file.attrs["form"])["layers"] == "all"
-
-
-def test_large_packed_files_are_written_before_their_dataset(tmp_path):
-    """More than a buffer of rows, texts longer than a buffer, and more checksums than one."""
-    for dtype in ("float32", "float16"):
-        items = make_items(form := OutputSpec(dtype=dtype), 40, dim=64, longest=700)
-        items.append(TextVectors("40", "", ["a"] * 4000, None, np.ones((3, 4000, 64), np.float32)))
-        with h5py.File(write("packed", tmp_path / "o.h5", form, items)) as file:
-            assert file["vectors"].id.get_offset() == 4096 and file["vectors"].nbytes > 5 << 20
-            wanted = np.concatenate([item.vectors.swapaxes(0, 1) for item in items]).astype(dtype)
-            assert (file["vectors"][...] == wanted).all()
 
 
 @pytest.mark.parametrize("layout, name", kinds())

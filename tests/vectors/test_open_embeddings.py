@@ -1,6 +1,5 @@
 import json
 import pickle
-import random
 
 import h5py
 import numpy as np
@@ -12,7 +11,7 @@ from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.vectors.layouts.arrays import write_arrays
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec
-from tests.support.files import flip, tiny, write_model
+from tests.support.files import tiny, write_model
 from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, items_of, kinds, make_items, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
@@ -106,19 +105,6 @@ def read_all(path):
                 for number, vectors in enumerate(found)]
 
 
-@pytest.mark.parametrize("layout, name", kinds(("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
-                                               ("arrow", "shards")))
-def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
-    path = write(layout, tmp_path / name, OutputSpec(dtype="float16"), make_items(OutputSpec(), 60), [20])
-    rng = random.Random(1)
-    read_all(path)
-    for file in (path.iterdir() if path.is_dir() else [path]):
-        size = file.stat().st_size
-        for at in (*rng.sample(range(size), 60), *range(size - 70, size, 3)):
-            with flipped(file, at), pytest.raises(ConfigurationError, match="^embeddings .*: expected"):
-                read_all(path)
-
-
 @pytest.mark.parametrize("layout, name", kinds())
 def test_a_file_cut_short_is_refused(tmp_path, layout, name):
     form = OutputSpec("top", "mean") if layout == "npy" else OutputSpec()
@@ -139,28 +125,30 @@ def test_pages_of_parquet_have_checksums(tmp_path, layout, name):
         read_all(path)
 
 
-def test_only_what_is_asked_for_is_read(tmp_path):
-    items = make_items(OutputSpec(), 400)
-    path = write("packed", tmp_path / "o.h5", OutputSpec(), items)
-    with h5py.File(path) as file:
-        flip(path, file["vectors"].id.get_offset() + file["vectors"].nbytes - 1)
-    found = open_embeddings(path)
-    assert (found[3] == items[3].vectors).all() and found.text(399) == items[399].text
-    for _ in range(2):
-        with pytest.raises(ConfigurationError, match="found damage in the vectors from number .* on; write them again"):
-            found[max(number for number, item in enumerate(items) if item.tokens)]
-
-
-def test_an_unfinished_directory_is_refused(tmp_path):
-    path = write("packed", tmp_path / "o", OutputSpec(), make_items(OutputSpec()), [10])
-    (path / "00001.h5").rename(path / "moved")
-    with pytest.raises(ConfigurationError, match="expected the shard 00001.h5 as it was written"):
-        list(open_embeddings(path))
-    (path / "_manifest.json").rename(path / "manifest.json")  # its name before
-    assert len(open_embeddings(path)) > 0
-    (path / "manifest.json").unlink()
-    with pytest.raises(ConfigurationError, match="expected a directory of shards with _manifest.json, found none"):
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o"), ("arrow", "o")))
+def test_other_files_in_a_directory_of_parts(tmp_path, layout, name):
+    """Files of other programs are passed over, parts of another form are refused."""
+    form, suffix = OutputSpec("top"), f".{layout}"
+    path = write(layout, tmp_path / name, form, make_items(form, 90), range(1, 90))
+    for name in ("_manifest.json", f"_{suffix}", f".hidden{suffix}", "README"):
+        (path / name).write_text("{}")
+    with open_embeddings(path) as found:
+        assert len(found) == 90 and found.keys == [str(number) for number in range(90)]
+        assert [vectors.tobytes() for vectors in found] == [item.vectors.tobytes() for item in make_items(form, 90)]
+    write(layout, tmp_path / f"other{suffix}", OutputSpec("average"), make_items(OutputSpec("average"))).rename(
+        path / f"99999{suffix}")
+    with pytest.raises(ConfigurationError, match="99999.*: expected .* as in the first file of its directory, found"):
         open_embeddings(path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigurationError, match="expected a directory of files that end in .parquet, .arrow"):
+        open_embeddings(tmp_path / "empty")
+
+
+def test_hdf5_files_of_other_formats_are_refused(tmp_path):
+    with h5py.File(tmp_path / "o.h5", "w") as file:
+        file.attrs["format"], file["vectors"] = "elmo-fast context index", np.zeros((3, 4), np.float32)
+    with pytest.raises(ConfigurationError, match="o.h5: expected vectors of texts, found a file of the format"):
+        open_embeddings(tmp_path / "o.h5")
 
 
 def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
@@ -293,7 +281,7 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
             open_embeddings(tmp_path / name)
     form = OutputSpec("top", "mean")
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, found pooled ones"):
-        open_embeddings(write("packed", tmp_path / "p.h5", form, make_items(form))).occurrences("a")
+        open_embeddings(write("allennlp", tmp_path / "p.h5", form, make_items(form))).occurrences("a")
 
 
 @pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))

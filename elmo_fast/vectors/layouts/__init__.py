@@ -9,7 +9,6 @@ from pathlib import Path
 from elmo_fast.arguments import check_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target, replace
-from elmo_fast.vectors.layouts import shards
 from elmo_fast.vectors.layouts.table import LAYOUTS, is_directory
 from elmo_fast.vectors.spec import OutputSpec
 
@@ -39,13 +38,11 @@ def segment(layout: str, path: Path, target: str | os.PathLike, form: OutputSpec
 
 def join(layout: str, segments: Sequence[Path], part: Path, target: str | os.PathLike, form: OutputSpec,
          **options) -> None:
-    """Join segments into `part`, the same file that a single writer would write. Segments may be moved or removed.
+    """Join segments into the file `part`, the same that a single writer would write. A single segment is moved.
 
     Options as in `segment`.
     """
-    if is_directory(layout, target):
-        shards.join(layout, segments, part, source_of(layout))
-    elif len(segments) > 1:
+    if len(segments) > 1:
         _module(layout).join(segments, part, target, form, layout=layout, **options)
     else:
         place(layout, segments[0], part)

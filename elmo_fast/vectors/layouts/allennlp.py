@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -18,10 +17,10 @@ from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, check_target
 from elmo_fast.files.hdf5 import HDF5_ERRORS, MOST_DEPTH, attribute_of, limit_cache, new_hdf5, open_hdf5
 from elmo_fast.files.json import parse_json
 from elmo_fast.vectors.layouts.embeddings import Embeddings
+from elmo_fast.vectors.layouts.sentence_index import INDEX, Index, has_index, read_index
 from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrowed
 from elmo_fast.vectors.spec import OutputSpec
 
-INDEX = "sentence_to_index"
 _WEIGHTS = "CNN", "char_embed", "RNN_0"
 _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
 _NAME = "original_id"  # attribute of a dataset in files of bio_embeddings: the name in the FASTA file
@@ -30,7 +29,6 @@ _TOKENS = "tokens"  # attribute of a text's vectors: JSON of its tokens where sp
 _OPTIONS = {"meta_block_size": 1 << 16}
 _MOST_SPACES = 1 << 12  # cached dataspaces, one per shape
 _MOST_JSON = 2**31 - 1  # bytes of an index: the longest string type of NumPy
-_COPIED = 1 << 20  # bytes of an index copied at a time
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ class Hdf5Writer:
         self._disk.check()
         stops.check()
 
-    def write_index(self, index: "Index") -> None:
+    def write_index(self, index: Index) -> None:
         """Add AllenNLP's `sentence_to_index`: a JSON string that maps every sentence to its key."""
         if INDEX in self._file:
             raise ConfigurationError(f"output: expected keys other than {INDEX}, which AllenNLP's layout reserves")
@@ -125,66 +123,6 @@ def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
         yield Hdf5Writer(file, disk, "float32", sentences=True)
 
 
-class Index:
-    """Collects the JSON of AllenNLP's `sentence_to_index` in a temporary file in `folder`.
-
-    The file is unlinked while it is open, except on Windows, which cannot remove an open file.
-    """
-
-    def __init__(self, folder: Path, target):
-        self._path, self._target = folder / f"{secrets.token_hex(4)}.index", target
-        self._recent: list[str] = []
-        self._size = 0
-
-    def __enter__(self) -> "Index":
-        self._file = open(self._path, "x+b", buffering=0)
-        with contextlib.suppress(PermissionError):
-            self._path.unlink()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
-
-    def add(self, text: str, key: str) -> None:
-        """Add a text. Among equal texts, JSON readers use the last."""
-        self._append(f"{json.dumps(text)}: {json.dumps(key)}")
-
-    def extend(self, index: bytes) -> None:
-        """Add all entries of another index's JSON."""
-        if pairs := index[1:-1].decode():
-            self._append(pairs)
-
-    def _append(self, pairs: str) -> None:
-        self._recent += ", ", pairs
-        self._size += 2 + len(pairs)
-        if len(self._recent) >= 1 << 12:
-            self._flush()
-
-    def _flush(self) -> None:
-        rest = memoryview("".join(self._recent).encode())
-        self._recent = []
-        try:
-            while rest:
-                rest = rest[self._file.write(rest):]
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, os.fspath(self._target)) from error
-
-    @property
-    def size(self) -> int:
-        """Bytes of the JSON: its two braces take the place of the separator before the first pair."""
-        return max(2, self._size)
-
-    def json(self) -> Iterator[bytes]:
-        """The JSON, in pieces."""
-        self._flush()
-        self._file.seek(2)
-        yield b"{"
-        while piece := self._file.read(_COPIED):
-            yield piece
-        yield b"}"
-
-
 class AllennlpWriter:
     """Writes texts as AllenNLP's `ElmoEmbedder` does."""
 
@@ -200,7 +138,7 @@ class AllennlpWriter:
                 h5py.Dataset(dataset).attrs["positions"] = item.positions
             except (OSError, RuntimeError) as error:
                 raise ConfigurationError(f"targets: expected at most 8,000 target tokens per text for AllenNLP's "
-                                         f"layout, got {len(item.positions)} in text {item.key}; packed has no limit"
+                                         f"layout, got {len(item.positions)} in text {item.key}; parquet has no limit"
                                          ) from error
         if self._index is not None:
             self._index.add(item.text, key)
@@ -255,7 +193,7 @@ def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.Datase
 def _keys(file: h5py.File) -> list[str]:
     """Paths of all datasets except AllenNLP's index, sorted by name. A path with children is a group."""
     names = [_name(link) for link in _links(file)]
-    inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if _has_index(file) else set())
+    inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if has_index(file) else set())
     return [name for name in names if name not in inner]
 
 
@@ -269,30 +207,10 @@ def _name(link: bytes) -> str:
     return link.decode("utf-8", "surrogateescape")
 
 
-def _has_index(file: h5py.File) -> bool:
-    """Whether the file has AllenNLP's `sentence_to_index`, not a text's vectors with that name."""
-    item = file.get(INDEX)
-    return isinstance(item, h5py.Dataset) and item.dtype.kind != "f"
-
-
-def _read_index(file: h5py.File, where: str) -> dict[str, str]:
-    """Map keys to texts. The JSON has a pair for every text, also for repeated ones."""
-    dataset = file[INDEX]
-    if dataset.shape != (1,) or h5py.check_string_dtype(dataset.dtype) is None:
-        raise ConfigurationError(f"{where}: {INDEX}: expected a string, found {dataset.dtype!s:.80} of shape "
-                                 f"{dataset.shape}")
-    try:
-        index = json.loads(dataset[0], object_pairs_hook=tuple)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where}: {INDEX}: expected JSON ({error!s:.160})") from error
-    if not isinstance(index, tuple) or not all(isinstance(key, str) for _, key in index):
-        raise ConfigurationError(f"{where}: {INDEX}: expected an object that maps sentences to keys, found "
-                                 f"{index!r:.80}")
-    return {key: text for text, key in index}
-
-
 def _check_content(file: h5py.File, where: str) -> None:
-    """Raise `ConfigurationError` for this project's other HDF5 files: token tables and weights."""
+    """Raise `ConfigurationError` for this project's other HDF5 files, some of which have an attribute `format`."""
+    if (other := attribute_of(file, "format", where, str)) is not None:
+        raise ConfigurationError(f"{where}: expected vectors of texts, found a file of the format {other:.40}")
     if "embedding" in file:
         raise ConfigurationError(f"{where}: expected vectors of texts, found a table of token vectors (elmo-fast "
                                  "cache, or bilm-tf's): open it with TokenTable.open")
@@ -320,7 +238,7 @@ class AllennlpSource(Embeddings):
                 _check_content(self._file, where)
             else:
                 self._describe(parse_json(about, f"{where}: attribute {_ABOUT}"))
-            self._texts = _read_index(self._file, where) if _has_index(self._file) else {}
+            self._texts = read_index(self._file, where) if has_index(self._file) else {}
             self.keys = _keys(self._file)
         if all(key.isascii() and key.isdecimal() for key in self.keys):
             self.keys.sort(key=int)

@@ -64,7 +64,7 @@ class ColumnsWriter:
             try:
                 self._writer.write_batch(self._batch(items))
             except UnicodeEncodeError as error:
-                raise ConfigurationError(f"output: expected texts in UTF-8 for {self._layout}, got {error}; packed "
+                raise ConfigurationError(f"output: expected texts in UTF-8 for {self._layout}, got {error}; allennlp "
                                          "stores any text") from error
         self._disk.check()
         stops.check()

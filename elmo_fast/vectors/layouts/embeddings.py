@@ -7,7 +7,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -41,11 +40,6 @@ class Embeddings(Sequence):
     # Errors that NumPy, zipfile and pyarrow raise for damaged files.
     _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
                                             TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
-
-    @classmethod
-    def recognizes(cls, path: Path) -> bool:
-        """Whether a file with the first bytes of the layout has this layout."""
-        return True
 
     @property
     def layers(self) -> str | list[float] | None:
@@ -198,7 +192,7 @@ class Embeddings(Sequence):
             yield
         except LookupError:
             raise ConfigurationError(f"embeddings {self._name}: expected a file that stores {what}, found none "
-                                     f"({self.layout}); packed, parquet and arrow store them") from None
+                                     f"({self.layout}); parquet and arrow store them") from None
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:

@@ -17,8 +17,7 @@ from elmo_fast.vectors.spec import OutputSpec
 class Layout(NamedTuple):
     """Properties of a layout that are known without its module, which may need an optional library.
 
-    `source` is the class that reads files; `magic` are the first bytes of a file. If layouts share a suffix, it selects
-    the first of them; if they share `magic`, a file is read by the last that recognizes it.
+    `source` is the class that reads files; `magic` are the first bytes of a file.
     """
 
     module: str
@@ -27,8 +26,7 @@ class Layout(NamedTuple):
     suffixes: tuple[str, ...]
     magic: bytes
     is_any_suffix_taken: bool = False  # except suffixes of other layouts
-    can_be_sharded: bool = False
-    has_checksums: bool = False  # of every byte, verified by its `source`
+    can_be_in_parts: bool = False  # a directory of files
     has_unique_keys: bool = False
     are_targets_keys: bool = False  # with targets, keys are the target words
     options: tuple[str, ...] = ()  # options of `segment` and `join` besides `fingerprint`
@@ -37,13 +35,11 @@ class Layout(NamedTuple):
 LAYOUTS = {
     "allennlp": Layout("allennlp", "AllennlpSource", "HDF5", (".h5", ".hdf5"), MAGIC, is_any_suffix_taken=True,
                        has_unique_keys=True, options=("forget_sentences", "use_sentence_keys")),
-    "packed": Layout("packed", "PackedSource", "HDF5", (".h5", ".hdf5"), MAGIC, is_any_suffix_taken=True,
-                     can_be_sharded=True, has_checksums=True),
-    "parquet": Layout("columns", "ColumnsSource", "Parquet", (".parquet",), b"PAR1", can_be_sharded=True),
-    "arrow": Layout("columns", "ColumnsSource", "Arrow", (".arrow", ".feather"), b"ARROW1", can_be_sharded=True),
+    "parquet": Layout("columns", "ColumnsSource", "Parquet", (".parquet",), b"PAR1", can_be_in_parts=True),
+    "arrow": Layout("columns", "ColumnsSource", "Arrow", (".arrow", ".feather"), b"ARROW1", can_be_in_parts=True),
     "npz": Layout("arrays", "NpzSource", ".npz", (".npz",), b"PK", has_unique_keys=True, are_targets_keys=True),
     "npy": Layout("arrays", "NpySource", ".npy", (".npy",), b"\x93NUMPY")}
-SHARDED = tuple(name for name, row in LAYOUTS.items() if row.can_be_sharded)
+IN_PARTS = tuple(name for name, row in LAYOUTS.items() if row.can_be_in_parts)
 SUFFIXES = tuple(dict.fromkeys(suffix for row in LAYOUTS.values() for suffix in row.suffixes))
 
 
@@ -55,7 +51,7 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
     suffix = Path(target).suffix
     if layout is None:
         if os.fspath(target).endswith(("/", os.sep)):
-            raise ConfigurationError(f"layout: expected {', '.join(SHARDED)} for a directory of shards, got none for "
+            raise ConfigurationError(f"layout: expected {listed(IN_PARTS)} for a directory, got none for "
                                      f"{os.fspath(target)}")
         found = next((name for name, row in LAYOUTS.items() if suffix in row.suffixes), None)
         if suffix and not found:
@@ -71,8 +67,8 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
 
 
 def is_directory(layout: str, target: str | os.PathLike) -> bool:
-    """Whether the target is a directory of shards: its name has no suffix or ends in a slash."""
-    return layout in SHARDED and (os.fspath(target).endswith(("/", os.sep)) or not Path(target).suffix)
+    """Whether the target is a directory of files: its name has no suffix or ends in a slash."""
+    return layout in IN_PARTS and (os.fspath(target).endswith(("/", os.sep)) or not Path(target).suffix)
 
 
 def has_unique_keys(layout: str, form: OutputSpec) -> bool:
@@ -86,6 +82,6 @@ def options_of(layout: str, **options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in LAYOUTS[layout].options}
 
 
-def by_first_bytes(start: bytes) -> list[str]:
-    """The names of layouts whose files begin with `start`."""
-    return [name for name, row in LAYOUTS.items() if start.startswith(row.magic)]
+def by_first_bytes(start: bytes) -> str | None:
+    """The name of the layout whose files begin with `start`, or None."""
+    return next((name for name, row in LAYOUTS.items() if start.startswith(row.magic)), None)

@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 
+import filelock
+
 PRELOADED = (asyncio, concurrent, getpass, multiprocessing, socketserver, subprocess)  # they use what is absent below
 ABSENT = ("crypt", "fcntl", "grp", "nis", "posix", "pty", "pwd", "resource", "spwd", "syslog", "termios", "tty")
 FUNCTIONS = """
@@ -152,6 +154,15 @@ def set_handler(number, handler):
     return before
 
 
+class ReleasedLock(filelock.FileLock):
+    """A lock whose file is removed when it is released, as on Windows."""
+
+    def _release(self):
+        super()._release()
+        with contextlib.suppress(OSError):
+            os.unlink(self.lock_file)
+
+
 real_rename, real_fsync, real_signal, real_getsignal = os.rename, os.fsync, signal.signal, signal.getsignal
 sigterm, parent, busy = [signal.SIG_DFL], os.getppid(), []
 
@@ -171,6 +182,7 @@ def simulate():
     os.rename, os.fsync, os.getppid = rename, fsync, lambda: parent  # the number of the parent stays when it has ended
     signal.signal = set_handler
     signal.getsignal = lambda number: sigterm[0] if number == signal.SIGTERM else real_getsignal(number)
+    filelock.FileLock = ReleasedLock
     tempfile.TemporaryFile = tempfile.NamedTemporaryFile  # as tempfile does there
     shutil._use_fd_functions = False
     multiprocessing.set_start_method("spawn", force=True)
