@@ -14,6 +14,7 @@ from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.token_table.lookup import TokenEncoder
+from elmo_fast.model.token_table.spare import SpareVectors
 from elmo_fast.testing import SAME_MODEL
 from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import paths, run, write_model
@@ -105,15 +106,10 @@ def test_reading_ahead_is_bounded(monkeypatch):
 
 def test_token_vectors_that_no_later_sentence_needs_are_dropped(monkeypatch):
     bound(monkeypatch, table=25)
-    kept, reduce = [], slot_stream.TokenVectors.reduce
-
-    def counted(cache, in_flight):
-        reduce(cache, in_flight)
-        kept.append(max(len(cache.table.vectors), len(cache._rows)))
-
-    monkeypatch.setattr(slot_stream.TokenVectors, "reduce", counted)
-    check([[[f"word{number}"] for number in range(500)]], 2)
-    assert max(kept) < 60
+    sentences, spare = [[f"word{number}"] for number in range(500)], SpareVectors()
+    check([sentences], 2)
+    list(slot_stream.SlotStream(bilm(), 2, spare=spare).run(sentences))
+    assert 0 < len(spare.take()) < 60
 
 
 def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):

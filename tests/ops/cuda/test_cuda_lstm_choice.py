@@ -54,6 +54,7 @@ def test_doctor_launches_nothing(native, monkeypatch):
 
 
 def test_a_launch_that_is_refused_runs_in_graphs(native, caplog):
+    persistent._warn_once.cache_clear()
     weights = weights_of(FIRING)
     native.machine.set_device(0, *DEVICES[native.generation][1:])
     for _ in range(2):

@@ -110,6 +110,6 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
             scratch_size=size, stream=current_stream(device))
     except RuntimeError as error:
         _warn_once("the LSTM runs in CUDA graphs where the persistent kernel does not start: a launch was refused on "
-                   "%s (%s)", device, error)
+                   "%s (%s)", device, str(error))
         return False
     return True
