@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import common
 from benchmarks.gpu import predict
-from tests.support.engines import native
 from tests.support.files import program
 from tests.support.ptx_machine import machine
 
@@ -181,11 +180,6 @@ def test_run_refuses(arguments, message, tmp_path):
     assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not (native and native.has_cuda), reason="the native module has no CUDA kernels")
-def test_the_page_says_what_fits_a_chip():
-    assert predict.fits_table() in (common.ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-
-
 def test_a_prediction_adds_up():
     """Counts of round numbers on a chip of round rates."""
     chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, special=1e9, l2_latency=2e-7,
@@ -207,12 +201,6 @@ def test_a_prediction_adds_up():
         best, worst = predict.predicted_us("NVIDIA H100 80GB HBM3", slots)
         assert 0 < best < worst
     assert predict.predicted_us("NVIDIA H100", 3) is None and predict.predicted_us("NVIDIA A100", 1) is None
-
-
-@pytest.mark.parametrize("page, rows", [("notes/gpu-prediction.md", lambda: predict.table(predict.stored())),
-                                        ("gpu.md", predict.times_table)])
-def test_the_pages_say_what_is_predicted(page, rows):
-    assert rows() + "\n" in (common.ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 def test_counts_of_a_step_are_told_apart_by_opcode():
