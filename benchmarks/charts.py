@@ -67,28 +67,6 @@ def roofline():
     return figure
 
 
-def stages():
-    """CPU time of a token by stage, the engine's as one with it, for each model and file."""
-    figure, axes = _axes(8, 3.4)
-    found = {}
-    for row in rows("io", way="CPU time"):
-        found.setdefault(f"{row['model']}: {row['variant']}", {})[row["stage"]] = row["share_of_time"]
-    colors = dict(zip(next(iter(found.values())), ("#2e7d32", "#7cb342", "#4051b5", "#f9a825", "#d32f2f", "0.75")))
-    for place, shares in enumerate(found.values()):
-        begin = 0.0
-        for stage, share in shares.items():
-            axes.barh(place, 100 * share, left=100 * begin, color=colors[stage], label=stage if place == 0 else None)
-            begin += share
-        axes.text(101, place, f"{shares['engine']:.0%} in the engine", va="center")
-    axes.set_yticks(range(len(found)), list(found))
-    axes.invert_yaxis()
-    axes.set_xlim(0, 128)
-    axes.set_xticks(range(0, 101, 20))
-    axes.set_xlabel("% of the CPU time of all threads")
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=6, fontsize=8, columnspacing=1)
-    return figure
-
-
 def memory():
     """Peak memory of the command against the number of short sentences."""
     figure, axes = _axes(7, 3.6)
@@ -106,12 +84,11 @@ def memory():
 
 
 DRAWN = {"speed.svg": bars, "roofline.svg": roofline}
-DRAWN_OF_IO = {"stages.svg": stages, "memory.svg": memory}
 
 
 def drawn() -> dict[str, Callable]:
     """The charts of the results that there are."""
-    return DRAWN | (DRAWN_OF_IO if recorded("io") else {})
+    return DRAWN | ({"memory.svg": memory} if recorded("io") else {})
 
 
 def svg(figure) -> str:

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import choosing, common, scaling
+from benchmarks import choosing, common
 from benchmarks.charts import drawn, svg
 from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, markdown, one, ours, read, recorded, rows
 
 PAGES = ("README.md", "benchmarks/README.md",
-         *(f"docs/{name}.md" for name in ("choosing", "numbers", "performance", "serving", "scaling")))
+         *(f"docs/{name}.md" for name in ("choosing", "numbers", "performance", "serving")))
 PEER_SIZES = ("original", "small", "bundled")
 LOADS = tuple((load, threads) for load in ("idle", "busy") for threads in (1, 2))
 NOT_YET = "\nNot recorded yet.\n"
@@ -32,9 +32,9 @@ _PART = re.compile(r"(<!-- report: ([\w ]+) -->)(.*?)(<!-- /report -->)", re.DOT
 
 
 def speed() -> str:
-    """Ratios to AllenNLP by size, processor, precision and way, with shares of the floor."""
+    """Ratios to AllenNLP by size, processor, precision and way."""
     def cell(row: dict) -> str:
-        return f"{row['times_as_fast']:.1f} x ({row['share']:.0%})"
+        return f"{row['times_as_fast']:.1f} x"
 
     stream = "a stream of sentences (`embed_sentences`, the command)"
     head = ["model", "processor, precision", stream, "one batch of 64", "one sentence"]
@@ -47,20 +47,6 @@ def speed() -> str:
 def speed_machine() -> str:
     """Where `speed` was measured."""
     return "; ".join(machine(f"embed-original{suffix}") for suffix in SUFFIXES.values())
-
-
-def embed() -> str:
-    """Every row of ours with its floor."""
-    lines = []
-    for processor, suffix in SUFFIXES.items():
-        for size in SIZES:
-            for row in rows(f"embed-{size}{suffix}", variant="ours"):
-                least = f"{row['floor_tokens_per_s']:,.0f}" if "share" in row else "-"
-                share = f"{row['share']:.0%}" if "share" in row else "-"
-                case = processor, size, row["way"], row["precision"]
-                lines.append([*case, least, f"{row['tokens_per_s']:,.0f}", share, f"{row['times_as_fast']:.1f}"])
-    head = ["processor", "size", "way", "precision", "tokens/s floor", "reached", "share", "ratio to AllenNLP"]
-    return markdown(head, lines)
 
 
 def layer() -> str:
@@ -181,18 +167,6 @@ def io() -> str:
     return markdown(["model", "file", "the engine alone, tokens/s", "text file to file", "share", "goal"], lines)
 
 
-def io_stages() -> str:
-    """CPU time by stage, and the chart."""
-    if not recorded("io"):
-        return NOT_YET
-    found = {}
-    for row in rows("io", way="CPU time"):
-        found.setdefault((row["model"], row["variant"]), {})[row["stage"]] = row["share_of_time"]
-    stages_ = list(next(iter(found.values())))
-    lines = [[*names, *(f"{shares[stage]:.1%}" for stage in stages_)] for names, shares in found.items()]
-    return f"{markdown(['model', 'file', *stages_], lines)}\n![CPU time by stage](pictures/stages.svg)\n"
-
-
 def io_memory() -> str:
     """Peak memory by length, and the chart."""
     if not recorded("io"):
@@ -232,7 +206,7 @@ def _both(trainer: dict) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed short": choosing.speed_short, "model sizes": choosing.model_sizes, "states": choosing.states,
-    "precision choice": choosing.precision_choice, "speed machine": speed_machine, "embed": embed, "layer": layer,
+    "precision choice": choosing.precision_choice, "speed machine": speed_machine, "layer": layer,
     "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
     "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
     "precisions": precisions, "precisions machine": lambda: machine("precisions-original-amx"),
@@ -240,10 +214,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "bf16 machine": lambda: machine("precisions-original-avx512-bf16"),
     "precision levels": choosing.precision_levels, "medium sentence": lambda: choosing.sentence_ratios("medium"),
     "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table, "train": train,
-    "train ratio": train_ratio, "reference": reference, "io": io,
-    "io stages": io_stages, "io memory": io_memory, "io machine": io_machine, "serve": serve,
-    "serve machine": lambda: machine("serve-small"),
-    "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
+    "train ratio": train_ratio, "reference": reference, "io": io, "io memory": io_memory, "io machine": io_machine,
+    "serve": serve, "serve machine": lambda: machine("serve-small")}
 
 
 def with_parts(text: str) -> str:

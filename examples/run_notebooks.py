@@ -1,4 +1,4 @@
-"""Run the notebooks of this folder in place, and save their pictures for docs/examples.md.
+"""Run the notebooks of this folder in place, and save their pictures for docs/pictures.md.
 
     python examples/run_notebooks.py [first_vectors ...]
 

@@ -1,4 +1,4 @@
-"""Do a task with a model's vectors, beside baselines and the published figure; docs/evaluation.md names the files.
+"""Do a task with a model's vectors, beside baselines and the published figure; benchmarks/README.md names the files.
 
     python -m benchmarks.evaluate bundled --task pos --data FOLDER
 """

@@ -134,7 +134,7 @@ def test_cached_path(files, tmp_path, monkeypatch):
         cached_path("nowhere")
 
 
-@runs("`allennlp.common.checks.ConfigurationError`", "`allennlp.common.util.lazy_groups_of`")
+@runs("`allennlp.common.checks.ConfigurationError`")
 def test_util():
     assert list(lazy_groups_of(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
     assert list(lazy_groups_of([], 2)) == []

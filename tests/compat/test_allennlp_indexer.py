@@ -47,7 +47,6 @@ def test_mapper_constants():
     assert {name: getattr(ELMoCharacterMapper, name) for name in constants} == constants
 
 
-@runs("`allennlp.data.token_indexers.ELMoTokenCharactersIndexer`", "`ELMoCharacterMapper()")
 def test_indexer():
     indexer, empty = ELMoTokenCharactersIndexer(), ELMoTokenCharactersIndexer(token_min_padding_length=4)
     tokens = [SimpleNamespace(text="Second"), SimpleNamespace(text=".")]

@@ -88,8 +88,7 @@ def test_state_dict(sizes):
     assert torch.equal(other(*batch(size=sizes[0])), ours(*batch(size=sizes[0])))
 
 
-@runs("`allennlp.modules.elmo_lstm.ElmoLstm`", "`ElmoLstm(input_size", "`elmo._elmo_lstm._elmo_lstm(vectors",
-     "`..._elmo_lstm._elmo_lstm.stateful = False`")
+@runs("`..._elmo_lstm._elmo_lstm.stateful = False`")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_load_weights_and_carry_states(files, requires_grad):
     ours = lstm(11, 11, 37, 2, requires_grad=requires_grad, memory_cell_clip_value=3, state_projection_clip_value=3)
@@ -127,7 +126,6 @@ def cell(go_forward=True, **arguments):
     return LstmCellWithProjection(3, 5, 7, go_forward, **arguments)
 
 
-@runs("`allennlp.modules.lstm_cell_with_projection.LstmCellWithProjection`")
 @pytest.mark.parametrize("go_forward", [True, False])
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_cell_by_itself(go_forward, starts):
@@ -194,8 +192,6 @@ def test_refuses(files, call, named):
         call(files[1])
 
 
-@runs("`allennlp.modules.token_embedders.ElmoTokenEmbedder`", "`ElmoTokenEmbedder(options_file, weight_file",
-     "`.get_output_dim()` of")
 def test_token_embedder_is_one_representation_projected_if_asked(files):
     ids = batch_to_ids(SENTENCES)
     embedder, elmo = ElmoTokenEmbedder(*files, dropout=0), allennlp.Elmo(*files, 1, dropout=0)
@@ -236,7 +232,6 @@ def test_from_params(files):
         ElmoTokenEmbedder(*files, projection_dim=-1)
 
 
-@runs("`allennlp.nn.util.remove_sentence_boundaries`")
 @pytest.mark.parametrize("dtype", [torch.long, torch.float32, torch.bool])
 def test_boundaries_off(dtype):
     values = torch.rand(3, 5, 7, dtype=torch.float64)
@@ -261,7 +256,6 @@ def test_boundaries_on():
         allennlp.add_sentence_boundary_token_ids(torch.ones(2), torch.ones(2), 1, 1)
 
 
-@runs("`ScalarMix(n, do_layer_norm")
 @pytest.mark.parametrize("norm", [False, True])
 def test_mix(norm):
     """By the names of its arguments and their order; tests/model/test_elmo.py has more numbers."""

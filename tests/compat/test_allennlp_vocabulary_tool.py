@@ -31,7 +31,6 @@ def written(folder):
     return words, np.array([line[1:] for line in lines], dtype=np.float32)
 
 
-@runs("`main(...)` of that module")
 @pytest.mark.parametrize("count", [3, 50, 100, 102, 150, 204])  # around and on multiples of 50 and 100
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_files(files, tmp_path, count, batch_size):

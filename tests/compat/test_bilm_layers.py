@@ -52,8 +52,7 @@ def ids(vocab):
     return Batcher(vocab, 50).batch_sentences([["a", "b", "c", "d"], ["a", "e"], ["f"]])
 
 
-@runs("`elmo = weight_layers('input', ops, l2_coef=0.0)`", "`weight_layers(..., use_top_only=True)`",
-     "layers read from a file and fed to `weight_layers`")
+@runs("layers read from a file and fed to `weight_layers`")
 @pytest.mark.parametrize("layers, settings", [
     (3, {}), (3, {"l2_coef": 0.5}), (3, {"do_layer_norm": True, "l2_coef": 0}),
     (3, {"use_top_only": True, "l2_coef": 1.0}), (3, {"use_top_only": True, "do_layer_norm": True}),
@@ -103,7 +102,7 @@ def test_the_trainable_weights_of_a_model(model, ids):
     assert np.allclose([loss.item() for loss in model.variables.regularization_losses()], [0.98, 0.49])
 
 
-@runs("`with tf.variable_scope('', reuse=True)", "`tf.reset_default_graph()`")
+@runs("`with tf.variable_scope('', reuse=True)")
 def test_names(tmp_path, model, ids):
     """A name is made once and shared on request alone, and belongs to its model or to the caller's `Variables`."""
     context = weight_layers("input", model(ids), l2_coef=0.5)

@@ -10,7 +10,6 @@ import re
 import pytest
 
 from elmo_fast import compat
-from tests.support.files import ROOT
 from tests.support.migrating import SYSTEMS, TEXT, marks, tables
 
 MODULES = [module.name for module in pkgutil.walk_packages(compat.__path__, "elmo_fast.compat.")
@@ -46,14 +45,3 @@ def test_every_row_is_run_by_one_test(modules):
 
 def test_every_table_belongs_to_a_module_that_runs_its_rows():
     assert sorted(heading for headings in SYSTEMS.values() for heading in headings) == sorted(tables())
-
-
-def test_the_tests_that_stand_for_bilm_tfs_exist():
-    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `test_(?:train|shared)_\w+`.*? \| (.*) \|$", page, re.MULTILINE)
-    code = "".join((ROOT / path).read_text() for path in (
-        "tests/compat/test_bilm_training.py", "tests/train/test_import_tf.py"))
-    assert len(rows) == 6
-    for row in rows:
-        names = re.findall(r"\btest_\w+(?=[\[`])", row)
-        assert names and all(f"\ndef {name}(" in code for name in names)

@@ -79,7 +79,7 @@ def test_embedders(folder, tmp_path, monkeypatch):
         seqvec.get_elmo_model(tmp_path, True)
 
 
-@runs("`get_embeddings(seq_dir, model_dir, ...)`", "`save_from_generator(emb_path, per_protein, generator)`")
+@runs("`save_from_generator(emb_path, per_protein, generator)`")
 def test_a_generator_is_saved(folder, fasta, tmp_path):
     sequences: dict[str, str] = {}
     seqvec.read_fasta(sequences, fasta, "|", 1)
@@ -116,7 +116,6 @@ def test_modules_run_as_scripts_name_the_command(name, message):
         runpy.run_module(f"elmo_fast.compat.{name}", run_name="__main__")
 
 
-@runs("`read_fasta_file`, `read_fasta`")
 @pytest.mark.parametrize("layer", SEQVEC_LAYERS)
 @pytest.mark.parametrize("per_protein", [False, True])
 def test_layers(layer, per_protein):

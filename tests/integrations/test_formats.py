@@ -32,8 +32,8 @@ def here(tmp_path, monkeypatch):
 
 
 def test_the_page(here):
-    for layout, name in (("allennlp", "allennlp.hdf5"), ("npz", "vectors.npz"),
-                         ("parquet", "vectors.parquet"), ("parquet", "shards")):
+    for layout, name in (("allennlp", "allennlp.hdf5"), ("npz", "vectors.npz"), ("parquet", "vectors.parquet"),
+                         ("parquet", "parts")):
         write(layout, here / name, OutputSpec(), ITEMS, [12])
     write("npy", here / "pooled.npy", form := OutputSpec("top", "mean"), make_items(form))
     page = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def test_the_page(here):
             assert found.shape == (4, 3, 8) and (found.swapaxes(0, 1) == first).all()
         if "first" in names:
             assert (names.pop("first") == first).all()
-    assert len(codes) == 9 and names["words"] == names["tokens"] == ITEMS[0].tokens
+    assert len(codes) == 8 and names["tokens"] == ITEMS[0].tokens
     assert names["play"].shape == (2, 3, 8) and names["places"] == [(0, 1), (3, 1)]
     assert names["rows"] == [(30,)]
     assert [len(names[name]) for name in ("whole", "frame", "data", "keys")] == [30] * 4

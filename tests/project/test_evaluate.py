@@ -233,10 +233,10 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["pos", "mr"])
 def test_the_figures_of_the_docs(shared, capsys, task):
-    """What docs/evaluation.md shows of the bundled model: the same lines, and figures within a point."""
+    """What elmo_fast/pretrained/README.md shows of the bundled model: the same lines, and figures within a point."""
     assert command.main(["--task", task, "--data", str(shared / "text")]) == 0
     out = capsys.readouterr().out
-    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    page = (ROOT / "elmo_fast/pretrained/README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     shown, = (block for block in blocks if block.startswith(out.partition(",")[0]))
     number = re.compile(r"\d+\.\d")

@@ -55,7 +55,7 @@ def test_saved_with_outputs_and_pictures_that_the_page_shows(name):
     assert [cell["id"] for cell in notebook["cells"]] == [f"cell-{number}" for number in range(len(notebook["cells"]))]
     assert not any(output["output_type"] == "error" or output.get("name") == "stderr"
                    for cell in code for output in cell["outputs"])
-    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
     pictures = sum("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"])
     assert pictures == len(list((ROOT / "docs" / "pictures").glob(f"{name}_*.png"))) == page.count(f"pictures/{name}_")
 

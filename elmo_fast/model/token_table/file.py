@@ -1,6 +1,8 @@
 """Files of token tables: bilm-tf's HDF5 with the dataset `embedding`, and our data that identify words and model.
 
-docs/token_tables.md has the layout.
+The words are `vocabulary` (uint8, UTF-8 without separators) and `vocabulary_ends` (int64 [V], the byte at which each
+word ends); attributes are `fingerprint`, `precision` and `format_version`. A seal follows the HDF5 data
+(`files/seal.py`).
 """
 
 import contextlib
