@@ -139,7 +139,7 @@ def test_a_partial_file_of_another_table_is_replaced(tmp_path, change):
 def test_two_runs_do_not_write_one_table(tmp_path):
     header = TableHeader((len(WORDS), 11), "float32", WORDS, bilm().fingerprint(), "highest")
     arguments = tmp_path / "t.hdf5", header, True
-    refused = pytest.raises(ConfigurationError, match="expected no other writer, found one in this process")
+    refused = pytest.raises(ConfigurationError, match="expected no other process or thread to write it")
     unfinished = pytest.raises(ValueError, match="vectors: expected 55, got 0")
     with unfinished, table_writer(*arguments), refused, table_writer(*arguments):
         pytest.fail("two runs at once")

@@ -87,6 +87,7 @@ def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
 def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     """On fake CUDA tensors, which have no data: which ops would run, on what, and what they give."""
     monkeypatch.setattr("elmo_fast.model.layers.encoder.fits_fp16", lambda *_: False)
+    monkeypatch.setattr("elmo_fast.ops.device.is_capturing", lambda device: False)  # fake tensors have no stream
     encoder = bilm(options()).token_source
     with FakeTensorMode(), numerics.numerics(level, torch.device("cuda")):
         for name, shape in [(name, getattr(encoder, name).shape) for name in encoder.datasets]:
