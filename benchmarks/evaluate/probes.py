@@ -9,21 +9,15 @@ import numpy as np
 
 from benchmarks.evaluate.data import Split, Tokens
 from benchmarks.evaluate.features import WINDOW, layer_names, residue_features, tfidf, vectors, word_features
+from benchmarks.evaluate.regression import choose, predict
 from benchmarks.evaluate.report import Report, Row, figure
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 
-with extra("scikit-learn"):  # with SciPy
-    from scipy.sparse import hstack, issparse
+with extra("scikit-learn"):
     from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import log_loss
-    from sklearn.model_selection import GroupShuffleSplit, KFold
-    from sklearn.preprocessing import StandardScaler
 
-STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # C of LogisticRegression
-_FOLDS, _HELD_OUT, _SEED = 5, 0.1, 0
-_MOST_ROUNDS = 200  # of L-BFGS
+_FOLDS, _SEED = 5, 0
 
 
 @dataclass(frozen=True)
@@ -49,32 +43,18 @@ class Examples:
 
     def probe(self, dense: Sequence[np.ndarray] = (), with_sparse: bool = False) -> np.ndarray:
         """Whether the probe is right, bool [rows], where a row is tested; `dense` are blocks of vectors [rows, D]."""
+        classes = sorted(set(self.labels))
+        targets = np.array([classes.index(label) for label in self.labels])
         right, strength = np.zeros(len(self.labels), bool), None
         for fold in self.folds:
-            blocks = [*dense, self.describe(fold.train)] if with_sparse else list(dense)
+            blocks = [*dense, self.describe(fold.train)] if with_sparse else dense
+            learned, tested = ([block[rows] for block in blocks] for rows in (fold.train, fold.test))
             if strength is None:  # chosen once: on the first fold
-                strength = self._choose(blocks, fold)
-            learned, tested = side_by_side(blocks, fold.train, fold.test)
-            found = logistic_regression(strength).fit(learned, self.labels[fold.train]).predict(tested)
-            right[fold.test] = found == self.labels[fold.test]
+                dev = None if fold.dev is None else ([block[fold.dev] for block in blocks], targets[fold.dev])
+                strength = choose(learned, targets[fold.train], len(classes), _numbered(self.groups[fold.train]), dev)
+            found = predict(learned, targets[fold.train], tested, len(classes), strength)
+            right[fold.test] = found == targets[fold.test]
         return right
-
-    def _choose(self, blocks: Sequence, fold: Fold) -> float:
-        """The first strength before the loss on the dev part rises; an accuracy has ties that rounding would decide."""
-        train, dev = fold.train, fold.dev
-        if dev is None:
-            split = GroupShuffleSplit(1, test_size=_HELD_OUT, random_state=_SEED)
-            train, dev = (train[part] for part in next(split.split(train, groups=self.groups[train])))
-        dev = dev[np.isin(self.labels[dev], self.labels[train])]  # the loss of an unseen label is infinite
-        learned, tested = side_by_side(blocks, train, dev)
-        best, chosen, model = np.inf, STRENGTHS[0], logistic_regression(STRENGTHS[0], warm_start=True)
-        for strength in STRENGTHS:
-            model.set_params(C=strength).fit(learned, self.labels[train])
-            loss = log_loss(self.labels[dev], model.predict_proba(tested), labels=model.classes_)
-            if not loss < best:
-                break
-            best, chosen = loss, strength
-        return chosen
 
     def most_frequent(self, keys: Sequence[Hashable]) -> np.ndarray:
         """As `probe`, for the label that a row's key has most often, and for a new key the most frequent of all."""
@@ -94,28 +74,10 @@ class Examples:
         return np.concatenate([fold.test for fold in self.folds])
 
 
-def logistic_regression(strength: float, **options) -> LogisticRegression:
-    """The probe: multinomial logistic regression with an L2 penalty."""
-    return LogisticRegression(C=strength, max_iter=_MOST_ROUNDS, **options)
-
-
-def side_by_side(blocks: Sequence, train: np.ndarray, test: np.ndarray) -> list:
-    """Features [rows, D] of the training and test rows: dense blocks standardized on the training part, then sparse.
-
-    Beside a sparse block, dense ones together get the sparse one's mean square of a row, so that one C suits both.
-    """
-    dense = [block for block in blocks if not issparse(block)]
-    sparse = [block for block in blocks if issparse(block)]
-    if not dense:
-        return [hstack([block[rows] for block in sparse], format="csr") for rows in (train, test)]
-    scaler = StandardScaler().fit(np.hstack([block[train] for block in dense]))
-    parts = [scaler.transform(np.hstack([block[rows] for block in dense])) for rows in (train, test)]
-    if not sparse:
-        return parts
-    square = sum(float(block[train].power(2).sum()) / len(train) for block in sparse)
-    factor = np.float32(np.sqrt(square / parts[0].shape[1]))
-    return [hstack([part * factor, *(block[rows] for block in sparse)], format="csr")
-            for part, rows in zip(parts, (train, test))]
+def _numbered(groups: np.ndarray) -> np.ndarray:
+    """Groups numbered from 0 in their order, int [rows]."""
+    numbers: dict[int, int] = {}
+    return np.array([numbers.setdefault(group, len(numbers)) for group in groups.tolist()])
 
 
 def _most(counts: Counter) -> Hashable:
@@ -180,7 +142,8 @@ def classify(elmo: LoadedElmo, split: Split, title: str, grams: str, longest: in
     folds = _parts(sizes)
     amounts = f"{sizes[0]:,} texts of {split.train.source}"
     if split.test is None:
-        folds = [Fold(*rows) for rows in KFold(_FOLDS, shuffle=True, random_state=_SEED).split(texts)]
+        shuffled, fold_of = np.random.default_rng(_SEED).permutation(len(texts)), np.arange(len(texts)) % _FOLDS
+        folds = [Fold(shuffled[fold_of != number], shuffled[fold_of == number]) for number in range(_FOLDS)]
         amounts += f", {_FOLDS}-fold cross-validation"
     else:
         amounts += f" -> {sizes[1]:,} of {split.test.source}"

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn")
 from scipy.sparse import csr_matrix
 
 from benchmarks.evaluate import __main__ as command
-from benchmarks.evaluate import contexts, data, probes, tasks
+from benchmarks.evaluate import contexts, data, regression, tasks
 from benchmarks.evaluate.data import Pair, Target, Texts
 from benchmarks.evaluate.report import figure
 from elmo_fast.errors import ConfigurationError
@@ -143,9 +143,19 @@ def test_figures_and_their_errors():
 def test_blocks_side_by_side_have_one_scale():
     random = np.random.default_rng(0)
     dense, sparse = random.normal(5, 9, (50, 4)), csr_matrix(np.eye(50)[:, :9] * 3)
-    learned, tested = probes.side_by_side([dense, sparse], np.arange(40), np.arange(40, 50))
-    squares = np.square(learned.toarray()).mean(0)
-    assert squares[:4].sum() == pytest.approx(squares[4:].sum(), rel=1e-5) and tested.shape == (10, 13)
+    (learned, same), (tested, _) = regression.scaled([dense[:40], sparse[:40]], [dense[40:], sparse[40:]])
+    squares = np.square(learned).mean(0).sum(), same.power(2).sum() / 40
+    assert squares[0] == pytest.approx(squares[1], rel=1e-5) and tested.shape == (10, 4)
+
+
+def test_a_probe_is_scikit_learns_logistic_regression():
+    from sklearn.linear_model import LogisticRegression
+
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(60, 5)).astype(np.float32), random.integers(0, 3, 60)
+    weights = regression.fit([x], y, 3, 0.3, tolerance=1e-7)
+    other = LogisticRegression(C=0.3, tol=1e-8, max_iter=1000).fit(x, y)
+    np.testing.assert_allclose(weights[:-1].T, other.coef_, atol=1e-4)
 
 
 def test_files_as_they_are_published(tmp_path):
