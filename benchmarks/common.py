@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workloads import batches, running_text, shared_folder, text_facts  # noqa: F401
-from elmo_fast.bench.machine import machine, output_of, version_of
-from elmo_fast.bench.timing import rounded, take_turns
-from elmo_fast.bench.work import generated_sentences  # noqa: F401
+from elmo_fast.bench.machine import machine, version_of
+from elmo_fast.bench.timing import generated_sentences, rounded, take_turns  # noqa: F401
 from elmo_fast.testing import FILTERS, SIZES, standard_options  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,9 +89,13 @@ def alternate(turns: dict, rounds: int, after: Callable[[object], None] | None =
 
 def revision() -> str | None:
     """The commit measured, '+changes' behind it when the tree differs; None outside git."""
-    commit = output_of("git", "rev-parse", "HEAD", folder=ROOT)
-    changed = output_of("git", "status", "--porcelain", "--", ":!benchmarks/results", folder=ROOT)
-    return commit and commit + ("+changes" if changed else "")
+    try:
+        commit, changed = (
+            subprocess.run(["git", *command], check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", ":!benchmarks/results"]))
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+changes" if changed else "")
 
 
 def document(name: str, settings: dict, results) -> dict:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import common
-from elmo_fast.bench.work import (  # noqa: F401 (for the benchmarks)
+from benchmarks.work import (  # noqa: F401 (for the benchmarks)
     Work,
     encoder_flop,
     flop,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.bench.work import generated_sentences
+from elmo_fast.bench.timing import generated_sentences
 from elmo_fast.testing import SIZES, standard_options
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYBXZUO"  # amino acids, as SeqVec's users write them

@@ -3,7 +3,6 @@
 import importlib.metadata
 import platform
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +16,6 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def output_of(*command: str, folder: Path | None = None) -> str | None:
-    """Return what a command prints, or None if it is absent, fails or hangs."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=folder)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _cpu() -> dict:
@@ -46,14 +36,12 @@ def _gpu() -> dict | None:
     if not torch.cuda.is_available():
         return None
     facts = torch.cuda.get_device_properties(0)
-    driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "name": facts.name,
         "capability": f"{facts.major}.{facts.minor}",
         "multiprocessors": facts.multi_processor_count,
         "memory_gib": round(facts.total_memory / 2**30, 1),
         "l2_mib": round(getattr(facts, "L2_cache_size", 0) / 2**20, 1),
-        "driver": driver.splitlines()[0] if driver else None,
     }
 
 
@@ -61,7 +49,6 @@ def machine() -> dict:
     """Return the facts that decide a timing, without host names and paths."""
     import torch
 
-    nvcc = re.search(r"release ([\d.]+)", output_of("nvcc", "--version") or "")
     return {
         "cpu": _cpu(),
         "gpu": _gpu(),
@@ -70,7 +57,6 @@ def machine() -> dict:
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "nvcc": nvcc.group(1) if nvcc else None,
         "triton": version_of("triton"),
         "numpy": np.__version__,
     }

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bench_embed, bench_table, bench_train, common, floor, latency, models, workloads
+from benchmarks import bench_embed, bench_table, bench_train, common, floor, latency, models, precisions, workloads
 from benchmarks.peers import bilm_tf, external, tensorflow_elmo
 from benchmarks.state_policies import main as compare_policies
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.weights import lstm_name
+from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.train.export import export_run
 from elmo_fast.train.setup import start_or_resume
 from tests.support.engines import needs_native
@@ -239,6 +241,26 @@ def test_state_policies_agree_where_they_must(tmp_path, corpus):
     assert many["zero"]["loss"] == pytest.approx(one["zero"]["loss"], rel=1e-5)
     assert many["zero"]["distance_from_carried"] > 0
     assert json.loads((tmp_path / "r.json").read_text())["results"].keys() == {"zero", "warm", "carry"}
+
+
+@pytest.mark.long
+def test_precisions_have_the_figures_of_their_vectors(dry_run):
+    document = dry_run(precisions, "--model", "tiny", "--sentences", 70, "--rounds", 2)
+    assert precisions.table(document).count("\n| ") == 1 + len(document["results"])
+    absent, sentences = models.absent_precisions(), workloads.running_text(70)[0]
+    assert document["settings"]["absent"] == absent and document["settings"]["tokens"] == sum(map(len, sentences))
+    assert [row["variant"] for row in document["results"]] == [name for name in PRECISIONS if name not in absent]
+    for row in document["results"]:
+        exact, elmo = (LoadedElmo(models.build("tiny", backend="auto", state="warm", precision=name))
+                       for name in ("highest", row["variant"]))
+        truth, found = (np.concatenate(each.embed(sentences), axis=1).astype(float) for each in (exact, elmo))
+        cosines = (truth * found).sum(2) / np.linalg.norm(truth, axis=2) / np.linalg.norm(found, axis=2)
+        errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, truth)]
+        low, high = row["quartiles"]
+        assert 0 < low <= row["tokens_per_s"] <= high and row["sentence_ms"] > 0
+        assert row["relative_errors"] == pytest.approx(errors, rel=1e-4, abs=1e-9)
+        assert row["smallest_cosine"] == pytest.approx(cosines.min(), abs=1e-7)
+    assert document["results"][0]["relative_errors"] == [0, 0, 0]
 
 
 # ---- what they share -----------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bench_embed, common, floor
+from benchmarks import bench_embed, common, floor, work
 from benchmarks.peers import layer, onednn, torch_lstm
 
 HERE = Path(sys.prefix)
@@ -16,6 +16,17 @@ CASE = "slots of 64", "ours", "highest"
 
 def rates(fp32):
     return floor.Rates(2, 1024, fp32, 1e10, 0.0)
+
+
+def test_work_of_a_text():
+    sentences = [["a", "bc"], ["a"]]
+    of = work.work_of_slots(sentences, 64)
+    assert of.tokens == 3 and of.batch_sizes.tolist() == [2, 2, 2, 1]
+    assert sorted(of.characters.tolist()) == [3, 3, 3, 4]
+    words = {"lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2}}
+    step = 2 * (4 * 8 * 4 + 8 * 4)
+    inputs = 2 * 2 * 4 * 32
+    assert work.flop(words, of) == 2 * 2 * step * 7 + inputs * (4 + 7)
 
 
 def test_turns_between_which_the_rate_falls_are_marked():

@@ -1,4 +1,4 @@
-"""Generates text for benchmarks, and counts the FLOP that an exact computation of a text needs at least.
+"""Counts the FLOP that an exact computation of a text needs at least.
 
 The char encoder, over windows with a real character, and the input GEMM of the first layer count once per unique token.
 All other matrix products count once per position, `<S>` and `</S>` included.
@@ -18,20 +18,6 @@ class Work:
     tokens: int
     characters: np.ndarray
     batch_sizes: np.ndarray
-
-
-def generated_sentences(count: int) -> list[list[str]]:
-    """Generate sentences of made-up words, drawn by Zipf's law, with English word and sentence lengths."""
-    rng = np.random.default_rng(0)
-    ranks = np.arange(20_000)
-    # With Mandelbrot's offset and this exponent words repeat as in English: a third of 64 sentences' tokens are unique
-    weights = 1.0 / (ranks + 3.7) ** 1.25
-    letters = np.array(list("etaoinshrdlucmfwypvbgk"))
-    sizes = np.clip(rng.poisson(2 + np.log2(ranks + 2) / 3), 1, 16)
-    words = ["".join(rng.choice(letters, size)) for size in sizes]
-    lengths = np.clip(rng.gamma(4.0, 6.4, count).astype(int), 1, 120)
-    drawn = rng.choice(len(words), lengths.sum(), p=weights / weights.sum())
-    return [[words[i] for i in ids] for ids in np.split(drawn, np.cumsum(lengths)[:-1])]
 
 
 def work_of_slots(sentences: list[list[str]], slots: int) -> Work:
