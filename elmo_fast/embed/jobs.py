@@ -112,8 +112,8 @@ class ModelChoice:
         for path, read in itertools.product(written, (*inputs, files.options_file, files.weight_file)):
             read = read and local_path(read)
             if read and os.path.exists(path) and os.path.exists(read) and os.path.samefile(path, read):
-                raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}"
-                                         + f", whose names go to {path}" * (path != output))
+                where = output if path == output else f"{output}, whose names go to {path}"
+                raise ConfigurationError(f"output file: expected a file other than the inputs, got {where}")
         return files
 
     def open(self, files: ModelFiles, **options: Any) -> "BiLm":

@@ -145,7 +145,9 @@ class BidirectionalLanguageModel(OutsideGraphs):
             if ids.dtype.kind not in "iu":
                 raise ValueError(f"ids: expected integers, got {ids.dtype}")
             ids = torch.from_numpy(ids.astype(np.int64, copy=False))
-        axes = ["sentences", "tokens", *["characters"] * self.use_character_inputs]
+        axes = ["sentences", "tokens"]
+        if self.use_character_inputs:
+            axes.append("characters")
         if ids.dim() != len(axes):
             raise ValueError(f"ids: expected integers of shape [{', '.join(axes)}], got shape {tuple(ids.shape)}")
         if ids.numel() and ids.min() < 0:

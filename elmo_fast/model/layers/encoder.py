@@ -120,9 +120,11 @@ class CharacterEncoder(AllenNlpStateDict):
     def _names(self) -> list[str]:
         """The parameters' names in the order of `EncoderWeights`."""
         numbers = range(len(self.options.filters))
-        return ["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers),
-                *itertools.chain(*map(_highway_names, range(self.options.n_highway))),
-                *["W_proj", "b_proj"] * self.has_projection]
+        names = ["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers),
+                 *itertools.chain(*map(_highway_names, range(self.options.n_highway)))]
+        if self.has_projection:
+            names += ["W_proj", "b_proj"]
+        return names
 
     def digest(self) -> str:
         """A fingerprint of the current weights, or of the weights that `drop_fp32` dropped."""
