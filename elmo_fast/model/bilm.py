@@ -27,7 +27,7 @@ from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.schedule import Schedule, batch_schedule, make_schedule
-from elmo_fast.ops.weight_cache import LastResult, references
+from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.ops.weight_snapshot import Tensors, one_call
 from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
@@ -136,10 +136,7 @@ class BiLm(StoredWeights):
 
     def token_key(self) -> tuple:
         """What the vectors of tokens depend on beside the tokens: equal keys mean equal vectors."""
-        encoder = self.token_encoder
-        unknown = None if encoder.table is None else encoder.table.table.unknown
-        return (encoder.table, unknown, encoder.device, encoder.backend, encoder.precision,
-                *references(self._token_embedder.layers()))
+        return self.token_encoder.key()
 
     @property
     def token_table(self) -> TokenTable | None:

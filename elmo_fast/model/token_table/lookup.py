@@ -17,7 +17,7 @@ from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import lowest
-from elmo_fast.ops.weight_cache import LastResult
+from elmo_fast.ops.weight_cache import LastResult, references
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES
 
@@ -182,6 +182,11 @@ class TokenEncoder(NamedTuple):
         rows = torch.empty_like(numbers)
         rows[~beyond], rows[beyond] = index, rare_index + len(unique)
         return torch.cat([vectors, self._vectors(rare)]), rows, mask
+
+    def key(self) -> tuple:
+        """What the vectors depend on beside the tokens: equal keys mean equal vectors."""
+        unknown = None if self.table is None else self.table.table.unknown
+        return self.table, unknown, self.device, self.backend, self.precision, *references(self.source.layers())
 
     @property
     def computes_in(self) -> str:
