@@ -122,10 +122,6 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     @routes.post("/v1/nearest", **described_body(NearestRequest), responses={200: described(NearestAnswer)})
     def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> JsonResponse:
         """Find the contexts in the indexed corpus whose vectors are nearest to that of a word in a sentence."""
-        if index is None:
-            raise HTTPException(404, "the server was started without an index of a corpus (--index)")
-        if body.position >= len(body.tokens):
-            raise HTTPException(422, f"position: expected a number below {len(body.tokens)}, got {body.position}")
         return JsonResponse(_nearest(elmo, index, body))
 
     return routes
@@ -173,7 +169,11 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> CompareAn
                          means=means)
 
 
-def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> NearestAnswer:
+def _nearest(elmo: LoadedElmo, index: ContextIndex | None, body: NearestRequest) -> NearestAnswer:
+    if index is None:
+        raise HTTPException(404, "the server was started without an index of a corpus (--index)")
+    if body.position >= len(body.tokens):
+        raise HTTPException(422, f"position: expected a number below {len(body.tokens)}, got {body.position}")
     word = body.tokens[body.position]
     occurrences = index.occurrences(word)
     if not len(occurrences) and not body.any_word:
