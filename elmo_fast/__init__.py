@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from elmo_fast.embed.build_table import build_token_table, corpus_words, write_token_table
     from elmo_fast.embed.embedder import ElmoEmbedder
     from elmo_fast.errors import ConfigurationError
-    from elmo_fast.explore.contexts import ContextIndex, compare
+    from elmo_fast.explore.comparison import compare
+    from elmo_fast.explore.contexts import ContextIndex
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.elmo import Elmo
     from elmo_fast.model.layers.batch_layout import BiLmOutput, remove_boundaries
@@ -37,7 +38,8 @@ __all__ = [
 _NAMES = {  # module -> the public names that it defines
     "errors": ("ConfigurationError",),
     "embed.api": ("LoadedElmo", "load"),
-    "explore.contexts": ("ContextIndex", "compare"),
+    "explore.comparison": ("compare",),
+    "explore.contexts": ("ContextIndex",),
     "embed.embedder": ("ElmoEmbedder",),
     "vectors.open": ("Embeddings", "open_embeddings"),
     "text.readers": ("open_texts",),

@@ -1,8 +1,7 @@
-"""Cosines between the tokens of two texts, and the nearest contexts of a word in a corpus."""
+"""An index of the contexts of words in a corpus, and the search of the nearest ones."""
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import tee
 from numbers import Integral
@@ -25,6 +24,7 @@ from elmo_fast.arguments import (
 )
 from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.explore.comparison import unit
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.hdf5 import atomic_hdf5, attribute_of, dataset_of, open_hdf5, strings_of
@@ -36,70 +36,6 @@ from elmo_fast.vectors.open import Embeddings
 
 FORMAT = "elmo-fast context index"
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The tokens of two texts and their vectors, float32 [layers, tokens, dim]."""
-
-    first_tokens: Sequence[str]
-    second_tokens: Sequence[str]
-    first: np.ndarray
-    second: np.ndarray
-
-    def layers(self) -> np.ndarray:
-        """Cosines of every pair of tokens in each layer: float32 [layers, T1, T2], NaN for a vector of zeros."""
-        return np.stack([cosines(a, b) for a, b in zip(self.first, self.second)])
-
-    def mixed(self, weights: Sequence[float]) -> np.ndarray:
-        """Cosines of a mixture of the layers, with a weight for each layer: float32 [T1, T2]."""
-        factors = np.asarray(weights, np.float64)
-        if factors.shape != (len(self.first),):
-            raise ValueError(f"weights: expected {len(self.first)} numbers, one for each layer, got shape "
-                             f"{factors.shape}")
-        if not np.isfinite(factors).all():
-            raise ValueError(f"weights: expected finite numbers, got {shown(weights)}")
-        return cosines(np.tensordot(factors, self.first, axes=1), np.tensordot(factors, self.second, axes=1))
-
-    def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Dot products between layers, float64: of pairs of tokens from both texts [layers, layers, T1, T2], and of
-        every token with itself, [layers, layers, T1] and [layers, layers, T2].
-
-        With weights w, the cosine of a mixture is `w cross w / sqrt((w first w) (w second w))`.
-        """
-        first, second = self._in_float64()
-        cross = np.tensordot(first, second, axes=(2, 2)).swapaxes(1, 2)
-        return cross, *(np.einsum("ktd,ltd->klt", layers, layers) for layers in (first, second))
-
-    def mean_products(self) -> np.ndarray:
-        """Dot products between layers, float64 [3, layers, layers], of the means over the tokens: of both texts, of the
-        first with itself, and of the second with itself.
-        """
-        first, second = (layers.mean(axis=1) for layers in self._in_float64())
-        return np.stack([first @ second.T, first @ first.T, second @ second.T])
-
-    def _in_float64(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.first.astype(np.float64), self.second.astype(np.float64)
-
-
-def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm",
-            tokenizer: str | Tokenizer = "auto") -> Comparison:
-    """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens.
-
-    `state` is warm or zero, `tokenizer` as in `LoadedElmo.embed`.
-    """
-    check_choice("state", state, FREE_STATES)
-    split = find_tokenizer(tokenizer)
-    rows, columns = list(tokens_of(first, "first", split)), list(tokens_of(second, "second", split))
-    for name, tokens in (("first", rows), ("second", columns)):
-        if not tokens:
-            raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
-    return Comparison(rows, columns, *elmo.embed([rows, columns], state=state))
-
-
-def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Cosines of the rows of two arrays [..., dim], summed in float64: float32 [M, N], NaN for a row of zeros."""
-    return (_unit(first, np.float64) @ _unit(second, np.float64).T).clip(-1, 1).astype(np.float32)
 
 
 class Neighbour(NamedTuple):
@@ -182,7 +118,7 @@ class ContextIndex:
         lines, places, vectors = [], [np.zeros((0, 2), np.int64)], [np.zeros((0, width), dtype)]
         for line, tokens, positions, array in rows:
             places.append(np.stack([np.full(len(positions), len(texts)), positions], axis=1))
-            vectors.append(_unit(array).astype(dtype))
+            vectors.append(unit(array).astype(dtype))
             texts.append(tokens)
             lines.append(line)
         return cls(texts, np.concatenate(places), np.concatenate(vectors), lines=lines, **about)
@@ -275,10 +211,10 @@ class ContextIndex:
             raise ValueError(f"query: expected a vector of {self.vectors.shape[1]} values, those of the index's model, "
                              f"got shape {vector.shape}")
         mean = self._mean(numbers) if center else None
-        vector = _unit(vector) if mean is None else _unit(_unit(vector) - mean)
+        vector = unit(vector) if mean is None else unit(unit(vector) - mean)
         best, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
         for rows, block in self._blocks(numbers):
-            block = block if mean is None else _unit(block) - mean
+            block = block if mean is None else unit(block) - mean
             with np.errstate(invalid="ignore"):
                 similarities = block @ vector / np.sqrt(np.einsum("nd,nd->n", block, block))
             similarities = np.nan_to_num(similarities, nan=-2)  # a zero vector is last
@@ -298,7 +234,7 @@ class ContextIndex:
     def _mean(self, numbers: np.ndarray) -> np.ndarray:
         total = np.zeros(self.vectors.shape[1])
         for _, block in self._blocks(numbers):
-            total += np.nansum(_unit(block), axis=0, dtype=np.float64)
+            total += np.nansum(unit(block), axis=0, dtype=np.float64)
         return (total / max(1, len(numbers))).astype(np.float32)
 
 
@@ -307,19 +243,13 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
 
     Returns coordinates float32 [n, 2], and the fraction of the variance in these directions, from 0 to 1.
     """
-    vectors = np.nan_to_num(_unit(vectors, np.float64))
+    vectors = np.nan_to_num(unit(vectors, np.float64))
     vectors -= vectors.mean(axis=0, keepdims=True)
     variances, axes = np.linalg.eigh(vectors.T @ vectors)  # ascending
     axes = axes[:, :-3:-1]
     axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])
     total = variances.sum()
     return (vectors @ axes).astype(np.float32), float(variances[-2:].sum() / total) if total > 0 else 1.0
-
-
-def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
-    vectors = np.asarray(vectors, dtype)
-    with np.errstate(invalid="ignore"):
-        return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def _chosen(texts: Iterable[Given], words: Collection[str] | None,

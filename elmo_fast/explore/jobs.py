@@ -16,7 +16,8 @@ from elmo_fast.text.readers import open_texts
 
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo
-    from elmo_fast.explore.contexts import Comparison, ContextIndex
+    from elmo_fast.explore.comparison import Comparison
+    from elmo_fast.explore.contexts import ContextIndex
     from elmo_fast.explore.nearest import Report
 
 Result = tuple[Iterator[str], list[str]]  # the rows to print, and a line on every file that was written
@@ -40,7 +41,7 @@ def compare_sentences(job: CompareJob) -> Result:
     if job.output is not None:
         check_picture(job.output, MAPS)
     elmo = job.model.load()
-    from elmo_fast.explore.contexts import compare
+    from elmo_fast.explore.comparison import compare
 
     comparison = compare(elmo, job.first, job.second, job.state, job.tokenizer)
     rows, files = _table(comparison, job.weights), []

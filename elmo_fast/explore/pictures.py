@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from elmo_fast.explore.contexts import Comparison
+    from elmo_fast.explore.comparison import Comparison
     from elmo_fast.explore.nearest import Context, Report
 
 DRAWN = (".png", ".svg", ".pdf")  # by matplotlib

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast.explore.contexts import ContextIndex, compare
+from elmo_fast.explore.comparison import compare
+from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.explore.nearest import Context, Group, Plane, Report, find_contexts, report_lines
 from elmo_fast.explore.pages import report_page
 from elmo_fast.explore.pictures import save_report

@@ -10,7 +10,8 @@ import torch
 from elmo_fast import ElmoEmbedder, batch_to_ids
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.explore.contexts import ContextIndex, compare
+from elmo_fast.explore.comparison import compare
+from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, read_hdf5, tiny, write_model
 from tests.support.grid import mostly_long

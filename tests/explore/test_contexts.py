@@ -5,7 +5,8 @@ import elmo_fast
 from elmo_fast import ConfigurationError, FastaRecord
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.explore import contexts
-from elmo_fast.explore.contexts import ContextIndex, compare, principal_plane
+from elmo_fast.explore.comparison import compare, cosines
+from elmo_fast.explore.contexts import ContextIndex, principal_plane
 from elmo_fast.explore.nearest import find_contexts, open_index
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors.spec import OutputSpec
@@ -45,7 +46,7 @@ def test_maps_of_layers_and_of_a_mixture(elmo):
 
 
 def test_a_zero_vector_has_no_cosine():
-    found = contexts.cosines(np.array([[0, 0], [3, 4]]), np.array([[6, 8.0]]))
+    found = cosines(np.array([[0, 0], [3, 4]]), np.array([[6, 8.0]]))
     assert np.isnan(found[0, 0]) and found[1, 0] == 1
 
 

@@ -10,7 +10,8 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.explore.contexts import ContextIndex, compare
+from elmo_fast.explore.comparison import compare
+from elmo_fast.explore.contexts import ContextIndex
 from tests.support.browser import chromium
 from tests.support.files import TINY
 from tests.support.models import bilm

@@ -14,7 +14,8 @@ from elmo_fast.arguments import local_path
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.explore.contexts import ContextIndex, compare
+from elmo_fast.explore.comparison import compare
+from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.explore.nearest import context_of, open_index
 from elmo_fast.explore.pages import COSINE_STYLE
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
