@@ -18,8 +18,8 @@ from elmo_fast.model.options import Options
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import fits_fp16
+from elmo_fast.ops.char_cnn.encoder import EncoderWeights, encode, runs_on_engine
 from elmo_fast.ops.char_cnn.reference import with_zero_row
-from elmo_fast.ops.char_encoder import EncoderWeights, encode, runs_on_engine
 from elmo_fast.ops.device import refuse_capture
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.linear.cpu import drop_product
