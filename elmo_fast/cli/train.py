@@ -10,7 +10,7 @@ from elmo_fast.environment import install_line
 from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.ops.precision import TRAINED
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
-from elmo_fast.train.places import check_run, choose, find_tf_checkpoint
+from elmo_fast.train.run_files import check_run, choose, find_tf_checkpoint
 
 _TEXT = "files or globs of UTF-8 text, one tokenized sentence per line"
 _FRACTION = checked_type(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)

@@ -26,7 +26,7 @@ from elmo_fast.model.weights import check_finite, check_shapes, read_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
-from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, choose, folder, in_order
+from elmo_fast.train.run_files import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, choose, folder, in_order
 
 RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
 FORMAT = 2  # format 1, which has no manifest, can be read too

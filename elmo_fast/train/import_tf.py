@@ -31,7 +31,7 @@ from elmo_fast.train.config import OptimizerConfig, TrainConfig
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.optimizer import Replicas, Updater
-from elmo_fast.train.places import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, find_tf_checkpoint
+from elmo_fast.train.run_files import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, find_tf_checkpoint
 
 _SCOPE, _ACCUMULATOR = "lm", "Adagrad"
 _TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}

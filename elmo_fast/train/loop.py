@@ -23,10 +23,9 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.config import RunConfig
 from elmo_fast.train.data import Batch, BatchStream
 from elmo_fast.train.evaluate import perplexity
-from elmo_fast.train.log import TrainLog, plot_losses
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
-from elmo_fast.train.places import BEST
+from elmo_fast.train.run_files import BEST, TrainLog, plot_losses
 
 _MAX_STEPS = 1 << 62
 

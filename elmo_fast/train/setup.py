@@ -28,11 +28,10 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import write_json
 from elmo_fast.train.config import RunConfig, TrainArguments, TrainConfig, published_size
-from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.places import BEST, OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run
+from elmo_fast.train.run_files import BEST, OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run, read_log
 
 logger = logging.getLogger(__name__)
 

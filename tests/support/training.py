@@ -10,8 +10,8 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import BatchStream
-from elmo_fast.train.log import read_log
 from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.run_files import read_log
 from tests.support.files import run
 
 WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru")

@@ -8,7 +8,7 @@ import torch
 
 from elmo_fast import ConfigurationError
 from elmo_fast.train import checkpoint, setup
-from elmo_fast.train.log import LOG_FILE, read_log
+from elmo_fast.train.run_files import LOG_FILE, read_log
 from elmo_fast.train.setup import start_or_resume
 from tests.support.training import QUIET, corpus_arguments
 

@@ -8,7 +8,7 @@ import torch
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.train.checkpoint import weights_of_run
-from elmo_fast.train.places import find_tf_checkpoint
+from elmo_fast.train.run_files import find_tf_checkpoint
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import full_disk, names, run
 from tests.support.tf_checkpoints import (

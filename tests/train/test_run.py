@@ -17,8 +17,8 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.evaluate import perplexity
-from elmo_fast.train.log import read_log
 from elmo_fast.train.loop import Run
+from elmo_fast.train.run_files import read_log
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import full_disk, names, python, run, start, until
 from tests.support.grid import mostly_long

@@ -35,7 +35,7 @@ from elmo_fast.train.import_tf import bilm_tf_config
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.places import OPTIONS_FILE
+from elmo_fast.train.run_files import OPTIONS_FILE
 
 __all__ = ["dump_weights", "load_options_latest_checkpoint", "load_vocab", "test", "train"]
 
