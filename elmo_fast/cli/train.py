@@ -201,7 +201,7 @@ def _export(source, output, from_module, options_file, float16, mantissa_bits, a
 def _import_tf(output, **arguments) -> list[str]:
     refuse_stdout(output, "output")
     find_tf_checkpoint(arguments["source"])
-    from elmo_fast.train.import_tf import import_checkpoint
+    from elmo_fast.compat.bilm.import_tf import import_checkpoint
 
     imported = import_checkpoint(output=output, **arguments)
     with_accumulators = imported.variables - imported.fresh_accumulators

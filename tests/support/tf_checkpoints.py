@@ -7,10 +7,11 @@ from unittest import mock
 import numpy as np
 import torch
 
+from elmo_fast.compat.bilm import import_tf
+from elmo_fast.compat.bilm.import_tf import Variables, import_checkpoint, tf_names
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train import checkpoint, import_tf
+from elmo_fast.train import checkpoint
 from elmo_fast.train.config import TrainConfig
-from elmo_fast.train.import_tf import Variables, import_checkpoint, tf_names
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
+from elmo_fast.compat.bilm.import_tf import import_checkpoint, open_checkpoint
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.train.import_tf import import_checkpoint, open_checkpoint
 from tests.support.files import ROOT, program, run
 from tests.support.tf_checkpoints import KINDS, accumulators, import_values, made_up, names_of, restored, write_folder
 from tests.support.training import VOCABULARY, final, make_config, model, update, write_batches

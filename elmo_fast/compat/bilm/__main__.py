@@ -5,10 +5,10 @@ import sys
 
 from elmo_fast.cli import Parser, run_command
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
+from elmo_fast.compat.bilm.import_tf import bilm_tf_config
 from elmo_fast.compat.bilm.training import dump_weights, load_options_latest_checkpoint, load_vocab, test, train
 from elmo_fast.files.json import read_json
 from elmo_fast.train.config import published_size
-from elmo_fast.train.import_tf import bilm_tf_config
 
 logger = logging.getLogger(__name__)
 _CHANGES = ("n_train_tokens", "n_epochs", "batch_size")

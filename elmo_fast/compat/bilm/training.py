@@ -17,6 +17,7 @@ import torch
 
 from elmo_fast.arguments import check_count, check_path, shown
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset
+from elmo_fast.compat.bilm.import_tf import bilm_tf_config
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.json import read_json
@@ -31,7 +32,6 @@ from elmo_fast.train import model as networks  # its LanguageModel is not that o
 from elmo_fast.train.config import RunConfig, TrainConfig
 from elmo_fast.train.data import Batch
 from elmo_fast.train.evaluate import STEPS, perplexity_of_batches
-from elmo_fast.train.import_tf import bilm_tf_config
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import initial_weights
 from elmo_fast.train.optimizer import Replicas
