@@ -1,6 +1,7 @@
 """A layer of the two-direction projected LSTM: checks the operands and runs the selected backend."""
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -22,25 +23,26 @@ from elmo_fast.ops.schedule import Schedule
 
 def projected_lstm(
     inputs: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, state: State,
-    weights: tuple[LstmWeights, LstmWeights], *, cell_clip: float | None = None, proj_clip: float | None = None,
-    initial_state: State | None = None, backend: str = "auto", precision: str = "highest", bounded: bool = False,
+    weights: tuple[LstmWeights, LstmWeights], *, backend: str = "auto", **settings: Any,
 ) -> tuple[torch.Tensor, State]:
     """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit operands are converted to fp32.
 
-    `rows` may be on the host. `bounded` says that `inputs` are outputs of such a layer with the same `proj_clip`, so
-    that fp16 on a GPU need not scale them. The native engines compute in `precision` if this machine supports it; the
-    other backends follow `elmo_fast.ops.numerics.numerics`. When gradients are recorded, the C++ engine computes in
-    `highest`. Native backends have no second-order gradients.
+    `settings` are further fields of `LstmCall`: clips, `initial_state`, `precision`, `bounded`. `rows` may be on the
+    host. `bounded` says that `inputs` are outputs of such a layer with the same `proj_clip`, so that fp16 on a GPU need
+    not scale them. The native engines compute in `precision` if this machine supports it; the other backends follow
+    `elmo_fast.ops.numerics.numerics`. When gradients are recorded, the C++ engine computes in `highest`. Native
+    backends have no second-order gradients.
     """
-    call = LstmCall(full_precision(inputs), rows, schedule, tuple(map(full_precision, state)), weights, cell_clip,
-                    proj_clip, initial_state and tuple(map(full_precision, initial_state)), precision, bounded)
+    call = LstmCall(full_precision(inputs), rows, schedule, tuple(map(full_precision, state)), weights, **settings)
+    if call.initial_state is not None:
+        call = dataclasses.replace(call, initial_state=tuple(map(full_precision, call.initial_state)))
     check(call)
     save = needs_gradient(call.tensors)
-    check_gradients(precision, save)
+    check_gradients(call.precision, save)
     chosen = resolve("projected_lstm", backend, *call.tensors, unsupported=unsupported_weights(weights))
     if chosen == "native":
         if inputs.device.type == "cpu":
-            call = dataclasses.replace(call, precision="highest" if save else effective_precision(precision))
+            call = dataclasses.replace(call, precision="highest" if save else effective_precision(call.precision))
         packed = packed_lstm(weights, call.precision, keep=not save) if inputs.device.type == "cpu" else None
         out, h, c, _ = torch.ops.elmo_fast.projected_lstm(*call.arguments(packed, save))
         return out, (h, c)
@@ -48,8 +50,9 @@ def projected_lstm(
                                weights=tuple(tuple(map(full_precision, direction)) for direction in weights))
     if chosen == "torch":
         return pytorch.projected_lstm(call)
-    return reference.projected_lstm(call.inputs, call.rows, schedule, call.state, call.weights, cell_clip=cell_clip,
-                                    proj_clip=proj_clip, initial_state=call.initial_state)
+    return reference.projected_lstm(call.inputs, call.rows, schedule, call.state, call.weights,
+                                    cell_clip=call.cell_clip, proj_clip=call.proj_clip,
+                                    initial_state=call.initial_state)
 
 
 def unsupported_weights(weights: tuple[LstmWeights, LstmWeights]) -> str | None:
