@@ -76,24 +76,25 @@ def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path):
 
 def test_the_index_of_many_sentences_is_kept_on_disk(tmp_path):
     texts = {f"{number} \udcff \u00e9 \"": str(number) for number in range(30_000)}
-    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path, "o") as index, Index(tmp_path, "o") as joined:
+    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path / "a", "o") as index, Index(
+            tmp_path / "b", "o") as joined:
         for text, key in texts.items():
             index.add(text, key)
-        assert len(names(tmp_path)) == 2  # o.hdf5's lock and part
+        assert len(names(tmp_path)) == 4  # with o.hdf5's lock and part
         joined.extend(b"{}")
         joined.extend(b"".join(index.json()))
         joined.extend(b'{"one": "more"}')
         writer.write_index(joined)
     with h5py.File(tmp_path / "o.hdf5") as file:
         assert json.loads(file["sentence_to_index"][0]) == {**texts, "one": "more"}
-    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path, "o") as index:
+    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path / "a", "o") as index:
         writer.write_index(index)
     with h5py.File(tmp_path / "o.hdf5") as file:
         assert file["sentence_to_index"][0] == b"{}"
 
 
 def test_a_full_disk_under_the_index_names_the_output(tmp_path):
-    with full_disk(50_000), pytest.raises(OSError, match="File too large: 'o'"), Index(tmp_path, "o") as index:
+    with full_disk(50_000), pytest.raises(OSError, match="File too large: 'o'"), Index(tmp_path / "a", "o") as index:
         for number in range(10_000):
             index.add("a sentence", str(number))
     assert names(tmp_path) == []
@@ -101,7 +102,7 @@ def test_a_full_disk_under_the_index_names_the_output(tmp_path):
 
 def test_an_index_too_long_for_a_string_is_left_out_with_a_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(allennlp, "_MOST_JSON", 18)
-    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path, "o") as index:
+    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path / "a", "o") as index:
         index.add("a sentence", "0")
         writer.write("0", VECTORS)
         writer.write_index(index)

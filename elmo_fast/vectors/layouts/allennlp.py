@@ -151,7 +151,7 @@ def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = 
             use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
     """A writer of a file at `path`; its errors name `target`."""
     indexed = not (forget_sentences or use_sentence_keys)
-    with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path.parent, target) as index:
+    with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path, target) as index:
         file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
         writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
         yield AllennlpWriter(writer, form, use_sentence_keys, index if indexed else None)
@@ -163,7 +163,7 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, use_
          forget_sentences: bool = False, **_) -> None:
     """Join segments. Values are copied from file to file directly; HDF5 only creates the datasets."""
     indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
-    with new_hdf5(part, target, **_OPTIONS) as (file, disk), Index(part.parent, target) as index:
+    with new_hdf5(part, target, **_OPTIONS) as (file, disk), Index(part, target) as index:
         writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
         for path in segments:
             with h5py.File(path, "r") as source, open(path, "rb") as content:

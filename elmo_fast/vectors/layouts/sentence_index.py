@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,19 +15,20 @@ _COPIED = 1 << 20  # bytes copied at a time
 
 
 class Index:
-    """Collects the JSON of an index in a temporary file in `folder`."""
+    """Collects the JSON of an index in a temporary file beside `path`, the file of vectors for `target`."""
 
-    def __init__(self, folder: Path, target):
-        self._folder, self._target = folder, target
+    def __init__(self, path: Path, target):
+        self._path, self._target = path.with_name(f"{path.name}.index"), target
         self._size = 0
 
     def __enter__(self) -> "Index":
-        self._file = tempfile.TemporaryFile(dir=self._folder)
+        self._file = open(self._path, "w+b")
         return self
 
     def __exit__(self, *_) -> None:
         with contextlib.suppress(OSError):  # of a full disk, which was raised before
             self._file.close()
+        self._path.unlink()
 
     def add(self, text: str, key: str) -> None:
         """Add a text. Among equal texts, JSON readers use the last."""
