@@ -15,6 +15,10 @@ enum class Wait { grid_barrier, l2_load, cluster_exchange, cluster_barrier, mult
 
 constexpr int copied = 1024;  // bytes of a multicast
 
+// A load that no other access is ordered by.
+ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];", "=r",
+           "l"(from) : "memory")
+
 // Waits so many times. `memory` is zeros: [0] counts arrivals, the rest is loaded; a load's address needs the value of
 // the load before it.
 template <Wait wait>
