@@ -48,12 +48,16 @@ Binder arrival(Space space, bool expects) {
   };
 }
 
-// mbarrier.try_wait.parity "ended, [barrier], parity". Copies may take until somebody waits for them in vain.
+// mbarrier.try_wait.parity "ended, [barrier], parity". Copies may take until somebody waits for them in vain. The
+// first try of each such instruction comes too early, so that what follows a failed try runs.
 void bind_wait(Parser& s) {
-  s.in.run = [ended = s.write(0), at = s.address(1, Space::shared, 8), parity = s.read(3)](Warp& warp, Mask mask) {
+  s.in.run = [ended = s.write(0), at = s.address(1, Space::shared, 8), parity = s.read(3),
+              is_first = std::make_shared<bool>(true)](Warp& warp, Mask mask) {
+    const bool is_early = std::exchange(*is_first, false);
+    warp.acts |= is_early;
     for_threads(mask, [&](int lane) {
       const PhaseBarrier& barrier = phases_at(warp, at, lane);
-      const bool has = (barrier.phase & 1) != (warp.lanes<uint32_t>(parity)[lane] & 1);
+      const bool has = !is_early && (barrier.phase & 1) != (warp.lanes<uint32_t>(parity)[lane] & 1);
       if (has) join(warp.clocks, barrier.released);
       set(warp, ended, lane, has);
       warp.yields |= !has;
