@@ -144,7 +144,7 @@ def test_a_killed_run_is_resumed_there(folder):
     expected = read_hdf5(folder / "out.h5")
     (folder / "out.h5").unlink()
     process = windows.start(folder, "slow.py", *EMBED)
-    until(lambda: len(list(folder.glob("out.h5.part/*.states"))) > 2)
+    until(lambda: len(list(folder.glob("out.h5.part/parts/*.h*"))) > 2)
     kill(process)
     _, errors = windows.command(folder, *EMBED, status=2)
     assert "found a partial result of" in errors
@@ -156,7 +156,7 @@ def test_a_killed_run_is_resumed_there(folder):
 
 def test_a_stopped_run_there_is_a_line(folder):
     process = windows.start(folder, "slow.py", *EMBED)
-    until(lambda: list(folder.glob("out.h5.part/*.states")))
+    until(lambda: list(folder.glob("out.h5.part/progress.npz")))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert re.fullmatch(r"elmo-fast: error: interrupted; \d+ texts are done; resume \(--resume\) goes on after them, "
