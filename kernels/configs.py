@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 import triton
+from triton.runtime.jit import MockTensor
 
 GENERATIONS = (80, 90)
 FEW = 512  # most tokens that use the tiles of `few`
@@ -90,6 +91,10 @@ class _OneAtATime:
         return launch
 
     def compiled(self, *arguments, **named) -> list[str]:
-        """The PTX of every configuration. Pointers are given as dtypes."""
-        with self._lock:
-            return [each.asm["ptx"] for each in self._kernel.warmup(*arguments, grid=(1,), **named)]
+        """The PTX of every configuration. Pointers are given as dtypes.
+
+        As the autotuner's own `warmup`, which `Heuristics` has only since Triton 3.6.
+        """
+        given = [MockTensor.wrap_dtype(argument) for argument in arguments]
+        return [self._kernel.fn.run(*given, grid=(1,), warmup=True, **named, **config.all_kwargs()).asm["ptx"]
+                for config in self._kernel.configs]
