@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
 from fastapi import Response
@@ -15,13 +14,9 @@ _PIECE_BYTES = 1 << 18  # approximate
 _VALUES_PER_PIECE = 1 << 13  # values of an array that are formatted at a time
 
 
-class JsonResponse(Response):
-    """A JSON answer; the content may hold structs of msgspec and arrays."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)
+def json_response(content: Any) -> Response:
+    """A JSON answer; the content may hold arrays."""
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
 def json_body(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from elmo_fast.arguments import shown
 from elmo_fast.environment import extra
-from elmo_fast.serve.batching import Batching, SharedElmo, TimedOut
+from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.spec import OutputSpec
@@ -23,7 +23,7 @@ with extra("serve"):
 
     from elmo_fast.serve import answers, schemas
     from elmo_fast.serve.bodies import BodyReader
-    from elmo_fast.serve.errors import CLIENT_GONE, Refusal, install, refusal_of
+    from elmo_fast.serve.errors import Refusal, client_gone, install, refusal_of, timed_out
     from elmo_fast.serve.guard import Guard
     from elmo_fast.serve.metrics import Metrics
     from elmo_fast.serve.page import router as page_routes
@@ -45,10 +45,12 @@ class Service:
     name: str
     version: str
     limits: Limits = field(default_factory=Limits)
-    metrics: Metrics = field(default_factory=Metrics)
     api_key: str | None = None
     split: Tokenizer = field(default_factory=partial(find_tokenizer, "auto"))
     index: str | None = None
+
+    def __post_init__(self):
+        self.metrics = Metrics(self.batching)
 
     @property
     def bilm(self):
@@ -94,8 +96,8 @@ class Service:
                 return self._result(done, len(texts))
             job.release()
             if gone.done():
-                raise Refusal(CLIENT_GONE, "the client has gone")
-            raise TimedOut(self.limits.request_seconds)
+                raise client_gone()
+            raise timed_out(self.limits.request_seconds)
         finally:
             done.cancel()
             gone.cancel()
@@ -115,9 +117,8 @@ def create_app(service: Service) -> FastAPI:
     page = page_routes(SharedElmo(service.batching, service.limits.request_seconds), service.index, service.split)
     for router in (_status_routes(service), _embed_routes(service), page):
         app.include_router(router)
-    service.metrics.watch(service.batching)
     install(app)
-    routes = frozenset([*app.openapi()["paths"], "/", "/favicon.ico", "/openapi.json"])
+    routes = frozenset([*app.openapi()["paths"], "/", "/openapi.json"])
     app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, api_key=service.api_key,
                        routes=routes)
     return app
@@ -227,7 +228,7 @@ def _accepted_type(accept: str) -> str:
             return media_type
         if media_type in ("", "*/*", "application/*"):
             return _JSON
-    raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}")
+    raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}", "not_acceptable")
 
 
 def _apply_spec(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from elmo_fast.serve.errors import CLIENT_GONE, Refusal
+from elmo_fast.serve.errors import Refusal, client_gone
 from elmo_fast.serve.limits import Limits
 from elmo_fast.serve.metrics import Metrics
 
@@ -99,7 +99,7 @@ class Guard:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refusal(CLIENT_GONE, "the client has gone")
+                        raise client_gone()
                     body += message.get("body", b"")
                     more = message.get("more_body", False)
                     if len(body) > max_bytes:
