@@ -14,7 +14,7 @@ from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.records import FORMATS
 
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL"
-_SHARED: dict[str, dict[str, Any]] = {
+SHARED: dict[str, dict[str, Any]] = {
     "model": {"nargs": "?", "metavar": "MODEL", "help": f"{_MODEL} (default: {DEFAULT_MODEL})"},
     "--model": {"help": f"{_MODEL} (default: {DEFAULT_MODEL})"},
     "--options-file": {"metavar": "FILE", "help": "options.json, a path or URL, given with --weight-file"},
@@ -49,7 +49,7 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
         if flag == "--device":
             _add_device(parser)
         else:
-            parser.add_argument(flag, **_SHARED[flag])
+            parser.add_argument(flag, **SHARED[flag])
     parser.set_defaults(run=run, **defaults)
     return parser
 
@@ -62,11 +62,6 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cuda-device", dest="device", default=argparse.SUPPRESS, metavar="N", help="number of the "
                        "GPU, or -1 for the CPU: AllenNLP's flag",
                        type=lambda text: "cpu" if (value := number(text)) < 0 else f"cuda:{value}")
-
-
-def shared(flag: str) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for a shared flag, for parsers that `add_command` did not make."""
-    return dict(_SHARED[flag])
 
 
 def pop_fields(job: type, flags: dict[str, Any]) -> Any:

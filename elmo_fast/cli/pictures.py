@@ -46,17 +46,17 @@ def add_commands(commands) -> None:
 
 def _compare(**flags) -> Iterator[str]:
     from elmo_fast.embed.jobs import ModelChoice
-    from elmo_fast.explore.jobs import CompareJob, compare_sentences
+    from elmo_fast.explore.jobs import compare_sentences
 
-    return _reported(*compare_sentences(CompareJob(pop_fields(ModelChoice, flags), **flags)))
+    return _reported(*compare_sentences(pop_fields(ModelChoice, flags), **flags))
 
 
 def _nearest(weights, layer, **flags) -> Iterator[str]:
     from elmo_fast.embed.jobs import ModelChoice
-    from elmo_fast.explore.jobs import NearestJob, Search, nearest_contexts
+    from elmo_fast.explore.jobs import nearest_contexts
 
-    job = NearestJob(pop_fields(ModelChoice, flags), pop_fields(Search, flags), layer=weights or layer, **flags)
-    return _reported(*nearest_contexts(job))
+    search = {name: flags.pop(name) for name in ("word", "sentence", "top", "queries", "any_word", "center")}
+    return _reported(*nearest_contexts(pop_fields(ModelChoice, flags), search=search, layer=weights or layer, **flags))
 
 
 def _reported(rows: Iterator[str], files: list[str]) -> Iterator[str]:

@@ -56,7 +56,6 @@ class Plane:
 class Report:
     """Groups of nearest contexts of a word that occurs `count` times in a corpus."""
 
-    word: str
     count: int
     groups: list[Group]
     plane: Plane
@@ -118,7 +117,7 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
     groups = [Group(context, [context_of(index, near.number, near.similarity)
                               for near in index.nearest(query, top, among=among, center=center)])
               for context, query in zip(shown, chosen)]
-    return Report(word, len(numbers), groups, _plane(index, numbers, shown, np.asarray(vectors, np.float32)))
+    return Report(len(numbers), groups, _plane(index, numbers, shown, np.asarray(vectors, np.float32)))
 
 
 def report_lines(report: Report) -> Iterator[str]:
