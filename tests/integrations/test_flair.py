@@ -10,7 +10,7 @@ import torch
 import elmo_fast
 from elmo_fast.testing import SAME_MODEL, SHAPES
 from tests.support.docs import run_documented_code
-from tests.support.files import spoil, write_model
+from tests.support.files import write_model
 from tests.support.manylangs import write_manylangs
 from tests.support.models import bilm
 
@@ -119,21 +119,6 @@ def test_a_tagger_is_saved_and_loaded(tmp_path):
     assert [label.value for label in found[0]] == [label.value for label in found[1]]
     assert {label.value for label in found[0]} == {"VERB", "OTHER"}
     np.testing.assert_allclose(*([label.score for label in part] for part in found), atol=1e-5)
-
-
-@pytest.mark.parametrize("arguments, message", [
-    ({"state": "carry"}, "state: expected one of zero, warm, got 'carry'"), ({"layers": "first"}, "layers: expected"),
-    ({"batch_size": 0}, "batch_size: expected an integer of at least 1"), ({"backend": "fast"}, "backend: expected")])
-def test_bad_arguments_are_named(model, arguments, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        ElmoEmbeddings(model, **arguments)
-
-
-def test_weights_that_are_not_finite_on_request(tmp_path):
-    spoil(write_model(tmp_path) / "weights.hdf5")
-    with pytest.raises(ValueError, match="allow_nonfinite=True loads them"):
-        ElmoEmbeddings(str(tmp_path))
-    assert np.isnan(vectors(ElmoEmbeddings(str(tmp_path), allow_nonfinite=True).embed(sentences()))[0]).any()
 
 
 def test_documented_code():
