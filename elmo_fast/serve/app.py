@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -221,9 +220,7 @@ def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
 
 def _accepted_type(accept: str) -> str:
     for part in accept.split(","):
-        media_type, *parameters = (each.strip().lower() for each in part.split(";"))
-        if any(re.fullmatch(r"q\s*=\s*0(\.0*)?", each) for each in parameters):
-            continue
+        media_type = part.partition(";")[0].strip().lower()
         if media_type in (_JSON, _BINARY):
             return media_type
         if media_type in ("", "*/*", "application/*"):

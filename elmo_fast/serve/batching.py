@@ -161,14 +161,12 @@ class Batching:
             if job in self._jobs:
                 self._jobs.remove(job)
             if not job.future.done():
-                self._has_dropped = True
                 job.future.set_exception(draining("the server has shut down"))
 
     def _begin_stream(self) -> None:
         self._stream = SlotStream(self.bilm, self.slots, state=self.state)
         self._running: dict[int, tuple[Job, int]] = {}  # number in the stream -> job, and number of its text
-        self._taken = self._long_running = 0
-        self._has_dropped = False
+        self._taken = 0
 
     def _work(self) -> None:
         while self._wait():
@@ -198,11 +196,9 @@ class Batching:
             if chosen is None:
                 return None
             job, number = chosen
-            text = job.texts[number]
             self._running[self._taken] = chosen
             self._taken += 1
-            self._long_running += len(text) > LONG_TEXT
-            return text
+            return job.texts[number]
 
     def _choose(self) -> tuple[Job, int] | None:
         while self._alone:
@@ -214,7 +210,7 @@ class Batching:
         for _ in range(len(self._jobs)):
             job = self._jobs[0]
             self._jobs.rotate(-1)
-            if self._long_running >= self._most_long and len(job.texts[job.waiting[0]]) > LONG_TEXT:
+            if len(job.texts[job.waiting[0]]) > LONG_TEXT and self._long_running() >= self._most_long:
                 continue
             number = job.waiting.popleft()
             if not job.waiting:
@@ -222,27 +218,24 @@ class Batching:
             return job, number
         return None
 
+    def _long_running(self) -> int:
+        return sum(len(job.texts[number]) > LONG_TEXT for job, number in self._running.values())
+
     def _deliver(self, finished: Iterable[tuple[int, np.ndarray]]) -> None:
         with self._changed:
             for number, vectors in finished:
                 if number in self._running:
-                    job, text = self._end(number)
+                    job, text = self._running.pop(number)
                     if not job.future.done():
                         job.vectors[text] = vectors
                         job.unfinished -= 1
                         if not job.unfinished:
                             job.future.set_result(job.vectors)
-            if self._has_dropped:
-                self._has_dropped = False
-                numbers = {number for number, (job, _) in self._running.items() if job.future.done()}
-                self._stream.drop(numbers)
-                for number in numbers:
-                    self._end(number)
-
-    def _end(self, number: int) -> tuple[Job, int]:
-        job, text = self._running.pop(number)
-        self._long_running -= len(job.texts[text]) > LONG_TEXT
-        return job, text
+            released = {number for number, (job, _) in self._running.items() if job.future.done()}
+            if released:
+                self._stream.drop(released)
+                for number in released:
+                    del self._running[number]
 
     def _recover(self, error: Exception) -> None:
         """Run again, alone, the texts of a run that failed; a text that ran alone fails its request."""

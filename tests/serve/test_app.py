@@ -177,8 +177,7 @@ def test_headers_that_do_not_fit(start):
     assert "Content-Encoding" in reason(httpx.post(url, content=body, headers=encoded), 415, "encoded_body")
     accept = {**json_type, "Accept": "text/html"}
     assert "octet-stream" in reason(httpx.post(url, content=body, headers=accept), 406, "not_acceptable")
-    for accept in ("*/*", "application/octet-stream;q=0, application/json", "text/html, application/json;q=0.9",
-                   "application/*"):
+    for accept in ("*/*", "text/html, application/json;q=0.9", "application/*"):
         assert httpx.post(url, content=body, headers={**json_type, "Accept": accept}).json()["model"] == "tiny"
     reason(httpx.get(url), 405, "method_not_allowed")
     assert httpx.post(url, content=body, headers={**json_type, "Content-Encoding": "Identity"}).status_code == 200

@@ -117,8 +117,6 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> dict[str,
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
     compared = compare(elmo, first, second, elmo.bilm.state)
     products = *compared.products(), compared.mean_products()
-    if not all(np.isfinite(values).all() for values in products):
-        raise HTTPException(500, "the model's vectors are not finite")
     # Of float32 an answer has nine significant digits at most.
     arrays = (np.ascontiguousarray(values, np.float32) for values in products)
     return {"first_tokens": first, "second_tokens": second, **dict(zip(("cross", "first", "second", "means"), arrays))}
