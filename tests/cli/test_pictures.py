@@ -10,8 +10,6 @@ import pytest
 import elmo_fast
 from elmo_fast.explore.comparison import compare
 from elmo_fast.explore.contexts import ContextIndex
-from elmo_fast.explore.nearest import find_contexts
-from elmo_fast.explore.pictures import save_report
 from tests.support.files import names, run, write_model
 from tests.support.grid import mostly_long
 
@@ -190,14 +188,3 @@ def test_without_matplotlib(capsys, folder, model, monkeypatch):
     assert result[2].endswith('pip install ".[plots]" (in a checkout of elmo-fast)\n')
     assert run(capsys, "compare", "a", "b", "-o", "a.html", "--model", model)[0] == 0
     assert run(capsys, "nearest", "in.txt", "--word", "play", "-o", "n.html", "--model", model)[0] == 0
-
-
-@pytest.mark.parametrize("suffix", PICTURES)
-def test_texts_that_no_font_can_draw(tmp_path, model, suffix):
-    if suffix in (".png", ".svg", ".pdf"):
-        pytest.importorskip("matplotlib")
-    elmo = elmo_fast.load(model)
-    index = ContextIndex.build(elmo, [["\ud800", "a", "b\x00\n", "$x^$"]])
-    report = find_contexts(elmo, index, "a", sentence="\ud800 a")
-    save_report(report, tmp_path / f"out{suffix}", "\x07 title \ud800")
-    assert (tmp_path / f"out{suffix}").read_bytes().startswith(PICTURES[suffix])

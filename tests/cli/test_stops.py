@@ -1,8 +1,6 @@
 """Signals: at any time a stop is one line, and what stands at an output's name is whole."""
 
-import os
 import signal
-import threading
 import time
 
 import pytest
@@ -74,28 +72,6 @@ def test_a_second_ctrl_c_ends_the_process(tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
-
-
-def test_what_waits_for_input_stops_at_once():
-    reader, writer = os.pipe()
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt), stops.stoppable():
-        timer.start()
-        stops.interruptible(os.read)(reader, 1)
-    with pytest.raises(KeyboardInterrupt), stops.stoppable():
-        signal.raise_signal(signal.SIGINT)
-        stops.interruptible(pytest.fail)("called after a stop")
-    os.close(reader)
-    os.close(writer)
-
-
-def test_a_flag_that_nothing_looked_at_is_passed_on_once():
-    with pytest.raises(KeyboardInterrupt), stops.stoppable():
-        with stops.stoppable():
-            signal.raise_signal(signal.SIGINT)
-        steps = "after the inner body"
-    assert steps and not stops.is_requested()
-    stops.check()
 
 
 def test_a_handler_of_the_user_is_called_once():

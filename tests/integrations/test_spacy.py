@@ -103,15 +103,6 @@ def test_two_processes(model, method, name, monkeypatch):
     np.testing.assert_array_equal(docs[0][3].vector, expected[0][3])
 
 
-def test_an_error_goes_to_the_error_handler(model):
-    nlp = pipeline(model)
-    failed = []
-    nlp.set_error_handler(lambda name, _, docs, error: failed.append((name, len(docs), str(error))))
-    nlp.get_pipe("elmo")._settings = "average", "nowhere", 64
-    assert list(nlp.pipe(TEXTS[:3], batch_size=2)) == []
-    assert [(name, count) for name, count, _ in failed] == [("elmo", 2), ("elmo", 1)] and "state" in failed[0][2]
-
-
 @pytest.mark.parametrize("config, message", [
     ({"state": "carry"}, "state: expected one of zero, warm, got 'carry'"), ({"layers": "first"}, "layers: expected"),
     ({"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),

@@ -1,17 +1,15 @@
 """The CPU benchmarks in dry runs, at sizes that measure nothing: what they write, and what ends them."""
 
-import dataclasses
 import itertools
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import bench_embed, bench_table, bench_train, common, floor, latency, models, precisions, workloads
-from benchmarks.peers import bilm_tf, external
+from benchmarks.peers import bilm_tf
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.weights import lstm_name
@@ -234,28 +232,6 @@ def test_a_floor_counts_each_product_once():
     assert 1e-6 * floor.flop(options, work) == pytest.approx(encoder + 67.1 + 67.1 + 16.8, abs=0.1)
     rates = floor.Rates(threads=2, kib=1, fp32=1e9, read=4e9, bf16=0.0)  # a weight takes 1 ns to read, 2 to multiply
     assert floor.seconds(options, work, rates, "highest") == pytest.approx(floor.flop(options, work) / 1e9)
-    slow = floor.Rates(threads=2, kib=1, fp32=1e9, read=1e9, bf16=0.0)  # 4 ns to read
-    assert floor.seconds(options, work, slow, "highest") - floor.seconds(options, work, rates, "highest") == (
-        pytest.approx(2 * floor.step_weights(options) * 2e-9))
-    assert floor.seconds(options, work, slow, "medium") == floor.seconds(options, work, rates, "highest")  # 2 bytes
-    tiles = dataclasses.replace(slow, bf16=9e9, bytes=4e9)
-    assert floor.seconds(options, work, tiles, "low") < floor.seconds(options, work, tiles, "medium")
     for precision in ("high", "low"):
         with pytest.raises(floor.NoFloor, match=f"no rate of products for {precision}"):
             floor.seconds(options, work, rates, precision)
-
-
-def test_a_peer_in_a_process_of_its_own(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint('{\"ready\": 1}', flush=True)\nfor line in sys.stdin:\n"
-                      "    print('{\"other\": 0}\\n{\"double\": %d}' % (2 * int(line)), flush=True)\n")
-    with external.External("--peer", sys.executable, script) as peer:
-        assert peer.answer("ready") == 1 and peer.folder.is_dir()
-        peer.ask(21)
-        assert peer.answer("double") == 42
-        peer.ask("no number")
-        with pytest.raises(RuntimeError, match=r"--peer: expected an answer, but its process ended:(.*\n)*ValueError"):
-            peer.answer("double")
-    assert not peer.folder.exists()
-    with pytest.raises(RuntimeError, match="expected a Python that runs it, got /nowhere"):
-        external.External("--peer", "/nowhere", script)

@@ -13,7 +13,6 @@ pytest.importorskip("sklearn")
 from benchmarks.evaluate import __main__ as command
 from benchmarks.evaluate import contexts, data, tasks
 from benchmarks.evaluate.data import Pair, Target, Texts
-from elmo_fast.errors import ConfigurationError
 
 WORDS = "a b c d e f g h i k".split()
 
@@ -150,22 +149,6 @@ def test_files_as_they_are_published(tmp_path):
               "</substitutions></token></tokens></sent></document>")
     part = data.read_substitutes(write(tmp_path / "coinco", coinco__xml=coinco)).train
     assert (part.texts, part.labels) == ([Target("mission.N", ["A", "mission"], 1)], [{"task": 2.0}])
-
-
-@pytest.mark.parametrize("task, files, message", [
-    ("pos", {}, r"data: expected a file \*test\*.conllu below .*, found none"),
-    ("pos", {"a-test__conllu": "1\tword\n", "a-dev__conllu": conllu("a/B")}, "expected 10 columns .* at line 1 of"),
-    ("trec", {"train_5500__label": "no label\n", "TREC_10__label": ""},
-     "CLASS:subclass and a question, got 'no label' at line 1"),
-    ("secondary_structure", {"sequences__fasta": ">a\nMK\n", "sampled__fasta": ">a SET=train\nH\n"},
-     "expected a label for every residue of sequences.fasta, got 1 for the 2 of a"),
-    ("wic", {"train__data__txt": "w\tN\t9-0\ta\tb\n", "train__gold__txt": "T\n", "dev__gold__txt": ""},
-     "expected .* places inside two texts, the texts, and T or F in train.gold.txt, got 'w"),
-    ("lexical_substitution", {"coinco__xml": "<a>"}, "data: expected XML, got no element found"),
-])
-def test_malformed_data(tmp_path, task, files, message):
-    with pytest.raises((ConfigurationError, FileNotFoundError), match=message):
-        tasks.evaluate("bundled", task, write(tmp_path, **files))
 
 
 def test_the_command(tmp_path, capsys):
