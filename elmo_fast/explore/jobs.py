@@ -16,7 +16,7 @@ from elmo_fast.text.readers import open_texts
 if TYPE_CHECKING:
     import numpy as np
 
-    from elmo_fast.embed.api import LoadedElmo
+    from elmo_fast.embed.api import Layers, LoadedElmo
     from elmo_fast.explore.comparison import Comparison
     from elmo_fast.explore.contexts import ContextIndex
     from elmo_fast.explore.nearest import Report
@@ -51,7 +51,7 @@ def _table(comparison: "Comparison", maps: "dict[str, np.ndarray]") -> Iterator[
         yield ""
 
 
-def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], layer: str | tuple[float, ...] | None,
+def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], layer: "Layers | None",
                      state: str | None, save: str | None, output: str | None, tokenizer: str) -> Result:
     """The tab-separated rows of a report; the index `save` and the picture `output` are written first.
 
@@ -90,23 +90,15 @@ def _size(report: "Report") -> str:
     return f"{counted(contexts, 'context')}; the word occurs {counted(report.count, 'time')}"
 
 
-def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: str | tuple[float, ...] | None,
+def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: "Layers | None",
            state: str | None, tokenizer: str) -> "ContextIndex":
     from elmo_fast.explore.contexts import ContextIndex
     from elmo_fast.explore.nearest import open_index
 
     if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
-        if layer or state:
+        if layer is not None or state:
             raise ValueError(f"--layer, --weights, --state: expected a text as CORPUS, got the vectors in {corpus}")
         return index
-    layers, dtype = _layers(layer, elmo.num_layers), "float16" if words is None else "float32"
+    layers, dtype = "average" if layer is None else layer, "float16" if words is None else "float32"
     with open_texts(corpus, allow_blank=True, tokenizer=tokenizer) as texts:
         return ContextIndex.build(elmo, texts, words=words, layers=layers, state=state or "warm", dtype=dtype)
-
-
-def _layers(layer: str | tuple[float, ...] | None, count: int) -> str | int | tuple[float, ...]:
-    if layer in (None, "average", "top") or isinstance(layer, tuple):
-        return layer or "average"
-    if not layer.isdecimal() or int(layer) >= count:
-        raise ValueError(f"--layer: expected average, top or a number from 0 to {count - 1}, got {layer}")
-    return int(layer)

@@ -165,8 +165,8 @@ def _embed_routes(service: Service) -> APIRouter:
         vectors = await service.vectors(request, texts)
         arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
         if media_type == _BINARY:
-            return _answer(answers.npz_body(_release_in_turn(arrays)), arrays, _BINARY)
-        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": _release_in_turn(arrays)})
+            return _answer(answers.npz_body(arrays), arrays, _BINARY)
+        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": arrays})
         return _answer(pieces, arrays, _JSON, len(await request.body()))
 
     @router.post("/embeddings", **described_body(schemas.EmbeddingsRequest),
@@ -251,13 +251,6 @@ def _unit(vector: np.ndarray) -> np.ndarray:
     """The vector at length 1, in its dtype; zeros stay."""
     length = np.linalg.norm(vector.astype(np.float64))
     return (vector / length).astype(vector.dtype) if length else vector
-
-
-def _release_in_turn(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the arrays; the memory of an array is free when the next is requested."""
-    for number in range(len(arrays)):
-        array, arrays[number] = arrays[number], None
-        yield array
 
 
 async def _run_off_loop(arrays: Sequence[np.ndarray], function: Callable[[], Any]) -> Any:

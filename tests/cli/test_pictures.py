@@ -169,7 +169,8 @@ def test_a_corpus_of_stored_vectors(capsys, folder, model):
     (("compare", "a", "b " * 301, "-o", "a.png"), "text: expected at most 300 tokens to draw, got 301"),
     (("nearest", "in.txt", "--word", "opened"), "word: expected a word that the corpus has at least twice"),
     (("nearest", "in.txt", "--word", "play", "--sentence", "They played ."), "sentence: expected a sentence with the"),
-    (("nearest", "in.txt", "--word", "play", "--layer", "3"), "--layer: expected average, top or a number from 0 to 2"),
+    (("nearest", "in.txt", "--word", "play", "--layer", "3"), "layers: expected the number of a layer, 0 to 2, got 3"),
+    (("nearest", "in.txt", "--word", "play", "--layer", "all"), "layers: expected a layer or a mixture of them, got"),
     (("nearest", "in.txt", "--word", "play", "-o", "in.txt"), "-o: expected a file other than CORPUS, got in.txt"),
     (("nearest", "in.txt", "--word", "play", "--save", "./in.txt"), "--save: expected a file other than CORPUS"),
 ])
