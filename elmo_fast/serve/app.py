@@ -56,11 +56,8 @@ class Service:
         return self.batching.bilm
 
     def form(self, **arguments) -> OutputSpec:
-        """Make an output spec and check that it fits the model; `Refusal` names the field."""
-        try:
-            return OutputSpec(**arguments).check(self.bilm.num_layers)
-        except ValueError as error:
-            raise Refusal(422, str(error), "invalid_value", str(error).partition(":")[0]) from error
+        """Make an output spec and check that it fits the model; `ValueError` names the field."""
+        return OutputSpec(**arguments).check(self.bilm.num_layers)
 
     def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
         """Split texts into tokens; `Refusal` for texts beyond the limits, and for an empty one to be pooled."""
@@ -92,7 +89,10 @@ class Service:
             await asyncio.wait((done, gone), timeout=self.limits.request_seconds,
                                return_when=asyncio.FIRST_COMPLETED)
             if done.done():
-                return self._result(done, len(texts))
+                if error := done.exception():
+                    raise refusal_of(error) from error
+                self.metrics.count_texts(len(texts))
+                return done.result()
             job.release()
             if gone.done():
                 raise client_gone()
@@ -100,12 +100,6 @@ class Service:
         finally:
             done.cancel()
             gone.cancel()
-
-    def _result(self, done: "asyncio.Future[list[np.ndarray]]", texts: int) -> list[np.ndarray]:
-        if error := done.exception():
-            raise refusal_of(error) from error
-        self.metrics.count_texts(texts)
-        return done.result()
 
 
 def create_app(service: Service) -> FastAPI:

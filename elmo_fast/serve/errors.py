@@ -47,7 +47,8 @@ def refusal_of(error: Exception) -> Refusal:
         code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         return Refusal(error.status_code, str(error.detail), code, headers=error.headers)
     if isinstance(error, ValueError):
-        return Refusal(422, str(error), "invalid_value")
+        name = str(error).partition(":")[0]
+        return Refusal(422, str(error), "invalid_value", name if name.isidentifier() else None)
     return Refusal(500, f"{type(error).__name__}: {error}", "engine_error")
 
 
