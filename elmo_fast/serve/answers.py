@@ -1,7 +1,6 @@
 """Writes the bodies of answers piece by piece, so that memory never holds a second copy of an answer."""
 
 import base64
-import io
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -44,8 +43,10 @@ def npz_body(arrays: Iterable[np.ndarray]) -> Iterator[bytes]:
                 values = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
                 for begin in range(0, len(values), _PIECE_BYTES):
                     member.write(values[begin : begin + _PIECE_BYTES])
-                    yield from sink.take(_PIECE_BYTES)
-    yield from sink.take()
+                    if len(sink) >= _PIECE_BYTES:
+                        yield bytes(sink)
+                        sink.clear()
+    yield bytes(sink)
 
 
 def base64_of(vector: np.ndarray) -> str:
@@ -73,21 +74,12 @@ def _list_parts(items: Iterable[Any]) -> Iterator[bytes]:
     yield b"]" if opening == b"," else b"[]"
 
 
-class _Sink(io.RawIOBase):
-    """A write-only file that cannot seek; `take` removes the written bytes."""
-
-    def __init__(self):
-        self._bytes = bytearray()
-
-    def writable(self) -> bool:
-        return True
+class _Sink(bytearray):
+    """A write-only file that cannot seek, and the bytes that were written to it."""
 
     def write(self, data) -> int:
-        self._bytes += data
+        self += data
         return len(data)
 
-    def take(self, min_bytes: int = 1) -> Iterator[bytes]:
-        """Yield and remove the written bytes if there are at least `min_bytes`."""
-        if len(self._bytes) >= min_bytes:
-            taken, self._bytes = bytes(self._bytes), bytearray()
-            yield taken
+    def flush(self) -> None:
+        """Nothing is held back."""

@@ -61,18 +61,14 @@ def test_stacks_pools_and_copies(model):
     assert top.name != average.name
     expected = [np.concatenate(pair, axis=1) for pair in zip(vectors(average.embed(sentences())),
                                                              vectors(top.embed(sentences())))]
-    assert_same(vectors_of(StackedEmbeddings([average, top])), expected)
+    stacked = sentences()
+    StackedEmbeddings([average, top]).embed(stacked)
+    assert_same(vectors(stacked), expected)
     pooled = Sentence(TEXTS[0].split())
     DocumentPoolEmbeddings([average]).embed(pooled)
     torch.testing.assert_close(pooled.get_embedding(), torch.from_numpy(expected[0][:, :8].mean(axis=0)))
     for again in (pickle.loads(pickle.dumps(top)), copy.deepcopy(top)):
         assert_same(vectors(again.embed(sentences())), vectors(top.embed(sentences())))
-
-
-def vectors_of(embeddings):
-    batch = sentences()
-    embeddings.embed(batch)
-    return vectors(batch)
 
 
 def test_a_tagger_is_saved_and_loaded(tmp_path):

@@ -1,8 +1,6 @@
 """`ElmoVectorizer` in scikit-learn itself: its pipelines, searches, copies, and its checks of estimators."""
 
-import importlib
 import pickle
-import sys
 import warnings
 
 import numpy as np
@@ -133,10 +131,3 @@ def test_documented_code():
     names, readme = run_documented_code("scikit-learn")
     assert names["pipeline"].predict(["fine ."]) == [1]
     assert readme["pipeline"].fit(["good play .", "bad"], [1, 0]).predict(["good play ."]) == [1]
-
-
-def test_an_absent_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    monkeypatch.delitem(sys.modules, "elmo_fast.integrations.sklearn")
-    with pytest.raises(ImportError, match=r'pip install "\.\[scikit-learn\]" .in a checkout of elmo-fast.$'):
-        importlib.import_module("elmo_fast.integrations.sklearn")
