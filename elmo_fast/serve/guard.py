@@ -52,13 +52,12 @@ class Guard:
             except TimeoutError:
                 raise _StoppedReading from None
 
-        self._metrics.in_progress += 1
         try:
-            with contextlib.suppress(_StoppedReading), contextlib.ExitStack() as stack:
+            with (self._metrics.in_progress.track_inprogress(), contextlib.suppress(_StoppedReading),
+                  contextlib.ExitStack() as stack):
                 scope["elmo_fast.exit"] = stack
                 await self._run(scope, receive, send_in_time)
         finally:
-            self._metrics.in_progress -= 1
             # A label per requested path would let clients create metrics without end.
             route = scope["path"] if scope["path"] in self._routes else "other"
             self._metrics.count_request(route, status, time.perf_counter() - began)

@@ -61,7 +61,7 @@ def test_a_client_that_reads_nothing_is_cut_off(start):
         connection.setsockopt(1, 8, 4096)  # SO_RCVBUF
         connection.sendall(posted(b"/v1/embed", json.dumps({"texts": texts_of([40_000])}).encode()))
         until(lambda: server.metric('request_seconds_count{route="/v1/embed"}') == 1)
-    assert server.batching.held_tokens == server.service.metrics.in_progress == 0
+    assert server.batching.held_tokens == server.metric("requests_in_progress") == 0
 
 
 def test_a_full_queue_is_429(start):
