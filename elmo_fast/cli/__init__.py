@@ -55,8 +55,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
+    from elmo_fast.cli.flags import join_weights
+
     parser = make_parser()
-    parsed = vars(parser.parse_args(arguments))
+    parsed = vars(parser.parse_args(join_weights(sys.argv[1:] if arguments is None else arguments)))
     if "run" not in parsed:
         parser.print_help(sys.stderr)
         parser.exit(REFUSED)
@@ -85,12 +87,6 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports errors in one line, without the usage, which would push the reason off the screen."""
 
     program = "elmo-fast"
-
-    def parse_args(self, args=None, namespace=None):
-        """As argparse does; numbers after `--weights` may be separated by spaces."""
-        from elmo_fast.cli.flags import join_weights
-
-        return super().parse_args(join_weights(sys.argv[1:] if args is None else args), namespace)
 
     def _check_value(self, action: argparse.Action, value) -> None:
         """argparse's check; for an unknown command the error names the nearest one, else all of them."""

@@ -7,12 +7,12 @@ from elmo_fast.cli.flags import (
     FORMATS_HELP,
     MODEL_FILES,
     NUMERICS,
+    SHARED,
     add_command,
     add_weights,
     at_least,
     pop_fields,
     say,
-    shared,
 )
 from elmo_fast.text.records import FORMATS
 from elmo_fast.vectors.layouts.table import LAYOUTS, SUFFIXES
@@ -66,7 +66,7 @@ def _add_formats(parser) -> None:
     add("--targets", metavar="FILE", help="write only the vectors of the words in FILE, one word per line")
     add("--format", choices=FORMATS, help="format of INPUT (default: by suffix)")
     add("--field", metavar="NAME", help=f"key or column of the texts in {with_field} (default: text)")
-    add("--tokenizer", **shared("--tokenizer"))
+    add("--tokenizer", **SHARED["--tokenizer"])
 
 
 def _embed(vocab_path, include_package, file_friendly_logging, progress, layers, **flags) -> None:

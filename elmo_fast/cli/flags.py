@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,8 +14,10 @@ from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.records import FORMATS
 
+_NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
+_NUMBERS = re.compile(rf"{_NUMBER}(,{_NUMBER})*,?", re.IGNORECASE).fullmatch
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or tar, or a URL"
-_SHARED: dict[str, dict[str, Any]] = {
+SHARED: dict[str, dict[str, Any]] = {
     "model": {"nargs": "?", "metavar": "MODEL", "help": f"{_MODEL} (default: {DEFAULT_MODEL})"},
     "--model": {"help": f"{_MODEL} (default: {DEFAULT_MODEL})"},
     "--options-file": {"metavar": "FILE", "help": "options.json, a path or URL, given with --weight-file"},
@@ -49,7 +52,7 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
         if flag == "--device":
             _add_device(parser)
         else:
-            parser.add_argument(flag, **_SHARED[flag])
+            parser.add_argument(flag, **SHARED[flag])
     parser.set_defaults(run=run, **defaults)
     return parser
 
@@ -62,11 +65,6 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--cuda-device", dest="device", default=argparse.SUPPRESS, metavar="N", help="number of the "
                        "GPU, or -1 for the CPU: AllenNLP's flag",
                        type=lambda text: "cpu" if (value := number(text)) < 0 else f"cuda:{value}")
-
-
-def shared(flag: str) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for a shared flag, for parsers that `add_command` did not make."""
-    return dict(_SHARED[flag])
 
 
 def pop_fields(job: type, flags: dict[str, Any]) -> Any:
@@ -102,26 +100,15 @@ def join_weights(arguments: Iterable[str]) -> list[str]:
     Numbers are separated by commas, spaces or both. argparse alone would also take positional arguments after them.
     """
     joined: list[str] = []
-    numbers: list[str] | None = None  # of a list that may go on
+    may_go_on = False
     for argument in arguments:
-        found = [part for part in argument.split(",") if part]
-        if numbers is not None and found and all(map(_is_number, found)):
-            numbers += found
-            joined[-1] = f"--weights={','.join(numbers)}"
-            if "," in argument.rstrip(","):  # a whole list: what follows is something else, if it looks like a number
-                numbers = None
+        if may_go_on and _NUMBERS(argument):
+            joined[-1] += ("=" if joined[-1] == "--weights" else ",") + argument.rstrip(",")
+            may_go_on = "," not in argument.rstrip(",")  # a whole list is not continued
         else:
-            numbers = [] if argument == "--weights" else None
+            may_go_on = argument == "--weights"
             joined.append(argument)
     return joined
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def say(line: str) -> None:

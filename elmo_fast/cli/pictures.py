@@ -37,8 +37,9 @@ def add_commands(commands) -> None:
     add("--any-word", action="store_true", help="search all tokens, not only occurrences of the word")
     add("--center", action="store_true", help="subtract the mean of the searched vectors first")
     layers = parser.add_mutually_exclusive_group()
-    layers.add_argument("--layer", metavar="L", help="average (default), top, or the number of a layer, from 0")
-    add_weights(layers, "a weighted sum of the layers: 0.2,0.3,0.5")
+    layers.add_argument("--layer", type=lambda text: int(text) if text.isdecimal() else text, metavar="L",
+                        help="average (default), top, or the number of a layer, from 0")
+    add_weights(layers, "a weighted sum of the layers: 0.2,0.3,0.5", dest="layer")
     add("--state", choices=FREE_STATES, help="initial state of a sentence (default: warm)")
     add("--save", metavar="FILE", help="also store the vectors of all tokens (HDF5, float16); FILE can then be CORPUS")
     add("-o", "--output", metavar="FILE", help="file of the picture: .html, .png, .svg or .pdf; or of the rows: .txt")
@@ -46,17 +47,17 @@ def add_commands(commands) -> None:
 
 def _compare(**flags) -> Iterator[str]:
     from elmo_fast.embed.jobs import ModelChoice
-    from elmo_fast.explore.jobs import CompareJob, compare_sentences
+    from elmo_fast.explore.jobs import compare_sentences
 
-    return _reported(*compare_sentences(CompareJob(pop_fields(ModelChoice, flags), **flags)))
+    return _reported(*compare_sentences(pop_fields(ModelChoice, flags), **flags))
 
 
-def _nearest(weights, layer, **flags) -> Iterator[str]:
+def _nearest(**flags) -> Iterator[str]:
     from elmo_fast.embed.jobs import ModelChoice
-    from elmo_fast.explore.jobs import NearestJob, Search, nearest_contexts
+    from elmo_fast.explore.jobs import nearest_contexts
 
-    job = NearestJob(pop_fields(ModelChoice, flags), pop_fields(Search, flags), layer=weights or layer, **flags)
-    return _reported(*nearest_contexts(job))
+    search = {name: flags.pop(name) for name in ("word", "sentence", "top", "queries", "any_word", "center")}
+    return _reported(*nearest_contexts(pop_fields(ModelChoice, flags), search=search, **flags))
 
 
 def _reported(rows: Iterator[str], files: list[str]) -> Iterator[str]:

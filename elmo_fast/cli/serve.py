@@ -30,9 +30,9 @@ def add_commands(commands) -> None:
             help=f"{field.metadata['help']} (default: %(default)s)")
 
 
-def _serve(**flags) -> None:
+def _serve(host, port, **flags) -> None:
     find_model(flags["model"])  # before torch, whose import takes seconds, is imported
     from elmo_fast.embed.jobs import ModelChoice
-    from elmo_fast.serve.server import ServeJob, run
+    from elmo_fast.serve.server import run
 
-    run(ServeJob(pop_fields(ModelChoice, flags), pop_fields(Limits, flags), version=elmo_fast.__version__, **flags))
+    run(pop_fields(ModelChoice, flags), pop_fields(Limits, flags), elmo_fast.__version__, address=(host, port), **flags)

@@ -5,7 +5,7 @@ import math
 import sys
 
 from elmo_fast.arguments import SIZES, check_file
-from elmo_fast.cli.flags import DEVICE_HELP, add_command, at_least, checked_type, shared
+from elmo_fast.cli.flags import DEVICE_HELP, SHARED, add_command, at_least, checked_type
 from elmo_fast.environment import install_line
 from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.ops.precision import TRAINED
@@ -95,7 +95,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
     add("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax (default: "
         "softmax.hdf5 beside the model if it exists, else random weights)")
-    add("--allow-nonfinite", **{**shared("--allow-nonfinite"), "default": None})
+    add("--allow-nonfinite", **{**SHARED["--allow-nonfinite"], "default": None})
     add = parser.add_argument_group("model").add_argument
     add("--options-file", metavar="FILE", help="options.json with bilm-tf's keys: lstm, char_cnn, dropout, batch_size, "
         "...; arguments given here override it")

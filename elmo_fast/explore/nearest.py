@@ -40,26 +40,18 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Plane:
-    """Occurrences of the word in their plane of greatest variance: `points` float32 [n, 2].
+class Report:
+    """Groups of nearest contexts of a word that occurs `count` times in a corpus.
 
-    `fraction` is the plane's share of the variance. The first `queries` points are the queries of the groups.
+    `points` float32 [n, 2] are occurrences in their plane of greatest variance, first the groups' queries; `contexts`
+    are theirs, and `fraction` is the plane's share of the variance.
     """
 
-    points: np.ndarray
-    contexts: list[Context]
-    queries: int
-    fraction: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """Groups of nearest contexts of a word that occurs `count` times in a corpus."""
-
-    word: str
     count: int
     groups: list[Group]
-    plane: Plane
+    contexts: list[Context]
+    points: np.ndarray
+    fraction: float
 
 
 def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None) -> ContextIndex | None:
@@ -118,7 +110,9 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
     groups = [Group(context, [context_of(index, near.number, near.similarity)
                               for near in index.nearest(query, top, among=among, center=center)])
               for context, query in zip(shown, chosen)]
-    return Report(word, len(numbers), groups, _plane(index, numbers, shown, np.asarray(vectors, np.float32)))
+    contexts, rows = _others(index, numbers, shown)
+    plane = principal_plane(np.concatenate([np.asarray(vectors, np.float32), rows]))
+    return Report(len(numbers), groups, [*shown, *contexts], *plane)
 
 
 def report_lines(report: Report) -> Iterator[str]:
@@ -161,11 +155,11 @@ def _cut(tokens: Sequence[str]) -> list[str]:
     return list(tokens)
 
 
-def _plane(index: ContextIndex, numbers: np.ndarray, queries: list[Context], vectors: np.ndarray) -> Plane:
+def _others(index: ContextIndex, numbers: np.ndarray, queries: list[Context]) -> tuple[list[Context], np.ndarray]:
+    """Occurrences of the word beside the queries, at most 1,000 or so, and their vectors, float32 [n, dim]."""
     places = {(query.line, query.token) for query in queries}
     step = -(-len(numbers) // _MOST_POINTS)
     others = [(number, context) for number in numbers[::step].tolist()
               if ((context := context_of(index, number)).line, context.token) not in places]
-    rows = np.asarray(index.vectors[np.array([number for number, _ in others], np.int64)], np.float32)
-    points, fraction = principal_plane(np.concatenate([vectors, rows]))
-    return Plane(points, [*queries, *(context for _, context in others)], len(queries), fraction)
+    rows = index.vectors[np.array([number for number, _ in others], np.int64)]
+    return [context for _, context in others], np.asarray(rows, np.float32)

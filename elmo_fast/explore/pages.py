@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from elmo_fast.explore.nearest import Context, Group, Plane, Report
+    from elmo_fast.explore.nearest import Context, Group, Report
 
 # Tables of cosines, in these pages and in the server's.
 COSINE_STYLE = Path(__file__).with_name("cosines.css").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def report_page(report: "Report", title: str) -> str:
     """Keyword-in-context lines with a bar for each cosine, and the word's occurrences in a plane."""
     lead = f"<p>{report.count:,} occurrences. The bars are cosines from 0 to 1.</p>"
     groups = (line for number, group in enumerate(report.groups) for line in _group(group, _letter(number)))
-    return _page(title, "\n".join([lead, *groups, *_plane(report.plane)]))
+    return _page(title, "\n".join([lead, *groups, *_plane(report)]))
 
 
 def _letter(number: int) -> str:
@@ -71,19 +71,19 @@ def _line(context: "Context", lead: str, tag: str, kind: str = "") -> str:
             f'<span class="place">{place}</span></{tag}>')
 
 
-def _plane(plane: "Plane") -> Iterator[str]:
+def _plane(report: "Report") -> Iterator[str]:
     """The occurrences as dots of an SVG, the queries above the others."""
-    low, high = plane.points.min(axis=0), plane.points.max(axis=0)
+    low, high = report.points.min(axis=0), report.points.max(axis=0)
     scale = np.where(high > low, (np.array([_WIDTH, _HEIGHT]) - 2 * _EDGE) / np.maximum(high - low, 1e-12), 0)
-    places = np.where(scale > 0, (plane.points - low) * scale + _EDGE, np.array([_WIDTH, _HEIGHT]) / 2)
+    places = np.where(scale > 0, (report.points - low) * scale + _EDGE, np.array([_WIDTH, _HEIGHT]) / 2)
     yield (f"<h2>The occurrences in a plane</h2>\n<p>The two directions in which they differ most, with "
-           f"{plane.fraction:.0%} of the variance. Dots that are near each other here may be apart in the other "
+           f"{report.fraction:.0%} of the variance. Dots that are near each other here may be apart in the other "
            "directions; point at a dot to read its context.</p>")
     yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="occurrences of the word in a plane">'
-    numbered = list(enumerate(zip(places.tolist(), plane.contexts)))
-    for number, ((x, y), context) in numbered[plane.queries :] + numbered[: plane.queries]:
+    numbered = list(enumerate(zip(places.tolist(), report.contexts)))
+    for number, ((x, y), context) in numbered[len(report.groups) :] + numbered[: len(report.groups)]:
         words = escape(" ".join(filter(None, (context.before, context.word, context.after))))
-        is_query = number < plane.queries
+        is_query = number < len(report.groups)
         radius, kind = (9, ' class="query-point"') if is_query else (4.5, "")
         label = f'<text x="{x:.1f}" y="{y + 4:.1f}">{_letter(number)}</text>' if is_query else ""
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"{kind}><title>{words}</title></circle>{label}'

@@ -1,12 +1,10 @@
 """Writes the bodies of answers piece by piece, so that memory never holds a second copy of an answer."""
 
 import base64
-import io
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 import orjson
 from fastapi import Response
@@ -15,13 +13,9 @@ _PIECE_BYTES = 1 << 18  # approximate
 _VALUES_PER_PIECE = 1 << 13  # values of an array that are formatted at a time
 
 
-class JsonResponse(Response):
-    """A JSON answer; the content may hold structs of msgspec and arrays."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, msgspec.structs.asdict, orjson.OPT_SERIALIZE_NUMPY)
+def json_response(content: Any) -> Response:
+    """A JSON answer; the content may hold arrays."""
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
 def json_body(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:
@@ -49,8 +43,10 @@ def npz_body(arrays: Iterable[np.ndarray]) -> Iterator[bytes]:
                 values = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
                 for begin in range(0, len(values), _PIECE_BYTES):
                     member.write(values[begin : begin + _PIECE_BYTES])
-                    yield from sink.take(_PIECE_BYTES)
-    yield from sink.take()
+                    if len(sink) >= _PIECE_BYTES:
+                        yield bytes(sink)
+                        sink.clear()
+    yield bytes(sink)
 
 
 def base64_of(vector: np.ndarray) -> str:
@@ -78,21 +74,12 @@ def _list_parts(items: Iterable[Any]) -> Iterator[bytes]:
     yield b"]" if opening == b"," else b"[]"
 
 
-class _Sink(io.RawIOBase):
-    """A write-only file that cannot seek; `take` removes the written bytes."""
-
-    def __init__(self):
-        self._bytes = bytearray()
-
-    def writable(self) -> bool:
-        return True
+class _Sink(bytearray):
+    """A write-only file that cannot seek, and the bytes that were written to it."""
 
     def write(self, data) -> int:
-        self._bytes += data
+        self += data
         return len(data)
 
-    def take(self, min_bytes: int = 1) -> Iterator[bytes]:
-        """Yield and remove the written bytes if there are at least `min_bytes`."""
-        if len(self._bytes) >= min_bytes:
-            taken, self._bytes = bytes(self._bytes), bytearray()
-            yield taken
+    def flush(self) -> None:
+        """Nothing is held back."""

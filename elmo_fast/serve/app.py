@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 
 from elmo_fast.arguments import shown
 from elmo_fast.environment import extra
-from elmo_fast.serve.batching import Batching, SharedElmo, TimedOut
+from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.spec import OutputSpec
@@ -23,7 +22,7 @@ with extra("serve"):
 
     from elmo_fast.serve import answers, schemas
     from elmo_fast.serve.bodies import BodyReader
-    from elmo_fast.serve.errors import CLIENT_GONE, Refusal, install, refusal_of
+    from elmo_fast.serve.errors import Refusal, client_gone, install, refusal_of, timed_out
     from elmo_fast.serve.guard import Guard
     from elmo_fast.serve.metrics import Metrics
     from elmo_fast.serve.page import router as page_routes
@@ -45,21 +44,20 @@ class Service:
     name: str
     version: str
     limits: Limits = field(default_factory=Limits)
-    metrics: Metrics = field(default_factory=Metrics)
     api_key: str | None = None
     split: Tokenizer = field(default_factory=partial(find_tokenizer, "auto"))
     index: str | None = None
+
+    def __post_init__(self):
+        self.metrics = Metrics(self.batching)
 
     @property
     def bilm(self):
         return self.batching.bilm
 
     def form(self, **arguments) -> OutputSpec:
-        """Make an output spec and check that it fits the model; `Refusal` names the field."""
-        try:
-            return OutputSpec(**arguments).check(self.bilm.num_layers)
-        except ValueError as error:
-            raise Refusal(422, str(error), "invalid_value", str(error).partition(":")[0]) from error
+        """Make an output spec and check that it fits the model; `ValueError` names the field."""
+        return OutputSpec(**arguments).check(self.bilm.num_layers)
 
     def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
         """Split texts into tokens; `Refusal` for texts beyond the limits, and for an empty one to be pooled."""
@@ -91,20 +89,17 @@ class Service:
             await asyncio.wait((done, gone), timeout=self.limits.request_seconds,
                                return_when=asyncio.FIRST_COMPLETED)
             if done.done():
-                return self._result(done, len(texts))
+                if error := done.exception():
+                    raise refusal_of(error) from error
+                self.metrics.count_texts(len(texts))
+                return done.result()
             job.release()
             if gone.done():
-                raise Refusal(CLIENT_GONE, "the client has gone")
-            raise TimedOut(self.limits.request_seconds)
+                raise client_gone()
+            raise timed_out(self.limits.request_seconds)
         finally:
             done.cancel()
             gone.cancel()
-
-    def _result(self, done: "asyncio.Future[list[np.ndarray]]", texts: int) -> list[np.ndarray]:
-        if error := done.exception():
-            raise refusal_of(error) from error
-        self.metrics.count_texts(texts)
-        return done.result()
 
 
 def create_app(service: Service) -> FastAPI:
@@ -115,9 +110,8 @@ def create_app(service: Service) -> FastAPI:
     page = page_routes(SharedElmo(service.batching, service.limits.request_seconds), service.index, service.split)
     for router in (_status_routes(service), _embed_routes(service), page):
         app.include_router(router)
-    service.metrics.watch(service.batching)
     install(app)
-    routes = frozenset([*app.openapi()["paths"], "/", "/favicon.ico", "/openapi.json"])
+    routes = frozenset([*app.openapi()["paths"], "/", "/openapi.json"])
     app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, api_key=service.api_key,
                        routes=routes)
     return app
@@ -165,8 +159,8 @@ def _embed_routes(service: Service) -> APIRouter:
         vectors = await service.vectors(request, texts)
         arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
         if media_type == _BINARY:
-            return _answer(answers.npz_body(_release_in_turn(arrays)), arrays, _BINARY)
-        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": _release_in_turn(arrays)})
+            return _answer(answers.npz_body(arrays), arrays, _BINARY)
+        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": arrays})
         return _answer(pieces, arrays, _JSON, len(await request.body()))
 
     @router.post("/embeddings", **described_body(schemas.EmbeddingsRequest),
@@ -220,14 +214,12 @@ def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
 
 def _accepted_type(accept: str) -> str:
     for part in accept.split(","):
-        media_type, *parameters = (each.strip().lower() for each in part.split(";"))
-        if any(re.fullmatch(r"q\s*=\s*0(\.0*)?", each) for each in parameters):
-            continue
+        media_type = part.partition(";")[0].strip().lower()
         if media_type in (_JSON, _BINARY):
             return media_type
         if media_type in ("", "*/*", "application/*"):
             return _JSON
-    raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}")
+    raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}", "not_acceptable")
 
 
 def _apply_spec(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:
@@ -253,13 +245,6 @@ def _unit(vector: np.ndarray) -> np.ndarray:
     """The vector at length 1, in its dtype; zeros stay."""
     length = np.linalg.norm(vector.astype(np.float64))
     return (vector / length).astype(vector.dtype) if length else vector
-
-
-def _release_in_turn(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the arrays; the memory of an array is free when the next is requested."""
-    for number in range(len(arrays)):
-        array, arrays[number] = arrays[number], None
-        yield array
 
 
 async def _run_off_loop(arrays: Sequence[np.ndarray], function: Callable[[], Any]) -> Any:

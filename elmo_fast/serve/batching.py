@@ -18,43 +18,19 @@ import numpy as np
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, MOST_SENTENCES, check_count
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.stream import SlotStream
+from elmo_fast.environment import extra
 from elmo_fast.model.bilm import BiLm
+
+with extra("serve"):
+    from elmo_fast.serve.errors import Refusal, draining, timed_out
 
 DEFAULT_QUEUE_TOKENS = 1 << 18
 LONG_TEXT = 1024  # tokens above which a text counts as long
 _LONG_SHARE = 0.75  # largest share of the slots that run long texts
 _FAILURES = 3  # failed runs in a row after which the engine counts as failing
-_RATE_MEMORY = 30  # seconds of computing over which the rate is averaged
 _LONGEST_WAIT = 600  # seconds; the longest wait that a client is told
 
 _logger = logging.getLogger(__name__)
-
-
-class TooLarge(ValueError):
-    """A request that is too large even for the empty queue."""
-
-
-class Unavailable(RuntimeError):
-    """A request that is not accepted now; the client may try again after `retry_after` seconds."""
-
-    def __init__(self, message: str, retry_after: int):
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class QueueFull(Unavailable):
-    """The queue has no room for the tokens of the request."""
-
-
-class Draining(Unavailable):
-    """The process shuts down and accepts no requests."""
-
-
-class TimedOut(RuntimeError):
-    """Vectors that were not ready in time."""
-
-    def __init__(self, seconds: float):
-        super().__init__(f"expected an answer within {seconds} s; a smaller request or a later one may succeed")
 
 
 class Job:
@@ -82,8 +58,7 @@ class Batching:
     it and of tokens computed.
     """
 
-    def __init__(self, bilm: BiLm, *, slots: int = DEFAULT_BATCH_SIZE, queue_tokens: int = DEFAULT_QUEUE_TOKENS,
-                 on_chunk: Callable[[int, int], None] = lambda texts, tokens: None):
+    def __init__(self, bilm: BiLm, *, slots: int = DEFAULT_BATCH_SIZE, queue_tokens: int = DEFAULT_QUEUE_TOKENS):
         self.state = bilm.state  # of all requests
         if self.state == "carry":
             raise ValueError("state: expected zero or warm, for requests share the slots; got carry")
@@ -93,7 +68,7 @@ class Batching:
         self.slots = check_count("slots", slots, most=MOST_SENTENCES)
         self.queue_tokens = check_count("queue_tokens", queue_tokens)
         self.failures = 0  # failed runs of the engine in a row
-        self._on_chunk = on_chunk
+        self.on_chunk: Callable[[int, int], None] = lambda texts, tokens: None
         self._most_long = max(1, int(slots * _LONG_SHARE))
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()  # jobs with waiting texts; the first is next
@@ -101,7 +76,7 @@ class Batching:
         self._alone: deque[tuple[Job, int]] = deque()  # texts of a run that failed
         self.held_tokens = 0  # of accepted requests without a response
         self.is_draining = self._is_closed = False
-        self._rate = _Rate()
+        self._computed_tokens, self._computing_seconds = 0, 0.0
         self._begin_stream()
         self._thread = threading.Thread(target=self._work, name="elmo-fast engine", daemon=True)
 
@@ -143,23 +118,24 @@ class Batching:
         self.is_draining = True  # without the lock, since signal handlers call it
 
     def cut_off(self) -> None:
-        """Fail all open jobs with `Draining`."""
+        """Fail all open jobs."""
         for job in list(self._open):
             job.release()
 
     def submit(self, texts: list[Sequence[str]]) -> Job:
-        """Queue tokenized texts; raises `TooLarge`, `QueueFull` or `Draining`."""
+        """Queue tokenized texts; `Refusal` if they are too many for the queue, or for its room, and while draining."""
         tokens = sum(len(text) + 2 for text in texts)
         if tokens > self.queue_tokens:
-            raise TooLarge(f"expected at most {self.queue_tokens:,} tokens in a request, got {tokens:,} (with the "
-                           "boundaries of its texts)")
+            raise Refusal(413, f"expected at most {self.queue_tokens:,} tokens in a request, got {tokens:,} (with the "
+                          "boundaries of its texts)", "too_many_tokens")
         job = Job(texts, tokens, self._release)
         with self._changed:
             if self.is_draining:
-                raise Draining("the server is shutting down", 1)
-            if excess := max(0, self.held_tokens + tokens - self.queue_tokens):
-                raise QueueFull(f"the queue of {self.queue_tokens:,} tokens has no room for {tokens:,} more",
-                                self._rate.seconds_for(excess))
+                raise draining("the server is shutting down")
+            excess = self.held_tokens + tokens - self.queue_tokens
+            if excess > 0:
+                raise Refusal(429, f"the queue of {self.queue_tokens:,} tokens has no room for {tokens:,} more",
+                              "queue_full", headers={"Retry-After": str(self._seconds_for(excess))})
             self.held_tokens += tokens
             self._open.add(job)
             if texts:
@@ -168,6 +144,11 @@ class Batching:
             else:
                 job.future.set_result([])
         return job
+
+    def _seconds_for(self, tokens: int) -> int:
+        """Seconds to compute `tokens` at the rate so far, rounded up: at least 1, and 1 before the first chunk."""
+        seconds = tokens * self._computing_seconds / max(1, self._computed_tokens)
+        return min(_LONGEST_WAIT, max(1, math.ceil(seconds)))
 
     def _release(self, job: Job) -> None:
         with self._changed:
@@ -180,24 +161,23 @@ class Batching:
             if job in self._jobs:
                 self._jobs.remove(job)
             if not job.future.done():
-                self._has_dropped = True
-                job.future.set_exception(Draining("the server has shut down", 1))
+                job.future.set_exception(draining("the server has shut down"))
 
     def _begin_stream(self) -> None:
         self._stream = SlotStream(self.bilm, self.slots, state=self.state)
         self._running: dict[int, tuple[Job, int]] = {}  # number in the stream -> job, and number of its text
-        self._taken = self._long_running = 0
-        self._has_dropped = False
+        self._taken = 0
 
     def _work(self) -> None:
         while self._wait():
             try:
                 began, self._taken = time.monotonic(), 0
                 for rows, finished in self._stream.run_as_they_come(self._take):
-                    self._on_chunk(len(self._running), rows)
+                    self.on_chunk(len(self._running), rows)
                     self._deliver(finished)
                     began, before = time.monotonic(), began
-                    self._rate.add(rows, began - before)
+                    self._computed_tokens += rows
+                    self._computing_seconds += began - before
             except Exception as error:
                 self._recover(error)
             else:
@@ -216,11 +196,9 @@ class Batching:
             if chosen is None:
                 return None
             job, number = chosen
-            text = job.texts[number]
             self._running[self._taken] = chosen
             self._taken += 1
-            self._long_running += len(text) > LONG_TEXT
-            return text
+            return job.texts[number]
 
     def _choose(self) -> tuple[Job, int] | None:
         while self._alone:
@@ -232,7 +210,7 @@ class Batching:
         for _ in range(len(self._jobs)):
             job = self._jobs[0]
             self._jobs.rotate(-1)
-            if self._long_running >= self._most_long and len(job.texts[job.waiting[0]]) > LONG_TEXT:
+            if len(job.texts[job.waiting[0]]) > LONG_TEXT and self._long_running() >= self._most_long:
                 continue
             number = job.waiting.popleft()
             if not job.waiting:
@@ -240,27 +218,24 @@ class Batching:
             return job, number
         return None
 
+    def _long_running(self) -> int:
+        return sum(len(job.texts[number]) > LONG_TEXT for job, number in self._running.values())
+
     def _deliver(self, finished: Iterable[tuple[int, np.ndarray]]) -> None:
         with self._changed:
             for number, vectors in finished:
                 if number in self._running:
-                    job, text = self._end(number)
+                    job, text = self._running.pop(number)
                     if not job.future.done():
                         job.vectors[text] = vectors
                         job.unfinished -= 1
                         if not job.unfinished:
                             job.future.set_result(job.vectors)
-            if self._has_dropped:
-                self._has_dropped = False
-                numbers = {number for number, (job, _) in self._running.items() if job.future.done()}
-                self._stream.drop(numbers)
-                for number in numbers:
-                    self._end(number)
-
-    def _end(self, number: int) -> tuple[Job, int]:
-        job, text = self._running.pop(number)
-        self._long_running -= len(job.texts[text]) > LONG_TEXT
-        return job, text
+            released = {number for number, (job, _) in self._running.items() if job.future.done()}
+            if released:
+                self._stream.drop(released)
+                for number in released:
+                    del self._running[number]
 
     def _recover(self, error: Exception) -> None:
         """Run again, alone, the texts of a run that failed; a text that ran alone fails its request."""
@@ -281,28 +256,10 @@ class Batching:
             _logger.error("the engine failed with %d texts: %s", len(running), error, exc_info=error)
 
 
-class _Rate:
-    """Tokens per second of computing, averaged over about the last `_RATE_MEMORY` seconds."""
-
-    def __init__(self):
-        self._tokens = self._seconds = 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        kept = math.exp(-seconds / _RATE_MEMORY)
-        self._tokens = self._tokens * kept + tokens
-        self._seconds = self._seconds * kept + seconds
-
-    def seconds_for(self, tokens: int) -> int:
-        """Seconds to compute `tokens`, rounded up: at least 1, and 1 before the first measurement."""
-        if not self._tokens:
-            return 1
-        return min(_LONGEST_WAIT, max(1, math.ceil(tokens * self._seconds / self._tokens)))
-
-
 class SharedElmo(LoadedElmo):
     """`LoadedElmo` that computes through the queue, in the server's state; not for use in the engine thread.
 
-    `TimedOut` if the vectors of a call take more than `seconds`, where they are given.
+    `Refusal` if the vectors of a call take more than `seconds`, where they are given.
     """
 
     def __init__(self, batching: Batching, seconds: float | None = None):
@@ -315,6 +272,6 @@ class SharedElmo(LoadedElmo):
         try:
             yield from job.future.result(self._seconds)
         except TimeoutError:
-            raise TimedOut(self._seconds) from None
+            raise timed_out(self._seconds) from None
         finally:
             job.release()

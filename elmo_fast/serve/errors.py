@@ -7,19 +7,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from elmo_fast.serve.batching import Draining, QueueFull, TimedOut, TooLarge, Unavailable
-
-CLIENT_GONE = 499  # as in nginx; appears in the metrics only, since nobody reads the answer
-
 
 class Refusal(HTTPException):
     """An answer from 400 on."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None,
+    def __init__(self, status: int, message: str, code: str, param: str | None = None,
                  headers: Mapping[str, str] | None = None):
         super().__init__(status, message, headers)
-        self.param = param
-        self.code = code or _phrase(status).lower().replace(" ", "_")
+        self.code, self.param = code, param
 
     def response(self) -> JSONResponse:
         kind = ("rate_limit_error" if self.status_code == HTTPStatus.TOO_MANY_REQUESTS else
@@ -28,23 +23,32 @@ class Refusal(HTTPException):
         return JSONResponse({"error": detail}, self.status_code, self.headers)
 
 
+def draining(message: str) -> Refusal:
+    """The answer of a process that shuts down."""
+    return Refusal(503, message, "draining", headers={"Retry-After": "1", "Connection": "close"})
+
+
+def timed_out(seconds: float) -> Refusal:
+    """The answer where vectors were not ready in time."""
+    return Refusal(504, f"expected an answer within {seconds} s; a smaller request or a later one may succeed",
+                   "timeout", headers={"x-should-retry": "false"})
+
+
+def client_gone() -> Refusal:
+    """Appears in the metrics only, as 499, nginx's status: nobody reads the answer."""
+    return Refusal(499, "the client has gone", "client_gone")
+
+
 def refusal_of(error: Exception) -> Refusal:
-    """Return the answer to an error of the queue, the engine or the framework."""
+    """Return the answer to an error of the engine or the framework."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, QueueFull):
-        return Refusal(429, str(error), "queue_full", headers={"Retry-After": str(error.retry_after)})
-    if isinstance(error, Draining):
-        return Refusal(503, str(error), "draining",
-                       headers={"Retry-After": str(error.retry_after), "Connection": "close"})
-    if isinstance(error, TooLarge):
-        return Refusal(413, str(error), "too_many_tokens")
-    if isinstance(error, TimedOut):
-        return Refusal(504, str(error), "timeout", headers={"x-should-retry": "false"})
     if isinstance(error, HTTPException):
-        return Refusal(error.status_code, str(error.detail), headers=error.headers)
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        return Refusal(error.status_code, str(error.detail), code, headers=error.headers)
     if isinstance(error, ValueError):
-        return Refusal(422, str(error), "invalid_value")
+        name = str(error).partition(":")[0]
+        return Refusal(422, str(error), "invalid_value", name if name.isidentifier() else None)
     return Refusal(500, f"{type(error).__name__}: {error}", "engine_error")
 
 
@@ -53,12 +57,5 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return refusal_of(error).response()
 
-    for cls in (HTTPException, Unavailable, TimedOut, ValueError, Exception):
+    for cls in (HTTPException, ValueError, Exception):
         app.add_exception_handler(cls, answer)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "client gone"

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from elmo_fast.serve.errors import CLIENT_GONE, Refusal
+from elmo_fast.serve.errors import Refusal, client_gone
 from elmo_fast.serve.limits import Limits
 from elmo_fast.serve.metrics import Metrics
 
@@ -52,13 +52,12 @@ class Guard:
             except TimeoutError:
                 raise _StoppedReading from None
 
-        self._metrics.in_progress += 1
         try:
-            with contextlib.suppress(_StoppedReading), contextlib.ExitStack() as stack:
+            with (self._metrics.in_progress.track_inprogress(), contextlib.suppress(_StoppedReading),
+                  contextlib.ExitStack() as stack):
                 scope["elmo_fast.exit"] = stack
                 await self._run(scope, receive, send_in_time)
         finally:
-            self._metrics.in_progress -= 1
             # A label per requested path would let clients create metrics without end.
             route = scope["path"] if scope["path"] in self._routes else "other"
             self._metrics.count_request(route, status, time.perf_counter() - began)
@@ -99,7 +98,7 @@ class Guard:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refusal(CLIENT_GONE, "the client has gone")
+                        raise client_gone()
                     body += message.get("body", b"")
                     more = message.get("more_body", False)
                     if len(body) > max_bytes:

@@ -10,9 +10,9 @@ _SECONDS = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """The metrics that `/metrics` shows."""
+    """The metrics of a server and its queue that `/metrics` shows."""
 
-    def __init__(self):
+    def __init__(self, batching: Batching):
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._requests = self._make(Counter, "requests", "Answered requests", ("route", "status"))
@@ -20,16 +20,10 @@ class Metrics:
                                    ("route",), buckets=_SECONDS)
         self._tokens = self._make(Counter, "tokens", "Tokens computed, with the boundaries of texts")
         self._texts = self._make(Counter, "texts", "Texts in answers")
-        self._occupancy: Histogram | None = None
-        self.in_progress = 0  # requests whose answers are not sent
-
-    def _make(self, metric: Callable, name: str, text: str, labels: tuple[str, ...] = (), **arguments):
-        return metric(f"elmo_fast_{name}", text, labels, registry=self._registry, **arguments)
-
-    def watch(self, batching: Batching) -> None:
-        """Add gauges for the queue of `batching` and for the number of requests in progress."""
+        self._occupancy = self._make(Histogram, "chunk_texts", "Texts in a chunk of steps; short ones share a slot",
+                                     buckets=[1 << bit for bit in range(batching.slots.bit_length() + 4)])
+        self.in_progress = self._make(Gauge, "requests_in_progress", "Requests whose answers are not sent")
         for name, text, value in (
-                ("requests_in_progress", "Requests whose answers are not sent", lambda: self.in_progress),
                 ("queue_tokens", "Tokens of accepted requests that are not answered", lambda: batching.held_tokens),
                 ("queue_limit_tokens", "Most tokens of accepted requests", lambda: batching.queue_tokens),
                 ("waiting_texts", "Accepted texts that have not begun", lambda: batching.waiting_texts),
@@ -38,14 +32,14 @@ class Metrics:
                 ("draining", "1 after SIGTERM", lambda: batching.is_draining),
                 ("failing", "1 when the engine fails", lambda: batching.is_failing)):
             self._make(Gauge, name, text).set_function(value)
-        self._occupancy = self._make(Histogram, "chunk_texts", "Texts in a chunk of steps; short ones share a slot",
-                                     buckets=[1 << bit for bit in range(batching.slots.bit_length() + 4)])
+        batching.on_chunk = self._count_chunk
 
-    def count_chunk(self, texts: int, tokens: int) -> None:
-        """Count a chunk of steps that the engine ran."""
+    def _make(self, metric: Callable, name: str, text: str, labels: tuple[str, ...] = (), **arguments):
+        return metric(f"elmo_fast_{name}", text, labels, registry=self._registry, **arguments)
+
+    def _count_chunk(self, texts: int, tokens: int) -> None:
         self._tokens.inc(tokens)
-        if self._occupancy is not None:
-            self._occupancy.observe(texts)
+        self._occupancy.observe(texts)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count an answer that was sent."""

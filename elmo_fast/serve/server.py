@@ -1,6 +1,5 @@
 """Runs the server's process: uvicorn, whose shutdown waits for running requests."""
 
-import codecs
 import gc
 import logging
 import os
@@ -8,7 +7,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from elmo_fast.arguments import check_file
@@ -19,47 +17,26 @@ from elmo_fast.model.sources import name_of
 from elmo_fast.serve.app import Service, create_app
 from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
-from elmo_fast.serve.metrics import Metrics
 from elmo_fast.text.tokenizers import find_tokenizer
 
 with extra("serve"):
     import uvicorn
 
 _QUIET_SECONDS = 0.5  # refuses requests before the end, so that late clients get an answer, not a reset
-_MAX_KEY_BYTES = 1 << 12
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ServeJob:
-    """A run of `elmo-fast serve`; `name` and `version` are shown in answers, `slots` are those of `Batching`."""
-
-    model: ModelChoice
-    limits: Limits
-    version: str
-    state: str
-    host: str
-    port: int
-    name: str | None
-    api_key_file: str | None
-    slots: int
-    tokenizer: str
-    index: str | None
-
-
-def run(job: ServeJob) -> None:
-    """Serve a model until a signal."""
-    split, metrics = find_tokenizer(job.tokenizer), Metrics()
-    api_key = job.api_key_file and read_api_key(job.api_key_file)
-    with bind(job.host, job.port) as listener:
-        bilm = job.model.load().bilm
-        bilm.state = job.state
-        with Batching(bilm, slots=job.slots, queue_tokens=job.limits.queue_tokens,
-                      on_chunk=metrics.count_chunk) as batching:
-            serve(Service(batching, job.name or name_of(job.model.model), job.version, job.limits, metrics,
-                          api_key=api_key, split=split, index=job.index), listener)
+def run(model: ModelChoice, limits: Limits, version: str, state: str, address: tuple[str, int], name: str | None,
+        api_key_file: str | None, slots: int, tokenizer: str, index: str | None) -> None:
+    """Serve a model at a host and port until a signal; `name` and `version` are shown in answers."""
+    split, api_key = find_tokenizer(tokenizer), api_key_file and read_api_key(api_key_file)
+    with bind(*address) as listener:
+        bilm = model.load().bilm
+        bilm.state = state
+        with Batching(bilm, slots=slots, queue_tokens=limits.queue_tokens) as batching:
+            serve(Service(batching, name or name_of(model.model), version, limits, api_key, split, index), listener)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -78,9 +55,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def read_api_key(path: str | os.PathLike) -> str:
     """Read the API key, which is the only line of a file."""
-    key = Path(check_file("--api-key-file", path)).read_bytes()[:_MAX_KEY_BYTES + 1].removeprefix(codecs.BOM_UTF8)
-    key = key.decode(errors="replace").strip()
-    if not key or "\ufffd" in key or len(key) > _MAX_KEY_BYTES or any(letter.isspace() for letter in key):
+    key = Path(check_file("--api-key-file", path)).read_text(encoding="utf-8-sig").strip()
+    if not key or any(letter.isspace() for letter in key):
         raise ValueError(f"--api-key-file: expected one line with a key in {os.fspath(path)}, without spaces")
     return key
 

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.common import Timing
 from elmo_fast.bench import run as bench_run
-from elmo_fast.bench.timing import generated_sentences, take_turns
 from elmo_fast.embed.api import LoadedElmo
 from tests.support.files import run, write_model
 
@@ -59,14 +57,3 @@ def test_refusals(arguments, message, tmp_path, capsys, monkeypatch):
     (tmp_path / "empty.txt").touch()
     status, _, err = run(capsys, "bench", *arguments)
     assert status == 2 and message in err and err.count("\n") == 1
-
-
-def test_text_and_turns():
-    sentences = generated_sentences(50)
-    assert sentences == generated_sentences(50) and all(1 <= len(tokens) <= 120 for tokens in sentences)
-    order = []
-    take_turns({name: lambda name=name: order.append(name) or 1.0 for name in "abc"}, 3)
-    assert order == list("abcbcacab")
-    timing = Timing.of([1.0, 2.0, 3.0])
-    assert timing.median == 2.0 and timing.times_as_fast_as(Timing.of([2.0, 4.0, 6.0])) == 2.0
-    assert 1.0 < timing.p20 < 2.0 < timing.p80 < 3.0

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm
 from elmo_fast.train import checkpoint
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import paths, run, spoil, tiny
@@ -65,16 +64,6 @@ def test_a_run(tmp_path, capsys):
     checkpoint.write(last, content)
     check(capsys, "perplexity", folder, corpus["train"][0], "--batch-size", 4, "--quiet")
     check(capsys, "export", folder, tmp_path / "out", "--softmax")
-
-
-def test_a_module(tmp_path, capsys):
-    folder = write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
-    bilm = BiLm.from_files(*paths(folder))
-    state = {f"elmo.{name}": value for name, value in bilm.state_dict().items()}
-    next(iter(state.values())).view(-1)[-1] = torch.nan
-    torch.save(state, tmp_path / "module.pt")
-    check(capsys, "export", tmp_path / "out", "--from-module", tmp_path / "module.pt", "--options-file",
-          folder / "options.json")
 
 
 @pytest.mark.parametrize("name, more", [("lm/softmax/b", ""), ("lm/softmax/b/Adagrad", "above 0, found 1.0 to inf")])

@@ -1,4 +1,3 @@
-import logging
 import re
 import signal
 import sys
@@ -11,9 +10,6 @@ import pytest
 import elmo_fast
 from elmo_fast.explore.comparison import compare
 from elmo_fast.explore.contexts import ContextIndex
-from elmo_fast.explore.nearest import Context, Group, Plane, Report, find_contexts, report_lines
-from elmo_fast.explore.pages import report_page
-from elmo_fast.explore.pictures import save_report
 from tests.support.files import names, run, write_model
 from tests.support.grid import mostly_long
 
@@ -168,20 +164,13 @@ def test_a_corpus_of_stored_vectors(capsys, folder, model):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("compare", "", "a"), "first: expected a text with at least one token, got an empty one"),
-    (("compare", "a", " "), "second: expected a text with at least one token"),
     (("compare", "a", "b", "-o", "a.jpg"), "output: expected a file that ends in .png, .svg, .pdf, .html, got a.jpg"),
     (("compare", "a", "b", "-o", "none/a.png"), "output: expected an existing directory"),
-    (("compare", "a", "b", "--weights", "1"), "weights: expected 3 numbers"),
     (("compare", "a", "b " * 301, "-o", "a.png"), "text: expected at most 300 tokens to draw, got 301"),
-    (("nearest", "in.txt", "--word", "cat"), "word: expected a word that the corpus has at least twice, in upper"),
     (("nearest", "in.txt", "--word", "opened"), "word: expected a word that the corpus has at least twice"),
     (("nearest", "in.txt", "--word", "play", "--sentence", "They played ."), "sentence: expected a sentence with the"),
-    (("nearest", "in.txt", "--word", "play", "--sentence", " "), "sentence: expected a sentence with the word"),
-    (("nearest", "in.txt", "--word", "play", "--layer", "3"), "--layer: expected average, top or a number from 0 to 2"),
-    (("nearest", "in.txt", "--word", "play", "--weights", "1"), "layers: expected 3 numbers"),
-    (("nearest", "in.txt", "--word", "play", "-o", "a"), "output: expected a file that ends in .png, .svg,"),
-    (("nearest", "absent.txt", "--word", "play"), "[Errno 2] No such file"),
+    (("nearest", "in.txt", "--word", "play", "--layer", "3"), "layers: expected the number of a layer, 0 to 2, got 3"),
+    (("nearest", "in.txt", "--word", "play", "--layer", "all"), "layers: expected a layer or a mixture of them, got"),
     (("nearest", "in.txt", "--word", "play", "-o", "in.txt"), "-o: expected a file other than CORPUS, got in.txt"),
     (("nearest", "in.txt", "--word", "play", "--save", "./in.txt"), "--save: expected a file other than CORPUS"),
 ])
@@ -200,35 +189,3 @@ def test_without_matplotlib(capsys, folder, model, monkeypatch):
     assert result[2].endswith('pip install ".[plots]" (in a checkout of elmo-fast)\n')
     assert run(capsys, "compare", "a", "b", "-o", "a.html", "--model", model)[0] == 0
     assert run(capsys, "nearest", "in.txt", "--word", "play", "-o", "n.html", "--model", model)[0] == 0
-
-
-def test_letters_that_no_font_has(capsys, folder, model, caplog):
-    pytest.importorskip("matplotlib")
-    with caplog.at_level(logging.WARNING), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert run(capsys, "compare", "a \U000fffe0 b", "c", "-o", "a.png", "--model", model)[0] == 0
-    assert [record.message for record in caplog.records] == []  # a private letter is drawn as the replacement mark
-    letter = "\U00012000"  # cuneiform
-    with caplog.at_level(logging.WARNING):
-        assert run(capsys, "compare", letter, "c", "-o", "b.png", "--model", model)[0] == 0
-    assert all(letter in record.message and "boxes" in record.message for record in caplog.records)
-    assert len(caplog.records) <= 1
-
-
-@pytest.mark.parametrize("suffix", PICTURES)
-def test_texts_that_no_font_can_draw(tmp_path, model, suffix):
-    if suffix in (".png", ".svg", ".pdf"):
-        pytest.importorskip("matplotlib")
-    elmo = elmo_fast.load(model)
-    index = ContextIndex.build(elmo, [["\ud800", "a", "b\x00\n", "$x^$"]])
-    report = find_contexts(elmo, index, "a", sentence="\ud800 a")
-    save_report(report, tmp_path / f"out{suffix}", "\x07 title \ud800")
-    assert (tmp_path / f"out{suffix}").read_bytes().startswith(PICTURES[suffix])
-
-
-def test_long_contexts_are_cut_at_words_and_numbers_are_finite():
-    group = Group(Context("", "w", ""), [Context("", "w", "", 1, 1, float("nan")), Context("", "w", "", 1, 2, -0.5)])
-    report = Report("w", 2, [group], Plane(np.zeros((2, 2), np.float32), [group.query, group.neighbours[0]], 1, 1.0))
-    page = report_page(report, "title")
-    assert "nan" not in page and "--w:0.0%" in page and "\u22120.500" in page
-    assert list(report_lines(report))[1].startswith("nan\t1\t1\t[w]")

@@ -1,21 +1,14 @@
 """Signals: at any time a stop is one line, and what stands at an output's name is whole."""
 
-import os
 import signal
-import sys
-import threading
 import time
-import weakref
 
-import numpy as np
 import pytest
 
-from elmo_fast.embed import stream
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.files import stops
-from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
-from tests.support.files import names, paths, run, start, write_model
+from tests.support.files import names, paths, start, write_model
 from tests.support.grid import mostly_long
 
 LINE = "elmo-fast: error: interrupted; no output was left behind\n"
@@ -51,47 +44,6 @@ def test_a_stop_during_imports_is_a_line(folder, number, module):
     assert names(folder) == ["in.txt", "model"]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_stop_inside_a_callback_is_not_lost(folder, capsys, monkeypatch, number):
-    """Python ignores what is raised in a callback of a weak reference."""
-    class Referent:
-        pass
-
-    collect = stream.SlotStream._collect
-
-    def collecting(*arguments):
-        referent = Referent()
-        _reference = weakref.ref(referent, lambda _: signal.raise_signal(number))
-        del referent
-        return collect(*arguments)
-
-    monkeypatch.setattr(stream.SlotStream, "_collect", collecting)
-    before = [signal.getsignal(each) for each in SIGNALS]
-    assert run(capsys, *EMBED) == (1, "", LINE)
-    assert names(folder) == ["in.txt", "model"] and [signal.getsignal(each) for each in SIGNALS] == before
-
-
-def test_a_stop_inside_a_write_is_no_other_error(folder, capsys, monkeypatch):
-    """It comes after the last place that looks: the output is whole, and the command is done."""
-    (folder / "a.fasta").write_text(">p|1\nMKV\n>p|2\nMK\n")
-    describe = np.lib.format.header_data_from_array_1_0
-    monkeypatch.setattr(np.lib.format, "header_data_from_array_1_0",
-                        lambda values: signal.raise_signal(signal.SIGTERM) or describe(values))
-    assert run(capsys, "seqvec", "-i", "a.fasta", "-o", "o.npy", "--model", "model", "--protein", "--silent")[0] == 0
-    assert np.load("o.npy").shape == (2, 8) and names(folder) == ["a.fasta", "in.txt", "model", "o.json", "o.npy"]
-
-
-@pytest.mark.parametrize("suffix", [".h5", ".npz", ".npy"])
-def test_a_stop_between_proteins_leaves_nothing(folder, capsys, monkeypatch, suffix):
-    (folder / "a.fasta").write_text(">p|1\nMKV\n>p|2\nMK\n")
-    embed = ElmoEmbedder.embed_batch
-    monkeypatch.setattr(ElmoEmbedder, "embed_batch", lambda *arguments: signal.raise_signal(signal.SIGINT)
-                        or embed(*arguments))
-    arguments = "seqvec", "-i", "a.fasta", "-o", f"o{suffix}", "--model", "model", "--protein", "--silent"
-    assert run(capsys, *arguments) == (1, "", LINE)
-    assert names(folder) == ["a.fasta", "in.txt", "model"]
-
-
 def test_in_python_a_stop_is_python_s_own(folder, monkeypatch):
     """`KeyboardInterrupt` after a few sentences, not inside HDF5; the handlers are as before."""
     write, keys = Hdf5Writer.write, []
@@ -122,28 +74,6 @@ def test_a_second_ctrl_c_ends_the_process(tmp_path):
     assert process.returncode == -signal.SIGINT
 
 
-def test_what_waits_for_input_stops_at_once():
-    reader, writer = os.pipe()
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt), stops.stoppable():
-        timer.start()
-        stops.interruptible(os.read)(reader, 1)
-    with pytest.raises(KeyboardInterrupt), stops.stoppable():
-        signal.raise_signal(signal.SIGINT)
-        stops.interruptible(pytest.fail)("called after a stop")
-    os.close(reader)
-    os.close(writer)
-
-
-def test_a_flag_that_nothing_looked_at_is_passed_on_once():
-    with pytest.raises(KeyboardInterrupt), stops.stoppable():
-        with stops.stoppable():
-            signal.raise_signal(signal.SIGINT)
-        steps = "after the inner body"
-    assert steps and not stops.is_requested()
-    stops.check()
-
-
 def test_a_handler_of_the_user_is_called_once():
     calls = []
     before = signal.signal(signal.SIGTERM, lambda number, _: calls.append(number))
@@ -156,31 +86,3 @@ def test_a_handler_of_the_user_is_called_once():
         assert calls == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_other_threads_have_no_stops():
-    found = []
-    with pytest.raises(KeyboardInterrupt), stops.stoppable():
-        signal.raise_signal(signal.SIGINT)
-        thread = threading.Thread(target=lambda: found.append((stops.is_requested(), stops.check())))
-        thread.start()
-        thread.join()
-    assert found == [(False, None)]
-
-
-def test_scores_stop_between_lines(folder, capsys, monkeypatch):
-    def score(*_):
-        signal.raise_signal(signal.SIGTERM)
-        return iter(["a line"] * 2)
-
-    monkeypatch.setattr("elmo_fast.embed.scoring.load_head", lambda **_: SoftmaxHead.__new__(SoftmaxHead))
-    monkeypatch.setattr("elmo_fast.embed.scoring.score_lines", score)
-    assert run(capsys, "score", "in.txt") == (1, "", LINE) and "torch" in sys.modules
-
-
-def test_ctrl_break_of_windows_stops_too(monkeypatch):
-    monkeypatch.setattr(stops, "_NUMBERS", (*stops._NUMBERS, signal.SIGUSR1))  # stands in for SIGBREAK
-    with pytest.raises(KeyboardInterrupt), stops.stoppable(terminate=True):
-        signal.raise_signal(signal.SIGUSR1)
-        stops.check()
-    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL

@@ -1,11 +1,9 @@
 """The command and its processes on a simulated Windows (`tests/support/windows.py`): long jobs, kills, workers."""
 
-import contextlib
 import importlib.util
 import json
 import re
 import signal
-import urllib.request
 
 import h5py
 import pytest
@@ -168,17 +166,3 @@ def test_workers_there_end_with_a_killed_parent(folder):
     assert parent.stdout.readline().startswith("counting")
     parent.kill()
     parent.communicate(timeout=30)  # ends when no process holds the pipe
-
-
-def test_the_server_there(folder):
-    for package in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson"):
-        pytest.importorskip(package)
-    process = windows.start(folder, "-m", "elmo_fast.cli", "serve", "--model", "model", "--port", 0)
-    address = process.stdout.readline().split()[-1]
-    request = urllib.request.Request(f"{address}/v1/embed", json.dumps({"texts": ["a b"]}).encode(),
-                                     {"Content-Type": "application/json"})
-    with contextlib.closing(urllib.request.urlopen(request)) as answer:
-        assert answer.status == 200
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, 1) and "Traceback" not in errors

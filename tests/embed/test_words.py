@@ -18,7 +18,6 @@ from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.embed.scoring import load_head
-from elmo_fast.serve.batching import Batching
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.export import export_module, export_state_dict
 from tests.support.files import TINY, paths, read_hdf5, run
@@ -89,7 +88,8 @@ def test_vectors_of_packed_weights(folder, expected):
 
 
 def test_vectors_that_a_server_gives(folder, expected):
-    with Batching(BiLm.from_model(folder, state="zero")) as batching:
+    batching_of = pytest.importorskip("elmo_fast.serve.batching", exc_type=ImportError).Batching
+    with batching_of(BiLm.from_model(folder, state="zero")) as batching:
         job = batching.submit(TOKENS)
         check(job.future.result(60), expected)
         job.release()

@@ -8,7 +8,7 @@ import pytest
 import elmo_fast
 from elmo_fast.integrations.datasets import Embed
 from tests.support.docs import run_documented_code
-from tests.support.files import spoil, write_model
+from tests.support.files import write_model
 
 pytestmark = pytest.mark.long
 datasets = pytest.importorskip("datasets", reason="datasets is not installed: make test-integrations")
@@ -96,14 +96,6 @@ def test_fingerprints_follow_arguments_and_weights_alone(model, texts, tmp_path)
         pickle.loads(content)({"text": TEXTS})
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ({"state": "carry"}, "state: expected one of zero, warm, got 'carry'"), ({"layers": "first"}, "layers: expected"),
-    ({"pool": "sum"}, "pool: expected None or one of"), ({"batch_size": 0}, "batch_size: expected an integer")])
-def test_bad_arguments_are_named(model, arguments, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        Embed("text", model=model, **arguments)
-
-
 @pytest.mark.parametrize("batch, message", [
     ({"words": ["a"]}, "column: expected one of words, got 'text'"),
     ({"text": "a text"}, "text: expected a list of texts, got a single text; .*batched=True"),
@@ -111,13 +103,6 @@ def test_bad_arguments_are_named(model, arguments, message):
 def test_bad_columns_are_named(model, batch, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Embed("text", model=model)(batch)
-
-
-def test_weights_that_are_not_finite_on_request(tmp_path):
-    spoil(write_model(tmp_path) / "weights.hdf5")
-    with pytest.raises(ValueError, match="allow_nonfinite=True loads them"):
-        Embed("text", model=tmp_path)
-    assert np.isnan(Embed("text", model=tmp_path, allow_nonfinite=True)({"text": ["a"]})["elmo"][0]).any()
 
 
 def test_documented_code():

@@ -8,18 +8,15 @@ import pytest
 import torch
 
 import elmo_fast
-from elmo_fast.testing import SAME_MODEL, SHAPES
 from tests.support.docs import run_documented_code
-from tests.support.files import spoil, write_model
+from tests.support.files import write_model
 from tests.support.manylangs import write_manylangs
-from tests.support.models import bilm
 
 pytestmark = pytest.mark.long
 pytest.importorskip("flair", reason="flair is not installed: make test-integrations INTEGRATIONS=flair")
 
 from flair.data import Dictionary, Sentence  # noqa: E402
 from flair.embeddings import DocumentPoolEmbeddings, StackedEmbeddings  # noqa: E402
-from flair.embeddings.base import load_embeddings  # noqa: E402
 from flair.models import SequenceTagger  # noqa: E402
 
 from elmo_fast.integrations.flair import ElmoEmbeddings  # noqa: E402
@@ -64,27 +61,14 @@ def test_stacks_pools_and_copies(model):
     assert top.name != average.name
     expected = [np.concatenate(pair, axis=1) for pair in zip(vectors(average.embed(sentences())),
                                                              vectors(top.embed(sentences())))]
-    assert_same(vectors_of(StackedEmbeddings([average, top])), expected)
+    stacked = sentences()
+    StackedEmbeddings([average, top]).embed(stacked)
+    assert_same(vectors(stacked), expected)
     pooled = Sentence(TEXTS[0].split())
     DocumentPoolEmbeddings([average]).embed(pooled)
     torch.testing.assert_close(pooled.get_embedding(), torch.from_numpy(expected[0][:, :8].mean(axis=0)))
     for again in (pickle.loads(pickle.dumps(top)), copy.deepcopy(top)):
         assert_same(vectors(again.embed(sentences())), vectors(top.embed(sentences())))
-
-
-def vectors_of(embeddings):
-    batch = sentences()
-    embeddings.embed(batch)
-    return vectors(batch)
-
-
-@pytest.mark.parametrize("shape", ["two layers", "filters as wide as the projection", "no projection"])
-def test_params_and_state_dict_make_the_same_embeddings(shape):
-    embeddings = ElmoEmbeddings(bilm(SHAPES[shape]), layers="all", state="zero")
-    again = load_embeddings(embeddings.save_embeddings())
-    assert again.name == embeddings.name and again.to_params() == embeddings.to_params()
-    # a state_dict has AllenNLP's biases, with a 1 added that rounds them
-    assert_same(vectors(again.embed(sentences())), vectors(embeddings.embed(sentences())), SAME_MODEL)
 
 
 def test_a_tagger_is_saved_and_loaded(tmp_path):
@@ -119,21 +103,6 @@ def test_a_tagger_is_saved_and_loaded(tmp_path):
     assert [label.value for label in found[0]] == [label.value for label in found[1]]
     assert {label.value for label in found[0]} == {"VERB", "OTHER"}
     np.testing.assert_allclose(*([label.score for label in part] for part in found), atol=1e-5)
-
-
-@pytest.mark.parametrize("arguments, message", [
-    ({"state": "carry"}, "state: expected one of zero, warm, got 'carry'"), ({"layers": "first"}, "layers: expected"),
-    ({"batch_size": 0}, "batch_size: expected an integer of at least 1"), ({"backend": "fast"}, "backend: expected")])
-def test_bad_arguments_are_named(model, arguments, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        ElmoEmbeddings(model, **arguments)
-
-
-def test_weights_that_are_not_finite_on_request(tmp_path):
-    spoil(write_model(tmp_path) / "weights.hdf5")
-    with pytest.raises(ValueError, match="allow_nonfinite=True loads them"):
-        ElmoEmbeddings(str(tmp_path))
-    assert np.isnan(vectors(ElmoEmbeddings(str(tmp_path), allow_nonfinite=True).embed(sentences()))[0]).any()
 
 
 def test_documented_code():

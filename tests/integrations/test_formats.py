@@ -1,6 +1,5 @@
 """docs/formats.md: files of every layout in the libraries that it names."""
 
-import json
 import re
 
 import numpy as np
@@ -50,39 +49,3 @@ def test_the_page(here):
     assert names["play"].shape == (2, 3, 8) and names["places"] == [(0, 1), (3, 1)]
     assert names["rows"] == [(30,)]
     assert [len(names[name]) for name in ("whole", "frame", "data", "keys")] == [30] * 4
-
-
-@pytest.mark.parametrize("form", [OutputSpec("top", dtype="float16"), OutputSpec(targets={"play", "wörd2"}),
-                                  OutputSpec("all", "mean"), OutputSpec("average", "max", "float16")], ids=repr)
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_rows_of_every_form(here, form, suffix):
-    items = [item._replace(positions=kept.positions, vectors=kept.vectors) for item in ITEMS
-             if item.tokens or not form.pool for kept in [form.apply(item.vectors, item.tokens)]]
-    path = write(suffix[1:], here / f"v{suffix}", form, items, [7])
-    read = {".parquet": (pandas.read_parquet, polars.read_parquet), ".arrow": (pandas.read_feather, polars.read_ipc)}
-    data = datasets.load_dataset(suffix[1:], data_files=str(path), split="train")
-    frames = {"pandas": read[suffix][0](path).to_dict("list"), "polars": read[suffix][1](path).to_dict(as_series=False),
-              "datasets": data.to_dict()}
-    if suffix == ".parquet":
-        table = duckdb.sql(f"select * from '{path}'")
-        frames["duckdb"] = dict(zip(table.columns, zip(*table.fetchall())))
-    for name, columns in frames.items():
-        assert list(columns["key"]) == [item.key for item in items], name
-        for number, item in enumerate(items):
-            wanted = (item.vectors if form.pool else np.moveaxis(item.vectors, -2, 0)).astype(form.dtype)
-            found = np.array(_listed(columns["vectors"][number]), form.dtype)
-            assert found.tobytes() == wanted.tobytes(), name
-            assert list(columns["tokens"][number]) == item.tokens and columns["text"][number] == item.text
-            if form.targets:
-                assert list(columns["positions"][number]) == item.positions.tolist()
-    assert json.loads(_metadata(path)[b"elmo_fast"])["form"] == form.describe()
-
-
-def _listed(values):
-    return [_listed(value) for value in values] if isinstance(values, (list, tuple, np.ndarray)) else values
-
-
-def _metadata(path):
-    from pyarrow import feather, parquet
-
-    return (parquet.read_schema(path) if path.suffix == ".parquet" else feather.read_table(path).schema).metadata

@@ -1,12 +1,10 @@
 """Inputs that need pyarrow (Parquet) or Zstandard (`.zst`)."""
 
-import itertools
 import random
 
 import pytest
 
 from elmo_fast import ConfigurationError, open_texts
-from tests.support.files import run, write_model
 
 pytestmark = pytest.mark.long
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-integrations")
@@ -102,15 +100,6 @@ def test_zstandard_frames_are_one_file(here):
         assert texts.count() == len(TEXTS) and [text.text for text in texts] == [text.strip() for text in TEXTS]
 
 
-def test_the_window_of_long_mode_is_read(here):
-    parameter = zstd.CompressionParameter
-    options = {parameter.window_log: 31, parameter.enable_long_distance_matching: 1}
-    with zstd.open("a.zst", "wb", options=options) as file:
-        file.write(b"a b\n")
-        file.flush()  # so that the frame's header has the window, not the size of the text
-    assert [text.tokens for text in open_texts("a.zst")] == [["a", "b"]]
-
-
 @pytest.mark.parametrize("way, reason", [
     ("cut", "ended before the end-of-stream marker"), ("changed", "."), ("text", "."), ("appended", ".")])
 def test_a_damaged_zstandard_file_is_refused(here, way, reason):
@@ -121,30 +110,3 @@ def test_a_damaged_zstandard_file_is_refused(here, way, reason):
         expected = rf"^input file: expected a complete Zstandard file, got a.fa.zst \(.*{reason}"
         with pytest.raises(ValueError, match=expected):
             list(open_texts("a.fa.zst", format=form, allow_blank=True))
-
-
-def test_the_command_takes_them(here, capsys):
-    write_model(here / "model")
-    write({"text": ["a b", "c"]})
-    (here / "b.txt.zst").write_bytes(compressed(b"d e"))
-    assert run(capsys, "cache", "--corpus", "?.*", "table.hdf5", "--model", "model", "--quiet") == (0, "", "")
-
-
-def test_a_flipped_bit_in_the_numbers_of_rows_loses_no_text(tmp_path):
-    """One bit of the footer could end the texts early, or count others, with status 0."""
-    path, texts = tmp_path / "a.parquet", [f"a {number}" for number in range(9)]
-    parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=5)
-    content = bytearray(path.read_bytes())
-    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    refused = 0
-    for at, bit in itertools.product(range(footer, len(content) - 8), (0, 3, 6)):
-        content[at] ^= 1 << bit
-        path.write_bytes(content)
-        content[at] ^= 1 << bit
-        try:
-            counted = open_texts(path).count()
-            with open_texts(path) as found:
-                assert [text.text for text in found] == texts and counted == len(texts), (at - footer, bit)
-        except ConfigurationError:
-            refused += 1
-    assert 500 < refused < 3 * (len(content) - footer)

@@ -11,7 +11,6 @@ import elmo_fast
 from elmo_fast.testing import SAME_MODEL
 from tests.support.docs import run_documented_code
 from tests.support.files import spoil, write_model
-from tests.support.manylangs import write_manylangs
 
 pytestmark = pytest.mark.long
 library = pytest.importorskip("sentence_transformers", reason="not installed: make test-integrations")
@@ -137,8 +136,3 @@ def test_documented_code():
     assert names["encoder"].encode(["a play"]).shape == (1, 384) and names["vectors"].shape == (2, 384)
     pooled = elmo_fast.load().embed(["a play"], "average", pool="mean")
     np.testing.assert_allclose(readme["encoder"].encode(["a play"]), pooled, rtol=0, atol=SAME_MODEL)
-
-
-def test_a_model_of_elmoformanylangs_is_refused(tmp_path):
-    with pytest.raises(elmo_fast.ConfigurationError, match="found a model of ELMoForManyLangs, which elmo_fast.load"):
-        ElmoModule(str(write_manylangs(tmp_path)))

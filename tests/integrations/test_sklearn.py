@@ -1,8 +1,6 @@
 """`ElmoVectorizer` in scikit-learn itself: its pipelines, searches, copies, and its checks of estimators."""
 
-import importlib
 import pickle
-import sys
 import warnings
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 import elmo_fast
 from tests.support.docs import run_documented_code
 from tests.support.files import spoil, write_model
-from tests.support.manylangs import write_manylangs
 
 pytestmark = pytest.mark.long
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: make test-integrations")
@@ -45,22 +42,11 @@ def expected(model, layers="average", pool="mean", state="warm", width=8):
     ((0.5, 0.25, 0.25), "mean", "zero", 8), (0, "mean", "warm", 8)])
 def test_vectors_are_those_of_embed(model, layers, pool, state, width):
     vectorizer = ElmoVectorizer(model, layers=layers, pool=pool, state=state, batch_size=3)
-    found = vectorizer.fit_transform(TEXTS)
+    found = vectorizer.fit_transform(text for text in TEXTS)
     assert found.dtype == np.float32 and found.shape == (len(TEXTS), width)
     np.testing.assert_array_equal(found, expected(model, layers, pool, state, width))
     assert list(vectorizer.get_feature_names_out())[-1] == f"elmovectorizer{width - 1}"
     assert vectorizer.transform([]).shape == (0, width)
-
-
-def test_texts_that_can_be_read_once(model):
-    found = ElmoVectorizer(model).fit_transform(text for text in TEXTS)
-    np.testing.assert_array_equal(found, expected(model))
-
-
-def test_vectors_in_low_are_those_of_embed_in_low(model):
-    elmo = elmo_fast.load(model, precision="low")
-    found = ElmoVectorizer(model, precision="low").fit_transform(["A good film ."])
-    np.testing.assert_array_equal(found, elmo.embed(["A good film ."], "average", pool="mean"))
 
 
 def test_pipeline_search_clone_and_pickle():
@@ -96,16 +82,12 @@ def test_a_tokenizer_and_columns_of_texts(model):
 
 
 @pytest.mark.parametrize("arguments, texts, message", [
-    ({}, {"id": "a text"}, "X: expected a list of texts, got dict"),
     ({}, "one text", "X: expected a list of texts, got str"), ({}, 3, "X: expected a list of texts, got int"),
     ({}, ["a", float("nan")], r"X\[1\]: expected a list of tokens, got float"),
     ({"state": "carry"}, ["a"], "state: expected one of zero, warm, got 'carry'"),
     ({"layers": "first"}, ["a"], "layers: expected one of all, top, average, the number of a layer or"),
-    ({"layers": [1, 2]}, ["a"], "layers: expected 3 numbers"),
     ({"pool": None}, ["a"], "pool: expected mean, max or first_last, got None"),
-    ({"pool": "sum"}, ["a"], "pool: expected None or one of mean, max, first_last, got 'sum'"),
     ({"batch_size": 0}, ["a"], "batch_size: expected an integer of at least 1, got 0"),
-    ({"precision": "lowest"}, ["a"], "precision: expected one of"),
 ])
 def test_bad_arguments_are_named(model, arguments, texts, message):
     with pytest.raises(ValueError, match=f"^{message}") as error:
@@ -149,17 +131,3 @@ def test_documented_code():
     names, readme = run_documented_code("scikit-learn")
     assert names["pipeline"].predict(["fine ."]) == [1]
     assert readme["pipeline"].fit(["good play .", "bad"], [1, 0]).predict(["good play ."]) == [1]
-
-
-def test_an_absent_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    monkeypatch.delitem(sys.modules, "elmo_fast.integrations.sklearn")
-    with pytest.raises(ImportError, match=r'pip install "\.\[scikit-learn\]" .in a checkout of elmo-fast.$'):
-        importlib.import_module("elmo_fast.integrations.sklearn")
-
-
-def test_a_model_of_elmoformanylangs(tmp_path):
-    model = str(write_manylangs(tmp_path))
-    vectorizer = pickle.loads(pickle.dumps(ElmoVectorizer(model=model, layers="top").fit(["a"])))
-    expected = np.stack(elmo_fast.load(model).embed(["the cat", "a b"], "top", pool="mean"))
-    np.testing.assert_array_equal(vectorizer.transform(["the cat", "a b"]), expected)

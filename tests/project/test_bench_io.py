@@ -1,13 +1,11 @@
 """The benchmark of files in a dry run: what it writes, what ends it, and how CPU time is divided into stages."""
 
 import functools
-import threading
-import time
 
 import numpy as np
 import pytest
 
-from benchmarks import bench_io, common, models, stopwatch
+from benchmarks import bench_io, models
 
 WRITTEN = [name for name in bench_io.LAYOUTS if name in bench_io.layouts(list(bench_io.LAYOUTS))[0]]
 
@@ -53,43 +51,3 @@ def test_other_vectors_in_a_file_end_the_run(bench, monkeypatch):
     build, seeds = models.build, iter(range(9))
     monkeypatch.setattr(models, "build", lambda name, **given: build(name, **{**given, "seed": next(seeds)}))
     assert "tiny, the engine against reference: relative error" in bench()
-
-
-def test_a_missing_text_is_noticed(tmp_path, monkeypatch):
-    job = bench_io.Job("tiny", [["a", "b"], ["c"]], 2, tmp_path)
-    path = job.write(bench_io.LAYOUTS["HDF5 float16"])
-    expected = bench_io.vectors_of(path)
-    assert bench_io.compare_ends(path, 2, expected, "two", 0.0) == 0
-    with pytest.raises(ValueError, match="three: expected 3 texts, found 2"):
-        bench_io.compare_ends(path, 3, expected, "three", 0.0)
-    with pytest.raises(ValueError, match="two: relative error"):
-        bench_io.compare_ends(path, 2, expected[::-1], "two", 1.0)
-
-
-def work(seconds):
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def test_a_stage_inside_another_counts_for_itself():
-    watch = stopwatch.Stopwatch()
-
-    def items():
-        for number in range(3):
-            work(0.01)
-            yield number
-
-    with watch.stage("outer"):
-        for _ in watch.items("inner", items)():
-            work(0.02)
-    thread = threading.Thread(target=watch.calls("inner", work), args=(0.04,))
-    thread.start()
-    thread.join()
-    assert watch.seconds == pytest.approx({"outer": 0.06, "inner": 0.07}, rel=0.2)
-
-
-def test_rows_have_one_shape():
-    row = common.row(common.Timing.of([1.0, 2.0, 3.0]), "s", workload="w", model="m", way="x", variant="v", floor=None)
-    assert row == {"workload": "w", "model": "m", "way": "x", "variant": "v", "precision": "highest", "unit": "s",
-                   "median": 2.0, "p20": 1.4, "p80": 2.6, "rounds": 3, "calls_per_round": 1}

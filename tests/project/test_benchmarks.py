@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import common
 from tests.support.files import program
-from tests.support.ptx_machine import machine
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 # in a process of xdist nothing is timed
@@ -81,44 +80,6 @@ cuda_ops.projected_lstm = wrong
                                      for name, said in refused.items())
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("noise", [0, 1])
-def test_the_persistent_path_must_repeat_its_bits(tmp_path, noise):
-    """Its PTX runs on the CPU; where a result changes from call to call, that is recorded and the case fails."""
-    machine()  # skips where it cannot be built
-    done, document = ops(tmp_path, "-k", "test_steps and persistent-8]", plugin=f"""
-import itertools
-import pytest
-from elmo_fast.ops.projected_lstm.cuda import persistent
-from tests.support.lstm_on_ptx import lstm_on_ptx
-on_ptx, right, calls = lstm_on_ptx("sm_90", pytest.MonkeyPatch()), persistent.launch, itertools.count()
-def launch(*arguments):
-    done = right(*arguments)
-    arguments[-1][0, 0] += 1e-6 * {noise} * next(calls)
-    return done
-native, persistent.launch = on_ptx.__enter__(), launch
-""")
-    (case,) = document["results"]
-    assert done.returncode == noise and ("gave other bits for the same inputs" in done.stdout) == bool(noise)
-    assert (case["variant"], case["same_bits"]) == ("persistent", not noise)
-
-
-@pytest.mark.long
-def test_cases_without_time_are_skipped(tmp_path):
-    done, document = ops(tmp_path, "-k", "ceiling", "--seconds", "0")
-    assert done.returncode == 0 and document["results"] == []
-    assert len(document["settings"]["not_timed"]) == 5
-    assert all("no time is left of 0 s" in said for said in document["settings"]["not_timed"].values())
-
-
-@pytest.mark.long
-def test_a_gpu_that_is_not_there_ends_the_run(tmp_path):
-    done, document = ops(tmp_path, "-k", "ceiling", "--device", "cuda")
-    if "5 passed" in done.stdout:
-        pytest.skip("this machine has a GPU")
-    assert (done.returncode, document) == (2, None) and "torch sees no CUDA device" in done.stdout
-
-
 STAGES = ["micro", "install", "doctor", "tests", "steps", "ncu", "ceilings", "lstm", "encoder", "text", "sanitizer",
           "sanitizer"]
 
@@ -153,17 +114,6 @@ def test_a_stage_that_hangs_or_fails_loses_no_others(tmp_path):
         assert words in command
     log = (tmp_path / "out" / "h100-80gb-hbm3" / "log.txt").read_text()
     assert all(command in log for _, command in found) and "--no-index" in log
-
-
-def test_stages_get_no_more_than_the_time_that_is_left(tmp_path):
-    """Of 530 seconds, on a clock of which each reading takes 36."""
-    program(tmp_path / "date", 'echo $(($(cat "$0.now") + 36)) >"$0.later"; mv "$0.later" "$0.now"; cat "$0.now"')
-    (tmp_path / "date.now").write_text("0")
-    status, found = gpu_run(tmp_path, "")
-    assert status == 1 and [status for status, _ in found] == ["exit 0"] * 10 + ["exit 1"] * 2
-    assert {said for _, said in found[-2:]} == {"not started: no time is left"}
-    log = (tmp_path / "out" / "h100-80gb-hbm3" / "log.txt").read_text()
-    assert all(f"== {stage} s)\n" in log for stage in ("micro (at most 40", "encoder (at most 40", "text (at most 21"))
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -1,19 +1,15 @@
 """The CPU benchmarks in dry runs, at sizes that measure nothing: what they write, and what ends them."""
 
-import dataclasses
 import itertools
 import json
-import os
 import subprocess
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import bench_embed, bench_table, bench_train, common, floor, latency, models, precisions, workloads
-from benchmarks.peers import bilm_tf, external, tensorflow_elmo
+from benchmarks.peers import bilm_tf
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.weights import lstm_name
@@ -22,7 +18,6 @@ from elmo_fast.train.export import export_run
 from elmo_fast.train.setup import start_or_resume
 from tests.support.engines import needs_native
 from tests.support.files import python
-from tests.support.grid import mostly_long
 from tests.support.training import TINY, write_corpus, write_options
 
 SMALLEST = {
@@ -92,17 +87,6 @@ def test_embedding_has_every_way_and_precision(bench, asked):
     assert common.table(common.document("embed tiny", settings, cases)).count("\n| tiny |") == len(cases)
 
 
-def test_a_gpu_has_the_way_from_ids_and_no_floor():
-    """A device by another name than that of the CPU."""
-    text, (peer, ours) = bench_embed.Text.read("running text", 2, 3), (
-        models.Embedder(models.build("tiny", backend=backend, device="cpu:0")) for backend in ("reference", "auto"))
-    setup = bench_embed.Setup("tiny", 3, "reference", peer, {"highest": ours}, {}, device="cpu:0")
-    found = bench_embed.time_text(setup, text, 2, 1)
-    assert all(speed > 0 for speed in found["from ids on the device", "ours", "highest"].samples)
-    assert bench_embed.floors(setup, text, 1, bench_embed.no_rates) == (
-        {}, {"highest": {"no_floor": "floors are those of a CPU"}})
-
-
 @pytest.mark.long
 def test_plain_backends_stand_beside_the_peer(bench):
     settings, cases = bench(bench_embed, "--plain", "reference", "torch", "--precisions", "highest")
@@ -112,11 +96,6 @@ def test_plain_backends_stand_beside_the_peer(bench):
     assert all(case["ratio_to"].get(case["variant"], 1) == 1 < len(case["ratio_to"]) for case in cases)
     found = settings["agreement"]["errors"]["torch"]
     assert max(found["batches"]) <= found["limit"] and found["of_largest"] < found["limit_of_largest"] == 1e-5
-    truth = [np.array([0.0, 4.0]), np.array([2.0])]
-    assert bench_embed.share_of_largest([truth[0], np.array([2.5])], truth) == 0.125
-    with pytest.raises(ValueError, match=r"torch: they disagree by 1.2e-05 of the largest value \(limit 1e-05\)"):
-        bench_embed.check_slow("torch", [np.append(np.full((1, 10**6, 1), 1.0), 1 + 1.2e-5).reshape(1, -1, 1)],
-                               [np.ones((1, 10**6 + 1, 1))])
 
 
 @pytest.mark.long
@@ -131,20 +110,6 @@ def test_every_workload_runs(bench, monkeypatch, workload):
     assert sentences == workloads.read(workload, 5)[0]
     if workload == "short sentences":
         assert {len(sentence) for sentence in workloads.read(workload, 200)[0]} == set(range(3, 9))
-
-
-@pytest.mark.parametrize("model, layers, width", mostly_long([
-    ("tiny", 3, 32), ("bundled", 3, 384), (workloads.DEEP, 5, 256)], quick=2))
-def test_models_in_memory_are_those_of_their_files(tmp_path, model, layers, width):
-    from elmo_fast import BiLm
-
-    files = models.write_files(tmp_path, model)
-    for bilm in (models.build(model), BiLm.from_files(*files, state="carry")):
-        assert (bilm.num_layers, bilm.get_output_dim()) == (layers, width)
-        vectors = models.Embedder(bilm).embed_batch([["a", "b"]])[0]
-        assert workloads.options_of(model)["lstm"]["n_layers"] == layers - 1
-    assert np.abs(models.Embedder(models.build(model, backend="auto")).embed_batch([["a", "b"]])[0] - vectors
-                  ).max() < 1e-5
 
 
 @pytest.mark.long
@@ -163,19 +128,6 @@ def test_the_token_table_has_its_three_lines(bench):
     assert facts["running text tiny"]["largest_difference"] <= bench_table.SAME
     for case in cases:
         assert ("error" in case) == (case["variant"] == "with a table") and case.get("error", 0) <= case.get("limit", 0)
-
-
-@pytest.mark.long
-def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
-    if "high" in models.absent_precisions():
-        monkeypatch.setenv("ELMO_FAST_CPU_ISA", "amx-emulated")
-    if "high" in models.absent_precisions():
-        pytest.skip("16-bit tiles need AMX, and their emulation AVX-512")
-    settings, cases = bench(bench_table, "--lines", "proteins", "building")
-    assert [(case["variant"], case["precision"]) for case in cases if case["workload"] == "building"] == [
-        ("reference", "highest"), *(("with a table", name) for name in ("highest", "high", "medium", "low"))]
-    errors = settings["lines"]["building tiny"]["errors"]
-    assert settings["absent"] == {} and 0 < errors["highest"] < errors["high"] < errors["medium"]  # 16-bit products
 
 
 @pytest.mark.parametrize("module, arguments, message", [
@@ -266,31 +218,6 @@ def test_precisions_have_the_figures_of_their_vectors(dry_run):
 # ---- what they share -----------------------------------------------------------------------
 
 
-def test_sides_take_turns():
-    order = []
-    timings = common.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3)
-    assert order == list("ababbaab")  # the first pair warms up
-    assert timings["a"].rounds == 3 and timings["a"].p20 <= timings["a"].median <= timings["a"].p80
-    calls = []
-    sides = {name: SimpleNamespace(turn=lambda steps, name=name: calls.append((name, steps)) or 1.0) for name in "ab"}
-    assert bench_train.by_turns(sides, 5, 2) == {"a": [1.0] * 3, "b": [1.0] * 3}
-    assert calls == [("a", 2), ("b", 2), ("b", 2), ("a", 2), ("a", 1), ("b", 1)]
-
-
-def test_running_text_says_where_it_comes_from(tmp_path, monkeypatch):
-    monkeypatch.setenv("ELMO_FAST_SHARED", str(tmp_path))
-    sentences, source = common.running_text(256)
-    assert source.startswith("generated") and len(sentences) == 256 and min(map(len, sentences)) > 0
-    assert 0.25 < common.text_facts(sentences, 64)["unique_share"] < 0.45
-    (tmp_path / "text").mkdir()
-    text = ' \n = Title = \n\n He said " No . " \n She left . The end .\n'
-    (tmp_path / "text" / "wikitext2_valid.txt").write_text(text)
-    assert common.running_text(3) == (
-        [["He", "said", '"', "No", ".", '"'], ["She", "left", "."], ["The", "end", "."]], "wikitext2_valid.txt")
-    with pytest.raises(ValueError, match="3 sentences"):
-        common.running_text(4)
-
-
 def test_a_floor_counts_each_product_once():
     """MFLOP of the original model for one token: 17.6 for dense convolutions, 35.7 behind them, 151 for the LSTMs."""
     options = common.standard_options("original")
@@ -305,90 +232,6 @@ def test_a_floor_counts_each_product_once():
     assert 1e-6 * floor.flop(options, work) == pytest.approx(encoder + 67.1 + 67.1 + 16.8, abs=0.1)
     rates = floor.Rates(threads=2, kib=1, fp32=1e9, read=4e9, bf16=0.0)  # a weight takes 1 ns to read, 2 to multiply
     assert floor.seconds(options, work, rates, "highest") == pytest.approx(floor.flop(options, work) / 1e9)
-    slow = floor.Rates(threads=2, kib=1, fp32=1e9, read=1e9, bf16=0.0)  # 4 ns to read
-    assert floor.seconds(options, work, slow, "highest") - floor.seconds(options, work, rates, "highest") == (
-        pytest.approx(2 * floor.step_weights(options) * 2e-9))
-    assert floor.seconds(options, work, slow, "medium") == floor.seconds(options, work, rates, "highest")  # 2 bytes
-    tiles = dataclasses.replace(slow, bf16=9e9, bytes=4e9)
-    assert floor.seconds(options, work, tiles, "low") < floor.seconds(options, work, tiles, "medium")
     for precision in ("high", "low"):
         with pytest.raises(floor.NoFloor, match=f"no rate of products for {precision}"):
             floor.seconds(options, work, rates, precision)
-
-
-def test_the_char_encoder_is_counted_by_token():
-    options = common.standard_options("original")
-    dense = floor.char_cnn_count(options, np.array([50, 50]), "highest")
-    assert dense.flop == pytest.approx(17.6e6, rel=0.005) and dense.bytes == 50 * 8 + 2048 * 4
-    layer = floor.highway_count(options, "medium")
-    assert layer.flop == 4 * 2048**2 and layer.bytes == 2 * 2048 * 2
-    chip = floor.Chip("made up", {"medium": layer.flop * 10, "highest": 1e30}, 1e30)
-    assert layer.tokens_per_s(chip, "medium") == pytest.approx(10)
-    assert dense.tokens_per_s(floor.Chip("slow memory", chip.flops, dense.bytes * 3), "highest") == pytest.approx(3)
-    assert floor.encoder_table(floor.H200, np.array([7, 9])).count("\n| ") == 6
-
-
-def test_allennlp_agrees_with_the_fixtures():
-    checkout, shared = os.environ.get("ELMO_FAST_ALLENNLP"), common.shared_folder()
-    if not checkout or not (shared / "fixtures").is_dir():
-        pytest.skip("needs ELMO_FAST_ALLENNLP (a checkout of AllenNLP 0.9) and the shared fixtures")
-    python("-m", "benchmarks.peers.allennlp", "--allennlp", checkout, "--shared", shared, timeout=100)
-
-
-def test_a_peer_in_a_process_of_its_own(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint('{\"ready\": 1}', flush=True)\nfor line in sys.stdin:\n"
-                      "    print('{\"other\": 0}\\n{\"double\": %d}' % (2 * int(line)), flush=True)\n")
-    with external.External("--peer", sys.executable, script) as peer:
-        assert peer.answer("ready") == 1 and peer.folder.is_dir()
-        peer.ask(21)
-        assert peer.answer("double") == 42
-        peer.ask("no number")
-        with pytest.raises(RuntimeError, match=r"--peer: expected an answer, but its process ended:(.*\n)*ValueError"):
-            peer.answer("double")
-    assert not peer.folder.exists()
-    with pytest.raises(RuntimeError, match="expected a Python that runs it, got /nowhere"):
-        external.External("--peer", "/nowhere", script)
-
-
-def test_a_tensorflow_peer_hands_its_vectors_over(tmp_path, monkeypatch):
-    """With a worker that counts batches in place of TensorFlow."""
-    worker = tmp_path / "worker.py"
-    worker.write_text("""import json, sys
-import numpy as np
-print(json.dumps({"ready": " ".join([sys.argv[1], *sys.argv[5:]])}), flush=True)
-batches = 0
-for question in map(json.loads, sys.stdin):
-    batches = 0 if "reset" in question else batches + 1
-    if "file" in question:
-        np.savez(question["file"], *(np.full((3, len(tokens), 2), batches) for tokens in question["embed"]))
-    print(json.dumps({"done": True}), flush=True)
-""")
-    monkeypatch.setattr(tensorflow_elmo, "WORKER", worker)
-    (tmp_path / "bilm").mkdir()
-    (tmp_path / "bilm" / "model.py").touch()
-    with tensorflow_elmo.TensorFlowElmo("bilm-tf", sys.executable, str(tmp_path), tmp_path, tmp_path, 64) as peer:
-        assert peer.tensorflow == f"bilm-tf 64 {torch.get_num_threads()}"
-        bench_embed.embedding(peer)([["a"]])
-        found = peer.embed_batch([["a", "b"], ["c"]])
-        assert [vectors.shape for vectors in found] == [(3, 2, 2), (3, 1, 2)] and np.all(found[0] == 2)
-        assert np.all(bench_embed.run_over(peer, [[["a"]]])[0] == 1)
-
-
-def test_bilm_tf_and_simple_elmo_give_the_same_vectors(bench):
-    checkouts = [os.environ.get(f"ELMO_FAST_{name}") for name in ("BILM_TF", "SIMPLE_ELMO")]
-    python = os.environ.get("ELMO_FAST_TF_PYTHON")
-    if not all(checkouts) or not python:
-        pytest.skip("needs ELMO_FAST_BILM_TF and ELMO_FAST_SIMPLE_ELMO (their sources), and ELMO_FAST_TF_PYTHON (a "
-                    "Python with TensorFlow 2 and tf_keras)")
-    assert tensorflow_elmo.WORKER.is_file()
-    settings, cases = bench(bench_embed, "--bilm-tf", checkouts[0], "--simple-elmo", checkouts[1],
-                            "--tf-python", python, "--peer-batches", "2")
-    assert settings["times_as_fast_as"] == "bilm-tf" and settings["tensorflow"].startswith("2.")
-    assert {case["variant"] for case in cases} == {"bilm-tf", "simple_elmo", "ours"}
-    errors = settings["agreement"]["errors"]  # simple_elmo's graph is that of bilm-tf, its differences may be 0
-    assert max(errors["simple_elmo"]["batches"] + errors["simple_elmo"]["sentence"]) < 4e-6
-    assert 0 < max(errors["highest"]["batches"]) < 4e-6
-    for case in cases:
-        assert case["ratio_to"].keys() == {"bilm-tf", "simple_elmo"}
-        assert case["ratio_to"]["bilm-tf"] == case["times_as_fast"] and case["ratio_to"].get(case["variant"], 1) == 1

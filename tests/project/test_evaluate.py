@@ -10,13 +10,9 @@ from tests.support.files import ROOT
 
 pytest.importorskip("sklearn")
 
-from scipy.sparse import csr_matrix
-
 from benchmarks.evaluate import __main__ as command
-from benchmarks.evaluate import contexts, data, regression, tasks
+from benchmarks.evaluate import contexts, data, tasks
 from benchmarks.evaluate.data import Pair, Target, Texts
-from benchmarks.evaluate.report import figure
-from elmo_fast.errors import ConfigurationError
 
 WORDS = "a b c d e f g h i k".split()
 
@@ -134,95 +130,25 @@ def test_lexical_substitution(tmp_path):
     assert contexts.gap(np.array([2, 1, 3]), np.array([3.0, 1.0, 0.0])) == pytest.approx((1.5 + 4 / 3) / 5)
 
 
-def test_figures_and_their_errors():
-    assert figure(np.repeat([1, 0], [80, 20])) == (80.0, pytest.approx(7.84))
-    mean, error = figure(np.repeat([1, 0], 4), np.repeat([0, 1], 4))  # two texts, all tokens of each alike
-    assert mean == 50 and error == pytest.approx(196 * np.sqrt(8) / 8)
-
-
-def test_blocks_side_by_side_have_one_scale():
-    random = np.random.default_rng(0)
-    dense, sparse = random.normal(5, 9, (50, 4)), csr_matrix(np.eye(50)[:, :9] * 3)
-    (learned, same), (tested, _) = regression.scaled([dense[:40], sparse[:40]], [dense[40:], sparse[40:]])
-    squares = np.square(learned).mean(0).sum(), same.power(2).sum() / 40
-    assert squares[0] == pytest.approx(squares[1], rel=1e-5) and tested.shape == (10, 4)
-
-
-def test_a_probe_is_scikit_learns_logistic_regression():
-    from sklearn.linear_model import LogisticRegression
-
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(60, 5)).astype(np.float32), random.integers(0, 3, 60)
-    weights = regression.fit([x], y, 3, 0.3, tolerance=1e-7)
-    other = LogisticRegression(C=0.3, tol=1e-8, max_iter=1000).fit(x, y)
-    np.testing.assert_allclose(weights[:-1].T, other.coef_, atol=1e-4)
-
-
 def test_files_as_they_are_published(tmp_path):
     rest = "\t_\t_\t_\t_\t_\t_\n"
     joined = rest.join(["1-2\tdon't\t_\t_", "1\tdo\t_\tAUX", "2\tn't\t_\tPART", "2.1\te\t_\tX", ""])
     split = data.read_pos(write(tmp_path / "pos", dev__conllu=conllu("A/DET play/NOUN"), test__conllu=joined))
-    assert (split.train.texts, split.train.labels) == ([["A", "play"]], [["DET", "NOUN"]]) and split.dev is None
-    assert (split.test.texts, split.test.labels) == ([["do", "n't"]], [["AUX", "PART"]])
-    mr = write(tmp_path / "mr", **{"rt-polarity__pos__txt": "good caf\xe9\n".encode("latin-1"),
-                                   "rt-polarity__neg": "bad\nworse\n"})
-    assert data.read_mr(mr).train[:2] == ([["good", "caf\xe9"], ["bad"], ["worse"]], ["positive", *["negative"] * 2])
+    assert (split.test.texts, split.test.labels) == ([["do", "n't"]], [["AUX", "PART"]]) and split.dev is None
     subj = write(tmp_path / "subj", quote__tok__gt9__5000="i think\n", plot__tok__gt9__5000="he goes\n")
     assert data.read_subj(subj).train[:2] == ([["i", "think"], ["he", "goes"]], ["subjective", "objective"])
     tree = "(3 (2 (2 A) (4 -LRB-)) (2 play))\n"
     sst = write(tmp_path / "sst", trees_in_train__txt=tree, trees_in_dev__txt="(0 (1 bad))\n", trees_in_test__txt=tree)
     train, test, dev = data.read_sst5(sst)
     assert train[:2] == ([["A", "(", "play"]], ["3"]) and dev.labels == ["0"] and test.texts == train.texts
-    flip = write(tmp_path / "flip", sequences__fasta=">a x\nmkV\n>b\nAC\n>c\nK\n", sampled__fasta=(
-        ">b SET=test VALIDATION=False\nHE\n>a SET=train VALIDATION=False\nCCH\n>c SET=train VALIDATION=True\nC\n"))
-    train, test, dev = data.read_secondary_structure(flip)
-    assert train[:2] == ([["M", "K", "V"]], [["C", "C", "H"]]) and test.labels == [["H", "E"]] and dev.labels == [["C"]]
     table = "sequence,target,set,validation\nMK,Nucleus,train,\nMV,Plastid,train,True\nMA,Nucleus,test,\n"
     train, test, dev = data.read_localization(write(tmp_path / "csv", mixed_soft__csv=table))
     assert (train.labels, test.labels, dev.labels) == (["Nucleus"], ["Nucleus"], ["Plastid"])
-    xml = ('<?xml version="1.0" ?>\n<corpus><lexelt item="bright.a">\n<instance id="1">\n\t<context>He &amp; she , a '
-           "<head>bright</head> boy&#8221 .</context></instance>")
-    part = data.read_substitutes(write(tmp_path / "lst", lst_all__xml=xml,
-                                       lst_all__gold="bright.a 1 :: clever 3;very smart 1;\n")).train
-    assert part.texts == [Target("bright.a", ["He", "&", "she", ",", "a", "bright", "boy\u201d", "."], 5)]
-    assert part.labels == [{"clever": 3.0, "very smart": 1.0}] and data.candidates_of(part) == {"bright.a": ["clever"]}
     coinco = ('<document><sent><tokens><token wordform="A" lemma="a" posMASC="DT"/><token wordform="mission" '
               'lemma="mission" posMASC="NN" problematic="no"><substitutions><subst lemma="task" freq="2"/>'
-              "</substitutions></token>"
-              '<token wordform="x" lemma="x" posMASC="NN" problematic="yes"><substitutions><subst lemma="y" freq="1"/>'
               "</substitutions></token></tokens></sent></document>")
     part = data.read_substitutes(write(tmp_path / "coinco", coinco__xml=coinco)).train
-    assert (part.texts, part.labels) == ([Target("mission.N", ["A", "mission", "x"], 1)], [{"task": 2.0}])
-
-
-@pytest.mark.parametrize("task, files, message", [
-    ("pos", {}, r"data: expected a file \*test\*.conllu below .*, found none"),
-    ("pos", {"a-test__conllu": conllu("a/B")}, r"data: expected a file \*train\*.conllu or \*dev\*.conllu"),
-    ("pos", {"a-test__conllu": "1\tword\n", "a-dev__conllu": conllu("a/B")}, "expected 10 columns .* at line 1 of"),
-    ("pos", {"a-test__conllu": "", "b-test__conllu": ""}, r"one file \*test\*.conllu .*, got a-test.conllu, b-test"),
-    ("pos", {"a-test__conllu": "# no words\n"}, "data: expected sentences of CoNLL-U, got none in .*a-test.conllu"),
-    ("trec", {"train_5500__label": "no label\n", "TREC_10__label": ""},
-     "CLASS:subclass and a question, got 'no label' at line 1"),
-    ("sst5", {"train__txt": "A play .\n", "dev__txt": "", "test__txt": ""},
-     "expected a tree like .*, got 'A play .'"),
-    ("secondary_structure", {"sequences__fasta": ">a\nMK\n", "sampled__fasta": ">a SET=train\nH\n"},
-     "expected a label for every residue of sequences.fasta, got 1 for the 2 of a"),
-    ("secondary_structure", {"sequences__fasta": ">a\nM\n", "sampled__fasta": ">a\nH\n"}, "train or test as set"),
-    ("localization", {"mixed_soft__csv": "sequence,target,set\nMK,x,val\n"}, "expected train or test as set, got .*MK"),
-    ("localization", {"mixed_soft__csv": "a,b\n1,2\n"}, "expected the columns sequence, target and set"),
-    ("localization", {"deeploc__fasta": ">a Nucleus-U\nM\n"}, "expected proteins of the test part, got none"),
-    ("localization", {"deeploc__fasta": ">a\nM\n"}, "expected an identifier and a place in the cell, got 'a'"),
-    ("wic", {"dev__data__txt": "", "dev__gold__txt": ""}, "expected two of train.gold.txt, dev.gold.txt and test"),
-    ("wic", {"train__data__txt": "w\tN\t9-0\ta\tb\n", "train__gold__txt": "T\n", "dev__gold__txt": ""},
-     "expected .* places inside two texts, the texts, and T or F in train.gold.txt, got 'w"),
-    ("lexical_substitution", {"lst_all__xml": "<corpus/>", "lst_all__gold": ""}, "expected <instance> with <context>"),
-    ("lexical_substitution", {"lst_all__xml": '<instance id="1"><context>a <head>b</head></context>',
-                              "lst_all__gold": "a.n 1 :: y z;"}, "expected WORD.CLASS NUMBER :: SUBSTITUTE COUNT"),
-    ("lexical_substitution", {"coinco__xml": "<a>"}, "data: expected XML, got no element found"),
-])
-def test_malformed_data(tmp_path, task, files, message):
-    with pytest.raises((ConfigurationError, FileNotFoundError), match=message):
-        tasks.evaluate("bundled", task, write(tmp_path, **files))
+    assert (part.texts, part.labels) == ([Target("mission.N", ["A", "mission"], 1)], [{"task": 2.0}])
 
 
 def test_the_command(tmp_path, capsys):

@@ -7,52 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bench_embed, common, floor, work
+from benchmarks import common
 from benchmarks.peers import layer, onednn, torch_lstm
 
 HERE = Path(sys.prefix)
 CASE = "slots of 64", "ours", "highest"
-
-
-def rates(fp32):
-    return floor.Rates(2, 1024, fp32, 1e10, 0.0)
-
-
-def test_work_of_a_text():
-    sentences = [["a", "bc"], ["a"]]
-    of = work.work_of_slots(sentences, 64)
-    assert of.tokens == 3 and of.batch_sizes.tolist() == [2, 2, 2, 1]
-    assert sorted(of.characters.tolist()) == [3, 3, 3, 4]
-    words = {"lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2}}
-    step = 2 * (4 * 8 * 4 + 8 * 4)
-    inputs = 2 * 2 * 4 * 32
-    assert work.flop(words, of) == 2 * 2 * step * 7 + inputs * (4 + 7)
-
-
-def test_turns_between_which_the_rate_falls_are_marked():
-    measured = iter([90.0, 100.0, 60.0, 95.0, 70.0])
-    watch = floor.Watch(lambda: rates(next(measured)))
-    for _ in range(4):
-        watch(CASE)
-    assert watch.busy() == {CASE: [False, True, True, False]}
-    timing = common.Timing.of([3.0, 4.0, 5.0, 6.0])
-    setup = bench_embed.Setup("tiny", 64, "reference", None, {}, {})
-    text = bench_embed.Text("running text", [], [], ["a"] * 25, "")
-    peer, alone = (CASE[0], "reference", "highest"), ("one sentence", "ours", "highest")
-    rows = bench_embed.rows_of(setup, text, {peer: timing, CASE: timing},
-                               {(alone[0], *peer[1:]): timing, alone: timing}, {}, watch.busy(), {})
-    assert [row.get("busy_turns") for row in rows] == [None, 2, None, None]
-    document = {"settings": {"times_as_fast_as": "reference"}, "results": rows}
-    assert "(machine busy in 2 of 4 turns)" in common.table(document)
-
-
-def test_no_turn_is_marked_without_a_floor():
-    def fail():
-        raise floor.NoFloor("no compiler")
-
-    watch = floor.Watch(fail)
-    watch(CASE)
-    assert watch.busy() == {}
 
 
 @pytest.fixture

@@ -78,28 +78,10 @@ def breaches(files):
         graph[module] = {target for target, _ in edges}
         found += [f"{module} -> {target}: {why}" for target, lazy in sorted(edges)
                   if (why := _breach(module, target, lazy))]
-        if module == "elmo_fast.__init__":
-            found += _private_or_more(tree)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         found.append(f"cycle: {' -> '.join(error.args[1])}")
-    return found
-
-
-def _private_or_more(tree):
-    """elmo_fast/__init__.py: a docstring, imports for type checkers, and the public names with their modules."""
-    imported, public, found = set(), set(), []
-    for node in tree.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            imported |= {alias.asname or alias.name for line in node.body for alias in line.names}
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            public = set(ast.literal_eval(node.value))
-        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) and not ast.unparse(
-                node).startswith(("import importlib", "from typing", "_", "if not TYPE_CHECKING", "def __dir__")):
-            found.append(f"elmo_fast/__init__.py:{node.lineno}: the public names, nothing else")
-    if difference := imported ^ (public - {"__version__"}):
-        found.append(f"elmo_fast/__init__.py: imported and in __all__ differ: {', '.join(sorted(difference))}")
     return found
 
 
@@ -122,26 +104,11 @@ SOUND = {"elmo_fast.__init__": PUBLIC,
 
 
 @pytest.mark.parametrize("module, text, why", [
-    ("elmo_fast.text.ids", "import elmo_fast.ops.a", "floor 0 is not below floor 0"),
     ("elmo_fast.ops.a", "def f():\n    from elmo_fast.text.ids import x", "floor 0 is not below floor 0"),
-    ("elmo_fast.ops.a", "from elmo_fast.model.bilm import BiLm", "floor 1 is not below floor 0"),
     ("elmo_fast.model.bilm", "from elmo_fast import BiLm", "floor 3.5 is not below floor 1"),
-    ("elmo_fast.compat.c", "def f():\n    import elmo_fast.cli", "nothing imports cli"),
-    ("elmo_fast.cli", "def f():\n    import elmo_fast.testing", "testing is for tests and benchmarks"),
-    ("elmo_fast.ops.cpu.a", "from elmo_fast.model.bilm import BiLm", "floor 1 is not below floor 0"),
     ("elmo_fast.ops.b", "from elmo_fast.ops import a", "cycle"),
-    ("elmo_fast.ops.b", "from . import a", "relative import"),
     ("elmo_fast.ops.a", "from elmo_fast import _native", "_native is for ops alone, inside a function"),
-    ("elmo_fast.ops.a", "try:\n    from elmo_fast.kernels.k import g\nexcept ImportError:\n    pass", "kernels is"),
-    ("elmo_fast.cli", "def f():\n    import elmo_fast._native", "_native is for ops alone"),
-    ("elmo_fast.model.bilm", "def f():\n    importlib.import_module('elmo_fast._build_info')", "_build_info is"),
-    ("elmo_fast.kernels.k", "from elmo_fast.ops.a import f", "floor 0 is not below floor -1"),
-    ("elmo_fast.ops.a", "def f():\n    from kernels.k import g", "imported as elmo_fast.kernels"),
     ("elmo_fast.ops.a", "import elmo_fast.attic.x", "'attic' belongs to no floor"),
-    ("elmo_fast.__init__", "import os\n__all__ = []", "the public names, nothing else"),
-    ("elmo_fast.__init__", "if TYPE_CHECKING:\n    from elmo_fast.ops.a import f\n__all__ = []", "differ: f"),
-    ("elmo_fast.__init__", "from elmo_fast.ops.a import f\n__all__ = []", "the public names, nothing else"),
-    ("elmo_fast.__init__", "from elmo_fast.cli import main\n__all__ = ['main']", "nothing imports cli"),
 ])
 def test_a_planted_breach_is_found(module, text, why):
     assert [line for line in breaches({**SOUND, module: text}) if why in line]

@@ -88,13 +88,6 @@ def test_meaning_change(run, shared, monkeypatch):
 
 
 @pytest.mark.long
-def test_without_books_the_notebook_says_where_they_go(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("ELMO_FAST_SHARED", str(tmp_path / "absent"))
-    with pytest.raises(Exception, match="Put tokenized books"):
-        run("meaning_change")
-
-
-@pytest.mark.long
 def test_proteins(run):
     text, pictures = run("proteins")
     composition, vectors = numbers(r"same family for (\d+)%", text)

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import io
-import re
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ def test_vectors_are_those_of_embed(start, state, layers, pool):
 
 def test_large_answers_come_in_pieces(start):
     server = start()
-    texts = texts_of([3000, 0, 2000])
+    texts = [*texts_of([3000, 0, 2000]), ["\u00e9"]]
     expected = LoadedElmo(models.bilm()).embed(texts)
     answer = embed(server, texts=texts)
     assert answer.headers["transfer-encoding"] == "chunked"
@@ -132,28 +131,17 @@ def test_openai_client(start):
 
 @pytest.mark.parametrize("body, status, code, message", [
     ('{"texts": ["a"', 400, "malformed_json", "not JSON, or has a lone surrogate: Input data was truncated"),
-    ('{"texts": ["a"] 1}', 400, "malformed_json", "(byte 16)"),
-    (b'{"texts": ["\xff"]}', 400, "malformed_json", "can't decode byte 0xff"),
     ('{"texts": ["a\\ud800b"]}', 400, "malformed_json", "lone surrogate"),
     ('{"texts": ["a"], "layers": [1, 2, NaN]}', 400, "malformed_json", "(byte 34)"),
     ("", 422, "invalid_body", "expected a JSON object"), ("null", 422, "invalid_body", "expected a JSON object"),
-    ("[]", 422, "invalid_body", "expected a JSON object"), ('"a"', 422, "invalid_body", "expected a JSON object"),
     ("[" * 100_000, 422, "invalid_body", "expected a JSON object"),
-    ("{}", 422, "invalid_value", "texts: Object missing required field `texts`"),
     ('{"texts": []}', 422, "invalid_value", "texts: Expected `array` of length >= 1"),
-    ('{"texts": "a"}', 422, "invalid_value", "texts: Expected `array`, got `str`"),
     ('{"texts": [1]}', 422, "invalid_value", "texts[0]: Expected `str | array`, got `int`"),
     ('{"texts": [["a", null]]}', 422, "invalid_value", "texts[0][1]: Expected `str`, got `null`"),
     ('{"texts": ["a"], "layer": "top"}', 422, "invalid_value", "layer: Object contains unknown field `layer`"),
     ('{"texts": ["a"], "layers": "bottom"}', 422, "invalid_value",
      "layers: Invalid enum value 'bottom', expected one of all, top, average"),
     ('{"texts": ["a"], "layers": [1, 2]}', 422, "invalid_value", "layers: expected 3 numbers"),
-    ('{"texts": ["a"], "layers": [1, 2, 1e99]}', 422, "invalid_value", "layers: expected one of all, top, average"),
-    ('{"texts": ["a"], "layers": ["1", 2, 3]}', 422, "invalid_value", "layers[0]: Expected `float`, got `str`"),
-    ('{"texts": ["a"], "pool": "sum"}', 422, "invalid_value",
-     "pool: Invalid enum value 'sum', expected one of mean, max, first_last"),
-    ('{"texts": ["a"], "dtype": "float64"}', 422, "invalid_value",
-     "dtype: Invalid enum value 'float64', expected one of float32, float16"),
     ('{"texts": ["a", ""], "pool": "mean"}', 422, "no_tokens", "texts[1]: expected at least one token to pool"),
     ('{"texts": ["a a a a"]}', 413, "too_many_tokens", "texts[0]: expected at most 3 tokens, got 4"),
     ('{"texts": ["a", "' + "b" * 1001 + '"]}', 413, "token_too_long",
@@ -168,6 +156,18 @@ def test_bad_requests_get_the_reason(start, body, status, code, message):
     assert embed(server, texts=["a"]).status_code == 200
 
 
+@pytest.mark.parametrize("text", ["\\ud800", "k" * 50_000, "\u00e9" * 3000])
+def test_refusals_are_short_whatever_the_client_sent(start, text):
+    server = start()
+    for route, fields in (("embed", '"texts": ["a"], "%s": 1'), ("embed", '"texts": ["a"], "dtype": "%s"'),
+                          ("embed", '"texts": ["%s"], "x": 1'), ("embeddings", '"model": "%s", "input": "a"'),
+                          ("compare", '"first": "%s"'), ("nearest", '"tokens": ["%s"], "position": 1')):
+        answer = httpx.post(f"{server.url}/v1/{route}", content="{%s}" % (fields % text), timeout=SECONDS,
+                            headers={"Content-Type": "application/json"})
+        assert answer.status_code in (400, 404, 413, 422) and len(answer.text) < 1000
+        assert answer.json()["error"]["message"]
+
+
 def test_headers_that_do_not_fit(start):
     url = f"{start().url}/v1/embed"
     body = b'{"texts": ["a"]}'
@@ -177,8 +177,7 @@ def test_headers_that_do_not_fit(start):
     assert "Content-Encoding" in reason(httpx.post(url, content=body, headers=encoded), 415, "encoded_body")
     accept = {**json_type, "Accept": "text/html"}
     assert "octet-stream" in reason(httpx.post(url, content=body, headers=accept), 406, "not_acceptable")
-    for accept in ("*/*", "application/octet-stream;q=0, application/json", "text/html, application/json;q=0.9",
-                   "application/*"):
+    for accept in ("*/*", "text/html, application/json;q=0.9", "application/*"):
         assert httpx.post(url, content=body, headers={**json_type, "Accept": accept}).json()["model"] == "tiny"
     reason(httpx.get(url), 405, "method_not_allowed")
     assert httpx.post(url, content=body, headers={**json_type, "Content-Encoding": "Identity"}).status_code == 200
@@ -199,7 +198,7 @@ def test_an_api_key(start):
     basic = base64.b64encode("anyone:s3cret-\u00e9".encode()).decode()
     assert httpx.post(url, headers={"Authorization": f"Basic {basic}"}, **body).status_code == 200
     assert httpx.get(f"{server.url}/health").status_code == 200
-    for path in ("/metrics", "/favicon.ico", "/openapi.json", "/v1/models", "/", "/other"):
+    for path in ("/metrics", "/openapi.json", "/v1/models", "/", "/other"):
         assert httpx.get(server.url + path).status_code == 401
 
 
@@ -211,6 +210,9 @@ def test_openapi_and_metrics(start):
     assert {"200", "400", "401", "406", "413", "422", "429", "500", "503", "504"} <= set(answers)
     assert set(answers["200"]["content"]) == {"application/json", "application/octet-stream"}
     assert "ErrorAnswer" in str(answers["422"])
+    for path, field in (("embed", "texts"), ("embeddings", "input"), ("compare", "first"), ("nearest", "tokens")):
+        shown = schema["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert field in shown["required"] and shown["additionalProperties"] is False
     for path in ("/one", "/two"):
         httpx.get(server.url + path)
     metrics = httpx.get(f"{server.url}/metrics")
@@ -222,29 +224,9 @@ def test_openapi_and_metrics(start):
 def test_head_is_answered_where_get_is(start):
     server = start()
     with httpx.Client(base_url=server.url) as client:  # on one connection, which a body would disturb
-        for path in ("/", "/favicon.ico", "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/page"):
+        for path in ("/", "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/page"):
             head, get = client.head(path), client.get(path)
             assert head.status_code == get.status_code == 200 and head.content == b""
             assert head.headers["content-type"] == get.headers["content-type"] and head.headers["content-length"] != "0"
         assert client.head("/v1/embed").status_code == 405 and client.head("/docs").status_code == 404
     assert server.metric('requests_total{route="/health",status="200"}') == 2
-
-
-def test_numbers_have_the_digits_that_restore_them(start):
-    body = {"texts": ["a fine play ."], "layers": "average"}
-    for dtype in ("float32", "float16"):
-        answer = embed(start(), **body, dtype=dtype)
-        mantissas = re.findall(r"[-0-9.]+(?=e|,|])", answer.text.split('"vectors"')[1])
-        assert len(mantissas) == 4 * 22 and max(len(re.sub(r"^-?0?\.?0*|\.", "", one)) for one in mantissas) <= 9
-        expected = LoadedElmo(models.bilm()).embed(["a fine play ."], "average")[0].astype(dtype)
-        assert equal([np.array(answer.json()["vectors"][0], dtype)], [expected])
-
-
-def test_the_page_shares_the_engine(start):
-    server = start("zero")
-    assert httpx.get(server.url).headers["content-type"].startswith("text/html")
-    answer = httpx.post(f"{server.url}/v1/compare", json={"first": "a fine play", "second": "they play"}).json()
-    first, second = LoadedElmo(models.bilm()).embed([["a", "fine", "play"], ["they", "play"]], state="zero")
-    np.testing.assert_allclose(answer["cross"], np.einsum("ltd,mud->lmtu", first, second), rtol=1e-5, atol=1e-6)
-    assert server.metric("tokens_total") == 9 and server.batching.held_tokens == 0
-    assert "texts" not in reason(httpx.post(f"{server.url}/v1/compare", json={"first": "a"}), 422, "invalid_value")

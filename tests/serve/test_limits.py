@@ -2,41 +2,19 @@
 
 import json
 import re
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.support.files import until
-from tests.support.serving import SECONDS, embed, reason, received, texts_of
+from tests.support.serving import SECONDS, embed, posted, reason, received, texts_of
 
 pytestmark = pytest.mark.long
 for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
     pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
 
 import httpx  # noqa: E402
-
-
-class _in_background:
-    """A call in another thread; what `as` names gives its result."""
-
-    def __init__(self, function):
-        self._function = function
-
-    def __enter__(self):
-        result = []
-        thread = threading.Thread(target=lambda: result.append(self._function()))
-        thread.start()
-
-        def get():
-            thread.join(SECONDS)
-            return result[0]
-
-        self._get = get
-        return get
-
-    def __exit__(self, *_):
-        self._get()
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -79,25 +57,24 @@ def test_an_idle_connection_is_kept(start):
 
 def test_a_client_that_reads_nothing_is_cut_off(start):
     server = start(write_seconds=1)
-    body = json.dumps({"texts": texts_of([40_000])}).encode()
     with server.connect() as connection:
         connection.setsockopt(1, 8, 4096)  # SO_RCVBUF
-        connection.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                           + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.sendall(posted(b"/v1/embed", json.dumps({"texts": texts_of([40_000])}).encode()))
         until(lambda: server.metric('request_seconds_count{route="/v1/embed"}') == 1)
-    assert server.batching.held_tokens == server.service.metrics.in_progress == 0
+    assert server.batching.held_tokens == server.metric("requests_in_progress") == 0
 
 
 def test_a_full_queue_is_429(start):
     server = start(queue_tokens=20)
     server.gate.close()
-    with _in_background(lambda: embed(server, texts=texts_of([10]))) as first:
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(embed, server, texts=texts_of([10]))
         server.gate.wait()
         refused = embed(server, texts=texts_of([10]))
         assert "no room for 12 more" in reason(refused, 429, "queue_full")
         assert re.fullmatch(r"[1-9]\d*", refused.headers["retry-after"])
         server.gate.open()
-        assert first().status_code == 200
+        assert first.result().status_code == 200
     until(lambda: server.batching.held_tokens == 0)
     assert embed(server, texts=texts_of([10])).status_code == 200
 
@@ -107,19 +84,12 @@ def test_a_late_answer_is_504(start):
     server.gate.close()
     late = embed(server, texts=texts_of([9000, 9000]))
     assert "within 1 s" in reason(late, 504, "timeout") and late.headers["x-should-retry"] == "false"
+    page = httpx.post(f"{server.url}/v1/compare", json={"first": "a b", "second": "c"}, timeout=SECONDS)
+    assert "within 1 s" in reason(page, 504, "timeout")
     until(lambda: server.batching.held_tokens == 0)
     server.gate.open()
     until(lambda: server.batching.running_texts == 0)
     assert embed(server, texts=["a"]).status_code == 200
-
-
-def test_a_late_answer_of_the_page_is_504(start):
-    server = start(request_seconds=1)
-    server.gate.close()
-    late = httpx.post(f"{server.url}/v1/compare", json={"first": "a b", "second": "c"}, timeout=SECONDS)
-    assert "within 1 s" in reason(late, 504, "timeout")
-    until(lambda: server.batching.held_tokens == 0)
-    server.gate.open()
 
 
 def test_a_server_of_one_connection(start):
@@ -130,10 +100,8 @@ def test_a_server_of_one_connection(start):
 def test_a_client_that_goes_frees_its_texts(start):
     server = start(slots=1)
     server.gate.close()
-    body = json.dumps({"texts": texts_of([9000] * 5)}).encode()
     with server.connect() as connection:
-        connection.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                           + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.sendall(posted(b"/v1/embed", json.dumps({"texts": texts_of([9000] * 5)}).encode()))
         server.gate.wait()
         assert server.batching.waiting_texts == 4
     until(lambda: server.batching.held_tokens == 0)
@@ -145,11 +113,13 @@ def test_a_client_that_goes_frees_its_texts(start):
 
 
 def test_an_engine_error_is_500_and_the_server_goes_on(start):
-    server = start()
+    server = start(slots=1)
     server.gate.errors = [RuntimeError("no memory")] * 3
     for _ in range(3):
         assert httpx.get(f"{server.url}/health").status_code == 200
-        assert reason(embed(server, texts=["a"]), 500, "engine_error") == "RuntimeError: no memory"
+        refused = embed(server, texts=texts_of([4094, 4094, 1]))  # the last two have not begun
+        assert reason(refused, 500, "engine_error") == "RuntimeError: no memory"
+        assert (server.batching.waiting_texts, server.batching.running_texts) == (0, 0)
     health = httpx.get(f"{server.url}/health")
     assert (health.status_code, health.json()["status"]) == (503, "failing")
     assert embed(server, texts=["a"]).status_code == 200
@@ -161,7 +131,8 @@ def test_an_engine_error_is_500_and_the_server_goes_on(start):
 def test_draining_refuses_and_finishes(start):
     server = start()
     server.gate.close()
-    with _in_background(lambda: embed(server, texts=["a"])) as first:
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(embed, server, texts=["a"])
         server.gate.wait()
         server.server.handle_exit(15, None)
         refused = embed(server, texts=["a"])
@@ -169,7 +140,7 @@ def test_draining_refuses_and_finishes(start):
         health = httpx.get(f"{server.url}/health")
         assert (health.status_code, health.json()["status"]) == (503, "draining")
         server.gate.open()
-        assert first().status_code == 200
+        assert first.result().status_code == 200
     server._thread.join(SECONDS)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health")
@@ -178,9 +149,10 @@ def test_draining_refuses_and_finishes(start):
 def test_what_is_late_at_the_end_is_cut_off(start):
     server = start(drain_seconds=1)
     server.gate.close()
-    with _in_background(lambda: embed(server, texts=["a"])) as late:
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(embed, server, texts=["a"])
         server.gate.wait()
         server.server.handle_exit(15, None)
-        assert "has shut down" in reason(late(), 503, "draining")
+        assert "has shut down" in reason(late.result(), 503, "draining")
     server._thread.join(SECONDS)
     assert not server._thread.is_alive()

@@ -21,7 +21,7 @@ import elmo_fast
 from benchmarks import bench_serve
 from elmo_fast import cli
 from tests.support.files import ROOT, run, start, until, write_model
-from tests.support.serving import SECONDS
+from tests.support.serving import SECONDS, posted
 
 pytestmark = pytest.mark.long
 for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
@@ -138,12 +138,6 @@ def test_a_second_signal_ends_at_once(serve):
         assert ended(process)[0] == -signal.SIGTERM
 
 
-def posted(route, body, more=b"Content-Length: %d\r\n"):
-    """The bytes of a request with a JSON body."""
-    more = more % len(body) if b"%d" in more else more
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n%s" % (route, more, body)
-
-
 MANY = 4 * 10**6  # bytes, about as many as a body may have
 ABUSES = {
     "lists of wrong elements": [posted(b"/v1/embed", body % (value * (MANY // len(value)))[:-1])
@@ -195,8 +189,9 @@ def test_a_port_in_use_and_a_bad_key_are_a_line(serve, capsys, tmp_path):
     assert status == 2 and "--api-key-file: expected one line with a key" in errors
     status, _, errors = run(capsys, "serve", "--api-key-file", tmp_path / "none")
     assert status == 2 and "none" in errors
-    status, _, errors = run(capsys, "serve", "--state", "carry")
-    assert status == 2 and "carry" in errors
+    for refused in (("--state", "carry"), ("--backend", "reference")):
+        status, _, errors = run(capsys, "serve", *refused)
+        assert status == 2 and refused[1] in errors
 
 
 def test_a_key_a_name_and_a_warning(serve, tmp_path):
@@ -210,13 +205,6 @@ def test_a_key_a_name_and_a_warning(serve, tmp_path):
     process, _ = serve("--host", "0.0.0.0")
     process.send_signal(signal.SIGTERM)
     assert "without an API key" in ended(process)[1]
-
-
-def test_a_server_in_low_has_the_vectors_of_embed_in_low(serve, model):
-    text, elmo = "a fine play .", elmo_fast.load(model, device="cpu", precision="low")
-    _, url = serve("--precision", "low")
-    found = httpx.post(f"{url}/v1/embed", json={"texts": [text]}, timeout=SECONDS).json()["vectors"][0]
-    np.testing.assert_array_equal(np.array(found, np.float32), elmo.embed([text])[0])
 
 
 def test_the_example_client(serve):

@@ -5,7 +5,6 @@ import threading
 
 import numpy as np
 
-from elmo_fast.serve.batching import Batching
 from elmo_fast.serve.limits import Limits
 
 SECONDS = 60  # for whatever should come at once
@@ -62,14 +61,13 @@ def equal(found, expected):
 class Running:
     """A server in a thread, at a free port; in a `with`. Keyword arguments are the limits' and the service's."""
 
-    def __init__(self, bilm, slots=8, api_key=None, **limits):
-        from elmo_fast.serve import app, metrics, server
+    def __init__(self, bilm, slots=8, api_key=None, index=None, **limits):
+        from elmo_fast.serve import app, batching, server
 
-        self.gate, self.limits, self.metrics = Gate(bilm), Limits(**limits), metrics.Metrics()
+        self.gate, self.limits = Gate(bilm), Limits(**limits)
         self.gate.open()
-        self.batching = Batching(bilm, slots=slots, queue_tokens=self.limits.queue_tokens,
-                                 on_chunk=self.metrics.count_chunk)
-        self.service = app.Service(self.batching, "tiny", "1.2.3", self.limits, self.metrics, api_key=api_key)
+        self.batching = batching.Batching(bilm, slots=slots, queue_tokens=self.limits.queue_tokens)
+        self.service = app.Service(self.batching, "tiny", "1.2.3", self.limits, api_key, index=index)
         self._socket = server.bind("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -96,8 +94,8 @@ class Running:
 
     def metric(self, line):
         """The value of a line of `/metrics`, 0 where there is none."""
-        lines = dict(each.rsplit(" ", 1) for each in self.metrics.text().decode().splitlines() if each[:1] != "#")
-        return float(lines.get(f"elmo_fast_{line}", 0))
+        lines = self.service.metrics.text().decode().splitlines()
+        return float(dict(each.rsplit(" ", 1) for each in lines if each[:1] != "#").get(f"elmo_fast_{line}", 0))
 
 
 def received(connection):
@@ -110,6 +108,12 @@ def embed(server, **body):
     import httpx
 
     return httpx.post(f"{server.url}/v1/embed", json=body, timeout=SECONDS)
+
+
+def posted(route, body, more=b"Content-Length: %d\r\n"):
+    """The bytes of a request with a JSON body."""
+    more = more % len(body) if b"%d" in more else more
+    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n%s" % (route, more, body)
 
 
 def reason(response, status, code):

@@ -1,16 +1,14 @@
 """The page at `/` and its routes: token-by-token similarities of two sentences, and nearest contexts of a word."""
 
 import base64
+import dataclasses
 import hashlib
 import os
-import re
-import urllib.parse
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from elmo_fast.arguments import local_path
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
@@ -25,12 +23,11 @@ with extra("serve"):
     from fastapi.responses import HTMLResponse, Response
     from msgspec import Meta, Struct
 
-    from elmo_fast.serve.answers import JsonResponse
+    from elmo_fast.serve.answers import json_response
     from elmo_fast.serve.bodies import BodyReader
-    from elmo_fast.serve.schemas import described, described_body
+    from elmo_fast.serve.schemas import described_body
 
 MOST_TOKENS = 60  # in a sentence on the page
-_ICON = re.compile(r'<link rel="icon" href="data:image/svg\+xml,([^"]+)">')
 _PAGE = Path(__file__).with_name("page.html")
 # Nothing is loaded from other servers, and only the page's script runs.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
@@ -46,59 +43,23 @@ class CompareRequest(Struct, forbid_unknown_fields=True):
     second: _Sentence
 
 
-class CompareAnswer(Struct):
-    """Tokens, and dot products between the layers' vectors: `cross` [layers, layers, T1, T2] of pairs of tokens,
-    `first` [layers, layers, T1] and `second` [layers, layers, T2] of a token with itself. `means` [3, layers, layers]
-    are those of the means over tokens: of both sentences, of the first and of the second with itself.
-
-    The cosines of a mixture of the layers with weights w are `w cross w / sqrt((w first w) (w second w))`.
-    """
-
-    first_tokens: list[str]
-    second_tokens: list[str]
-    cross: list[list[list[list[float]]]]
-    first: list[list[list[float]]]
-    second: list[list[list[float]]]
-    means: list[list[list[float]]]
-
-
 class NearestRequest(Struct, forbid_unknown_fields=True):
     """A tokenized sentence and the position of the word in it, counted from 0."""
 
     tokens: Annotated[list[_Token], Meta(min_length=1, max_length=MOST_TOKENS)]
     position: Annotated[int, Meta(ge=0)]
-    top: Annotated[int, Meta(ge=1, le=100)] = 10
     any_word: Annotated[bool, Meta(description="Search all tokens, not only the occurrences of the word.")] = False
-
-
-class FoundContext(Struct):
-    """An occurrence in the corpus; `line` counts from 1, and `similarity` is null for a vector of zeros."""
-
-    similarity: float | None
-    line: int
-    before: str
-    word: str
-    after: str
-    tokens: list[str]
-
-
-class NearestAnswer(Struct):
-    """The number of occurrences of the word in the corpus, ignoring case, and the contexts, nearest first."""
-
-    occurrences: int
-    neighbours: list[FoundContext]
 
 
 def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = None,
            tokenizer: str | Tokenizer = "auto") -> APIRouter:
-    """Routes of the page: `/`, `/favicon.ico`, `/v1/page`, `/v1/compare` and `/v1/nearest`.
+    """Routes of the page: `/`, `/v1/page`, `/v1/compare` and `/v1/nearest`.
 
     `index` may be the path of a file; `tokenizer` as in `LoadedElmo.embed`, which is called by several threads of
     the server at a time.
     """
     index, split = None if index is None else _checked_index(elmo, index), find_tokenizer(tokenizer)
     routes, reader, (page, policy) = APIRouter(), BodyReader(), _page()
-    icon = urllib.parse.unquote(_ICON.search(page)[1])
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
 
@@ -106,24 +67,24 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     def show_page() -> HTMLResponse:
         return HTMLResponse(page, headers=policy)
 
-    @routes.get("/favicon.ico", include_in_schema=False)
-    def show_icon() -> Response:
-        return Response(icon, media_type="image/svg+xml", headers={"Cache-Control": "max-age=86400"})
-
     @routes.get("/v1/page")
     def describe() -> dict[str, Any]:
         """Describe the model's layers, the limit of tokens, and the index."""
         return about
 
-    @routes.post("/v1/compare", **described_body(CompareRequest), responses={200: described(CompareAnswer)})
-    def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> JsonResponse:
-        """Compute the dot products of two sentences, from which the cosines of every mixture of layers follow."""
-        return JsonResponse(_compare(elmo, list(split(body.first)), list(split(body.second))))
+    @routes.post("/v1/compare", **described_body(CompareRequest))
+    def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> Response:
+        """Tokens, and dot products between the layers of two sentences: `cross` [layers, layers, T1, T2], `first`
+        [layers, layers, T1] and `second` [layers, layers, T2] of tokens with themselves, `means` [3, layers, layers].
 
-    @routes.post("/v1/nearest", **described_body(NearestRequest), responses={200: described(NearestAnswer)})
-    def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> JsonResponse:
+        The cosines of a mixture of the layers with weights w are `w cross w / sqrt((w first w) (w second w))`.
+        """
+        return json_response(_compare(elmo, list(split(body.first)), list(split(body.second))))
+
+    @routes.post("/v1/nearest", **described_body(NearestRequest))
+    def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> Response:
         """Find the contexts in the indexed corpus whose vectors are nearest to that of a word in a sentence."""
-        return JsonResponse(_nearest(elmo, index, body))
+        return json_response(_nearest(elmo, index, body))
 
     return routes
 
@@ -139,38 +100,28 @@ def _page() -> tuple[str, dict[str, str]]:
 def _checked_index(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike) -> ContextIndex:
     """Open an index; `ConfigurationError` unless it has vectors of this model, computed with the server's state."""
     if isinstance(index, (str, os.PathLike)):
-        index = _open(index)
+        path, index = index, open_index(index)
+        if index is None:
+            raise ConfigurationError("index: expected a file of vectors, which `elmo-fast nearest --save` or embed "
+                                     f"wrote, got {path}")
     if index.check(elmo).state != elmo.bilm.state:
         raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
     index.occurrences("")  # indexes the words before the first request
     return index
 
 
-def _open(path: str | os.PathLike) -> ContextIndex:
-    if not os.path.exists(path := local_path(path)):
-        raise FileNotFoundError(f"index: expected a file of vectors, found nothing at {path}")
-    index = open_index(path)
-    if index is None:
-        raise ConfigurationError(f"index: expected a file of vectors, which `elmo-fast nearest --save` or embed wrote, "
-                                 f"got {path}")
-    return index
-
-
-def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> CompareAnswer:
+def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> dict[str, Any]:
     for name, tokens in (("first", first), ("second", second)):
         if not 1 <= len(tokens) <= MOST_TOKENS:
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
     compared = compare(elmo, first, second, elmo.bilm.state)
     products = *compared.products(), compared.mean_products()
-    if not all(np.isfinite(values).all() for values in products):
-        raise HTTPException(500, "the model's vectors are not finite")
     # Of float32 an answer has nine significant digits at most.
-    cross, own_first, own_second, means = (np.ascontiguousarray(values, np.float32) for values in products)
-    return CompareAnswer(first_tokens=first, second_tokens=second, cross=cross, first=own_first, second=own_second,
-                         means=means)
+    arrays = (np.ascontiguousarray(values, np.float32) for values in products)
+    return {"first_tokens": first, "second_tokens": second, **dict(zip(("cross", "first", "second", "means"), arrays))}
 
 
-def _nearest(elmo: LoadedElmo, index: ContextIndex | None, body: NearestRequest) -> NearestAnswer:
+def _nearest(elmo: LoadedElmo, index: ContextIndex | None, body: NearestRequest) -> dict[str, Any]:
     if index is None:
         raise HTTPException(404, "the server was started without an index of a corpus (--index)")
     if body.position >= len(body.tokens):
@@ -178,14 +129,13 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex | None, body: NearestRequest)
     word = body.tokens[body.position]
     occurrences = index.occurrences(word)
     if not len(occurrences) and not body.any_word:
-        return NearestAnswer(occurrences=0, neighbours=[])
+        return {"occurrences": 0, "neighbours": []}
     vector = elmo.embed([body.tokens], index.layers, index.state)[0][body.position]
     neighbours = []
-    for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
-        shown = context_of(index, near.number)
-        neighbours.append(FoundContext(near.similarity, shown.line, shown.before, shown.word, shown.after,
-                                       list(index.texts[near.text])))
-    return NearestAnswer(occurrences=len(occurrences), neighbours=neighbours)
+    for near in index.nearest(vector, among=None if body.any_word else occurrences):
+        context = context_of(index, near.number, near.similarity)
+        neighbours.append({**dataclasses.asdict(context), "tokens": list(index.texts[near.text])})
+    return {"occurrences": len(occurrences), "neighbours": neighbours}
 
 
 def _layers_text(index: ContextIndex) -> str:
