@@ -1,7 +1,9 @@
 """Pictures of similarity maps and of nearest contexts: .png, .svg and .pdf by matplotlib, .html and .txt without it."""
 
 import io
+import logging
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -180,7 +182,7 @@ def _label(token: str) -> str:
 
 
 def _families(texts: Iterable[str]) -> list[str]:
-    """Font families with the characters of the texts, the default first."""
+    """Font families with the characters of the texts, the default first; warns of characters without a font."""
     from matplotlib import font_manager
 
     def letters(path: str) -> set[int]:
@@ -197,11 +199,17 @@ def _families(texts: Iterable[str]) -> list[str]:
             missing -= covered
         if not missing:
             break
+    if missing:
+        shown = " ".join(map(chr, sorted(missing)[:10]))
+        logging.getLogger(__name__).warning("no installed font has the characters %s: they are drawn as boxes; an "
+                                            ".html output uses the browser's fonts", shown)
     return families
 
 
 def _save(figure: "Figure", path: str | os.PathLike) -> None:
     content = io.BytesIO()
-    figure.savefig(content, format=Path(path).suffix.lower()[1:], dpi=120, bbox_inches="tight", pad_inches=0.15,
-                   facecolor="white")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
+        figure.savefig(content, format=Path(path).suffix.lower()[1:], dpi=120, bbox_inches="tight", pad_inches=0.15,
+                       facecolor="white")
     write_bytes(path, content.getvalue())

@@ -152,6 +152,15 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
                    "--layer, --weights, --state: expected a text as CORPUS, got the vectors in")
 
 
+def test_a_letter_without_a_font_is_named_once(capsys, folder, model, caplog):
+    pytest.importorskip("matplotlib")
+    letter = "\U00012000"  # cuneiform
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(capsys, "compare", letter, "c", "-o", "b.png", "--model", model)[0] == 0
+    assert [letter in record.message and "boxes" in record.message for record in caplog.records] in ([], [True])
+
+
 def test_a_corpus_of_stored_vectors(capsys, folder, model):
     (folder / "in.txt").write_text("\n".join(filter(None, CORPUS)) + "\n", encoding="utf-8")
     assert run(capsys, "embed", "in.txt", "vectors.h5", "--all", "--state", "warm", "--model", model, "--quiet")[0] == 0

@@ -85,10 +85,10 @@ def test_raw_sentences_are_tokenized(client, elmo):
 @pytest.mark.parametrize("any_word", [False, True])
 def test_nearest_contexts_of_a_word(client, elmo, index, any_word):
     tokens = FIRST.split()
-    answer = client.post("/v1/nearest", json={"tokens": tokens, "position": 3, "any_word": any_word}).json()
+    answer = client.post("/v1/nearest", json={"tokens": tokens, "position": 3, "any_word": any_word, "top": 4}).json()
     among = None if any_word else index.occurrences("apple")
-    expected = index.nearest(elmo.embed([tokens], "top")[0][3], among=among)
-    assert answer["occurrences"] == 2 and len(answer["neighbours"]) == (10 if any_word else 2)
+    expected = index.nearest(elmo.embed([tokens], "top")[0][3], 4, among=among)
+    assert answer["occurrences"] == 2 and len(answer["neighbours"]) == (4 if any_word else 2)
     for found, near in zip(answer["neighbours"], expected, strict=True):
         assert found["similarity"] == pytest.approx(near.similarity, abs=1e-6) and found["line"] == near.text + 1
         assert found["tokens"] == CORPUS[near.text].split() and found["word"] == found["tokens"][near.position]

@@ -48,6 +48,7 @@ class NearestRequest(Struct, forbid_unknown_fields=True):
 
     tokens: Annotated[list[_Token], Meta(min_length=1, max_length=MOST_TOKENS)]
     position: Annotated[int, Meta(ge=0)]
+    top: Annotated[int, Meta(ge=1, le=100)] = 10
     any_word: Annotated[bool, Meta(description="Search all tokens, not only the occurrences of the word.")] = False
 
 
@@ -132,7 +133,7 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex | None, body: NearestRequest)
         return {"occurrences": 0, "neighbours": []}
     vector = elmo.embed([body.tokens], index.layers, index.state)[0][body.position]
     neighbours = []
-    for near in index.nearest(vector, among=None if body.any_word else occurrences):
+    for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         context = context_of(index, near.number, near.similarity)
         neighbours.append({**dataclasses.asdict(context), "tokens": list(index.texts[near.text])})
     return {"occurrences": len(occurrences), "neighbours": neighbours}
