@@ -189,7 +189,7 @@ class TableJob:
 
 
 def write_table(job: TableJob) -> str:
-    """Write the token table of a vocabulary; the same job resumes after an interruption. Says what it wrote."""
+    """Write the token table of a vocabulary. Returns a line that says what was written."""
     check_target(job.output_file, "output file")
     if job.tokenizer != "whitespace" and not job.corpus:
         raise ConfigurationError("--tokenizer: expected --corpus beside it, since a vocabulary has a word per line, "
@@ -205,12 +205,8 @@ def write_table(job: TableJob) -> str:
 
             vocabulary = corpus_words(text.tokens for text in texts) if job.corpus else job.vocabulary
         bilm = job.model.open(files).to(device)
-        try:
-            rows, size = write_token_table(bilm, vocabulary, job.output_file, storage=job.storage,
-                                           progress=job.progress, lock=lock)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
-                                    f"{job.output_file}.part") from None
+        rows, size = write_token_table(bilm, vocabulary, job.output_file, storage=job.storage, progress=job.progress,
+                                       lock=lock)
     return f"{job.output_file}: vectors of {counted(rows, 'word')}, [{rows}, {size}] in {job.storage}"
 
 

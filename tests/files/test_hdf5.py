@@ -135,7 +135,7 @@ def test_a_softmax_that_is_not_finite_is_refused(tmp_path):
 @pytest.mark.parametrize("size", [0, 1, 1 << 63, (1 << 64) - 16])
 def test_a_heap_of_strings_that_hdf5_reads_for_ever_is_refused(tmp_path, size):
     path = tmp_path / "table.hdf5"
-    with h5py.File(path, "w") as file:  # without a seal, which would be found damaged first
+    with h5py.File(path, "w") as file:
         file["embedding"] = np.zeros((2, 3), np.float32)
         file.attrs.update(fingerprint="0" * 32, precision="highest", format_version=1)
     content = bytearray(path.read_bytes())

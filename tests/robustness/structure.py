@@ -1,19 +1,15 @@
-"""Damages the structure of files whose checksums are then made right again: HDF5, pickles, JSON and lines of JSON."""
+"""Damages the structure of files: HDF5, pickles, JSON and lines of JSON."""
 
 import contextlib
 import json
 import random
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
 
-from elmo_fast.files import seal
-from elmo_fast.files.hdf5 import open_hdf5
 from tests.robustness.damage import HOSTILE, HOSTILE_NUMBERS, damage_bytes
 
 _WAYS = ("attribute", "attribute", "axes", "big endian", "chunks", "cycle", "deep", "empty", "empty space", "group",
@@ -100,30 +96,6 @@ def _rewrite(file: h5py.File, name: str, values: np.ndarray, way: str, rng: rand
                 "kind": lambda: values.astype(rng.choice(("f4", "f8", "i2", "u8", "c8", "S4", "?"))),
                 "swapped": lambda: np.roll(values, 1, 0), "attribute": lambda: np.repeat(values, 2, 0),
             }[way]()
-
-
-def reseal(path: Path, kind: seal.Kind, rng: random.Random) -> None:
-    """Give a sealed file, whose datasets have changed, the seal that fits what it has now; sometimes not quite."""
-    content, dataset = path.read_bytes(), "embedding" if kind is seal.TABLE else "vectors"
-    values, first = np.zeros(0, np.float32), 4096
-    with contextlib.suppress(Exception), open_hdf5(path, "file") as file:
-        values, first = np.asarray(file[dataset][()]), file[dataset].id.get_offset() or 4096
-    length = values.nbytes if first + values.nbytes <= len(content) else 0
-    rows = len(values) if values.ndim else 0
-    found = seal.Seal(len(content), first, length, max(0, rows + rng.choice((0,) * 8 + (1, -1))))
-    sums = [zlib.crc32(np.ascontiguousarray(values[at : at + seal.ROWS])) for at in range(0, rows, seal.ROWS)]
-    sums = (sums + [0] * found.blocks)[: found.blocks]
-    with open(path, "r+b") as opened:
-        seal.write_seal(opened, *found[1:], kind)
-        opened.seek(found.size)
-        opened.write(np.array([rows, *sums], dtype=np.int64))
-
-
-def cut_seal(path: Path) -> None:
-    """Remove the seal at the end of a file."""
-    content = path.read_bytes()
-    size = struct.unpack("<Q", content[-36:-28])[0]
-    path.write_bytes(content[:size])
 
 
 def damaged_json(text: str, rng: random.Random) -> str:
