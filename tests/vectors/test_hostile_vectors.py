@@ -119,7 +119,7 @@ def test_names_of_rows_are_checked(tmp_path, names):
 def test_the_progress_of_a_run_is_checked(tmp_path, change):
     folder = tmp_path / "out.h5.part"
     folder.mkdir()
-    about = {"settings": {}, "head": "", "parts": 1, "texts": 1, "digest": "", **change}
+    about = {"settings": {}, "parts": 1, "texts": 1, "digest": "", **change}
     np.savez(folder / "progress.npz", about=np.frombuffer(json.dumps(about).encode(), np.uint8))
     with pytest.raises(ConfigurationError, match="partial result: expected the bytes .*progress.npz"):
-        PartialResult(Target(tmp_path / "out.h5", "allennlp"), {}, "", tmp_path).find()
+        PartialResult(Target(tmp_path / "out.h5", "allennlp"), {}).find()
