@@ -152,20 +152,20 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
     write("allennlp", tmp_path / "o.h5", OutputSpec(), items[1:], [1], use_sentence_keys=True)
     with h5py.File(tmp_path / "o.h5") as file:
         assert "sentence_to_index" not in file and file["d / e"].shape == (3, 3, 8)
-    with pytest.raises(ConfigurationError, match="^use_sentence_keys: expected different sentences, got 'a b' twice"):
+    with pytest.raises(ConfigurationError, match="^use_sentence_keys: expected sentences that are diff.* got 'a b'"):
         write("allennlp", tmp_path / "o.h5", OutputSpec(), items, [2], use_sentence_keys=True)
 
 
 @pytest.mark.parametrize("layout, name, keys, message", [
-    ("allennlp", "o.h5", ["a", "a"], "output: expected identifiers that are valid names in HDF5, got 'a'"),
-    ("allennlp", "o.h5", ["a\0b"], "output: expected identifiers that are valid names in HDF5, got 'a.x00b'"),
-    ("allennlp", "o.h5", ["a", "a/b"], "output: expected identifiers that are valid names in HDF5, got 'a/b'"),
+    ("allennlp", "o.h5", ["a", "a"], "output: expected identifiers that are different .*, got 'a'"),
+    ("allennlp", "o.h5", ["a\0b"], "output: expected identifiers that are different .*, got 'a.x00b'"),
+    ("allennlp", "o.h5", ["a", "a/b"], "output: expected identifiers that are different .*, got 'a/b'"),
     ("allennlp", "o.h5", ["sentence_to_index"], "output: expected keys other than sentence_to_index"),
-    ("npz", "o.npz", ["a", "a"], "output: expected different identifiers without NUL for .npz, got 'a'"),
+    ("npz", "o.npz", ["a", "a"], "output: expected different identifiers .* for .npz, got 'a'"),
     ("npz", "o.npz", ["a\0b"], "output: expected different identifiers without NUL"),
-    ("npz", "o.npz", ["a" * 65532], "output: expected .*, got 'a.*, which is not UTF-8 of at most 65,531 bytes"),
-    ("npz", "o.npz", ["\ud800"], "output: expected .* which is not UTF-8"),
-    ("allennlp", "o.h5", ["a/" * 257 + "b"], "output: expected identifiers that are valid names in HDF5, got 'a/a"),
+    ("npz", "o.npz", ["a" * 65532], "output: expected .* UTF-8 of at most 65,531 bytes, for .npz, got 'a"),
+    ("npz", "o.npz", ["\ud800"], "output: expected .* which are UTF-8"),
+    ("allennlp", "o.h5", ["a/" * 257 + "b"], "output: expected identifiers that are different .*, got 'a/a"),
     pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts in UTF-8 for parquet",
                  marks=LIBRARY)])
 @pytest.mark.parametrize("cut", [False, True])
@@ -205,16 +205,3 @@ def test_a_form_keeps_what_it_says():
         kept = OutputSpec(np.int64(layer)).check(3).apply(vectors, tokens).vectors
         assert kept.base is None and (kept == vectors[layer]).all()
     assert OutputSpec(0, dtype="float16").rounds_alone and not OutputSpec([1, 0, 0], dtype="float16").rounds_alone
-
-
-@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
-def test_segments_are_joined_without_mapping_them(tmp_path, monkeypatch, layout, name):
-    """Pages of mapped files count as memory of the process until the files are closed."""
-    from elmo_fast.vectors.layouts import columns
-
-    opened, made = [], columns.ColumnsSource.__init__
-    monkeypatch.setattr(columns.ColumnsSource, "__init__", lambda source, path, mapped=True: (
-        opened.append(mapped), made(source, path, mapped))[1])
-    monkeypatch.setattr(columns.pa, "memory_map", None)
-    write(layout, tmp_path / name, OutputSpec(), make_items(OutputSpec(), 30), [4, 20])
-    assert opened == [False] * 3

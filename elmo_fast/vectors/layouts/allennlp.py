@@ -92,27 +92,22 @@ class Hdf5Writer:
         """Add AllenNLP's `sentence_to_index`: a JSON string that maps every sentence to its key."""
         if INDEX in self._file:
             raise ConfigurationError(f"output: expected keys other than {INDEX}, which AllenNLP's layout reserves")
-        if index.size > _MOST_JSON:
+        content = index.json()
+        if len(content) > _MOST_JSON:
             logger.warning("%s has no %s: HDF5 stores strings of at most 2 GiB, the index has %.1f GiB",
-                           self._disk.target, INDEX, index.size / 2**30)
+                           self._disk.target, INDEX, len(content) / 2**30)
             return
-        dataset = self.create(INDEX, (1,), np.dtype(f"S{index.size}"))
+        dataset = self.create(INDEX, (1,), np.dtype(f"S{len(content)}"))
         self._disk.seek(dataset.get_offset())
-        for piece in index.json():
-            self._disk.write(piece)
-            self.check()
+        self._disk.write(content)
+        self.check()
 
     def _refused(self, key: str, error: Exception) -> ConfigurationError:
-        if not self._sentences:
-            return ConfigurationError(f"output: expected identifiers that are valid names in HDF5, got {key!r:.60} "
-                                      f"({error}); .npz takes any")
-        with contextlib.suppress(*HDF5_ERRORS):
-            if "\0" not in key and key.rpartition("/")[2] not in ("", ".") and key in self._file:
-                return ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or "
-                                          f"as a part of another's path) in {self._disk.target}; line numbers always "
-                                          "work")
-        return ConfigurationError("use_sentence_keys: expected sentences that are valid names in HDF5, got "
-                                  f"{key!r:.80}; line numbers always work")
+        expected, remedy = "output: expected identifiers", ".npz takes any"
+        if self._sentences:
+            expected, remedy = "use_sentence_keys: expected sentences", "line numbers always work"
+        return ConfigurationError(f"{expected} that are different and valid names in HDF5, got {key!r:.60} ({error}) "
+                                  f"in {self._disk.target}; {remedy}")
 
 
 @contextlib.contextmanager
@@ -151,9 +146,9 @@ def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = 
             use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
     """A writer of a file at `path`; its errors name `target`."""
     indexed = not (forget_sentences or use_sentence_keys)
-    with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path, target) as index:
+    with new_hdf5(path, target, **_OPTIONS) as (file, disk):
         file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
-        writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
+        writer, index = Hdf5Writer(file, disk, sentences=use_sentence_keys), Index()
         yield AllennlpWriter(writer, form, use_sentence_keys, index if indexed else None)
         if indexed:
             writer.write_index(index)
@@ -163,8 +158,8 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, use_
          forget_sentences: bool = False, **_) -> None:
     """Join segments. Values are copied from file to file directly; HDF5 only creates the datasets."""
     indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
-    with new_hdf5(part, target, **_OPTIONS) as (file, disk), Index(part, target) as index:
-        writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
+    with new_hdf5(part, target, **_OPTIONS) as (file, disk):
+        writer, index = Hdf5Writer(file, disk, sentences=use_sentence_keys), Index()
         for path in segments:
             with h5py.File(path, "r") as source, open(path, "rb") as content:
                 limit_cache(source)
