@@ -17,8 +17,8 @@ def add_commands(commands) -> None:
 
 
 def _cache(**flags) -> None:
-    from elmo_fast.embed.jobs import ModelChoice, TableJob, write_table
+    from elmo_fast.embed.jobs import ModelChoice, write_table
 
-    written = write_table(TableJob(model=pop_fields(ModelChoice, flags), **flags))
+    written = write_table(model=pop_fields(ModelChoice, flags), **flags)
     if flags["progress"]:
         say(written)

@@ -70,15 +70,15 @@ def _add_formats(parser) -> None:
 
 
 def _embed(vocab_path, include_package, file_friendly_logging, progress, layers, **flags) -> None:
-    from elmo_fast.embed.jobs import EmbedJob, ModelChoice, TextInput, VectorOutput, embed_file
+    from elmo_fast.embed.jobs import ModelChoice, TextInput, VectorOutput, embed_file
 
     if vocab_path is not None:
         logging.getLogger(__name__).warning("--vocab-path: ignored, as in AllenNLP 0.9")
     _import_packages(include_package)
     flags["layers"] = "all" if layers is None else layers
-    job = EmbedJob(pop_fields(TextInput, flags), pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
-                   progress="lines" if progress and file_friendly_logging else progress, **flags)
-    written = embed_file(job)
+    written = embed_file(
+        pop_fields(TextInput, flags), pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
+        progress="lines" if progress and file_friendly_logging else progress, **flags)
     if progress:
         say(written)
 
