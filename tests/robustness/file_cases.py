@@ -1,4 +1,4 @@
-"""Cases of files whose structure is damaged, not their bytes alone: with right checksums, and read to the end."""
+"""Cases of damaged files other than models: tables, vectors, indexes, vocabularies, logs, checkpoints."""
 
 import bz2
 import functools
@@ -20,17 +20,18 @@ from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.vectors.spec import OutputSpec
-from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes
-from tests.robustness.structure import (
+from tests.robustness.damage import (
+    HOSTILE_NUMBERS,
     changed_tensor,
+    damage_bytes,
+    damage_hdf5,
+    damage_json,
     damage_lines,
     damage_pickle,
-    damage_structure,
     damaged_json,
     value_of,
 )
 from tests.robustness.world import Case, World
-from tests.support.files import paths
 from tests.support.manylangs import SENTENCES, write_manylangs
 from tests.support.vectors import make_items, write
 
@@ -41,28 +42,16 @@ if find_spec("pyarrow"):
     _OUTPUTS += [("parquet", "out.parquet"), ("arrow", "out.arrow"), ("parquet", "parts")]
 
 
-def of_structure(world: World, folder: Path, rng: random.Random) -> Case:
-    model = shutil.copytree(world.model, folder / "model")
-    what = damage_structure(paths(model)[1], rng)
-
-    def run() -> bool:
-        vectors = elmo_fast.load(model).embed([["a", "b"]])[0]
-        assert vectors.shape[1] == 2
-        return True
-
-    return Case(what, run, file=str(folder))
-
-
 def of_table(world: World, folder: Path, rng: random.Random) -> Case:
     table = Path(shutil.copy(world.table, folder / "table.hdf5"))
-    what = damage_structure(table, rng)
+    what = damage_hdf5(table, rng, world.secret) if rng.random() < 0.5 else damage_bytes(table, rng)
 
     def run() -> int:
         found = TokenTable.open(table)
         assert found.vectors(np.arange(len(found))).shape == (len(found), found.dim)
         return len(found) + sum(map(len, found.words or []))
 
-    return Case(what, run, file=str(table))
+    return Case(what, run, () if what.startswith(("external", "soft")) else None, str(table))
 
 
 @functools.cache
@@ -79,19 +68,17 @@ def of_vectors(world: World, folder: Path, rng: random.Random) -> Case:
     number = 2 if layout == "npy" else number
     place = shutil.copytree(_vectors(world, number, layout, name), folder / "copy")
     target = place / name
-    what = _damage_vectors(target, layout, rng)
+    what = _damage_vectors(target, layout, rng, world.secret)
     return Case(f"{layout} {name} {number}: {what}", lambda: _read_all(target), file=str(place))
 
 
-def _damage_vectors(target: Path, layout: str, rng: random.Random) -> str:
+def _damage_vectors(target: Path, layout: str, rng: random.Random, secret: Path) -> str:
     if target.is_dir():
         target = rng.choice(sorted(target.iterdir()))
     if layout == "allennlp" and rng.random() < 0.8:
-        return damage_structure(target, rng)
+        return damage_hdf5(target, rng, secret)
     if layout == "npy" and rng.random() < 0.4:
-        names = target.with_suffix(".json")
-        names.write_text(damaged_json(names.read_text(), rng), errors="replace")
-        return "names"
+        return damage_json(target.with_suffix(".json"), rng)
     if layout in ("npy", "npz") and rng.random() < 0.6:
         return _damage_arrays(target, rng)
     return damage_bytes(target, rng)
@@ -132,7 +119,7 @@ def _read_all(target: Path) -> int:
 
 def of_index(world: World, folder: Path, rng: random.Random) -> Case:
     path = Path(shutil.copy(_index(world), folder / "index.h5"))
-    what = damage_structure(path, rng) if rng.random() < 0.9 else damage_bytes(path, rng)
+    what = damage_hdf5(path, rng, world.secret) if rng.random() < 0.9 else damage_bytes(path, rng)
 
     def run() -> int:
         index = open_index(path)
@@ -175,9 +162,7 @@ def of_manylangs(world: World, folder: Path, rng: random.Random) -> Case:
     if path.suffix == ".pkl":
         what = damage_pickle(path, rng)
     elif path.suffix == ".json" and rng.random() < 0.8:
-        text = damaged_json(path.read_text(), rng)
-        path.write_text(text, errors="replace")
-        what = "json"
+        what = damage_json(path, rng)
     elif path.suffix == ".dic" and rng.random() < 0.7:
         lines = path.read_text(encoding="utf-8").split("\n")
         lines[rng.randrange(len(lines))] = rng.choice((
@@ -270,7 +255,7 @@ def of_request(world: World, folder: Path, rng: random.Random) -> Case:
     return Case(f"{model.__name__} {content[:60]!r}", run)
 
 
-KINDS = {"structure": of_structure, "structure of a table": of_table, "vectors": of_vectors, "index": of_index,
+KINDS = {"table": of_table, "vectors": of_vectors, "index": of_index,
          "vocabulary": of_vocabulary, "manylangs": of_manylangs, "log": of_log,
          "sealed checkpoint": of_sealed_checkpoint}
 if find_spec("fastapi") and find_spec("msgspec"):

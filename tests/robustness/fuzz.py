@@ -22,10 +22,8 @@ import torch
 
 import elmo_fast
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_table.file import read_table
 from elmo_fast.train import checkpoint
 from tests.robustness import file_cases, text_cases
-from tests.robustness.arguments import calls, hostile
 from tests.robustness.children import call
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
 from tests.robustness.world import Case, World
@@ -49,8 +47,7 @@ def embed(model: Path) -> bool:
 
 def of_options(world: World, folder: Path, rng: random.Random) -> Case:
     model = shutil.copytree(world.model, folder / "model")
-    what = [damage_json(model / "options.json", rng) for _ in range(rng.choice((1, 1, 2)))]
-    return Case(f"{what}", lambda: embed(model))
+    return Case(damage_json(model / "options.json", rng), lambda: embed(model))
 
 
 def of_weights(world: World, folder: Path, rng: random.Random) -> Case:
@@ -59,18 +56,6 @@ def of_weights(world: World, folder: Path, rng: random.Random) -> Case:
     what = damage_hdf5(weights, rng, world.secret) if rng.random() < 0.5 else damage_bytes(weights, rng)
     # Numbers in a file without checksums may change; those of another file may not come in, nor NaN.
     return Case(what, lambda: embed(model), () if what.startswith(("external", "soft")) else None)
-
-
-def of_table(world: World, folder: Path, rng: random.Random) -> Case:
-    table = Path(shutil.copy(world.table, folder / "table.hdf5"))
-    what = damage_hdf5(table, rng, world.secret) if rng.random() < 0.5 else damage_bytes(table, rng)
-
-    def run() -> bool:
-        found = read_table(table, torch.device("cpu"))
-        assert found.vectors.shape == found.header.shape
-        return True
-
-    return Case(what, run, () if what.startswith(("external", "soft")) else None)
 
 
 def of_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
@@ -156,21 +141,10 @@ def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
     return Case(f"{command[0]} {flag} {value!r}", lambda: len(world.command(*command, flag, value)))
 
 
-def of_arguments(world: World, folder: Path, rng: random.Random) -> Case:
-    known = calls(world.folder / "calls")
-    name, value = rng.choice(sorted(known)), hostile(rng)
-
-    def run() -> bool:
-        known[name](value)
-        return True
-
-    return Case(f"{name}({value!r:.60})", run)
-
-
-KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "checkpoint": of_checkpoint,
+KINDS = {"options": of_options, "weights": of_weights, "checkpoint": of_checkpoint,
          "archive": of_archive, "fasta": text_cases.of_fasta, "text": text_cases.of_text,
          "compressed": text_cases.of_compressed, "jsonl": text_cases.of_jsonl, "conllu": text_cases.of_conllu,
-         "flags": of_flags, "arguments": of_arguments, **file_cases.KINDS}
+         "flags": of_flags, **file_cases.KINDS}
 if find_spec("pyarrow"):
     KINDS["parquet"] = text_cases.of_parquet
 
