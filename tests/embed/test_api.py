@@ -1,6 +1,4 @@
 import json
-import os
-import traceback
 from importlib.util import find_spec
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 import elmo_fast
 from elmo_fast import BiLm, ContextIndex, ElmoEmbedder, FastaRecord, LoadedElmo
 from elmo_fast.embed import api
-from elmo_fast.ops.backend import native_module
 from elmo_fast.testing import SAME_MODEL
 from elmo_fast.text.readers import Text
 from tests.support.files import names, paths, read_hdf5, tiny, write_model
@@ -44,20 +41,6 @@ def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state,
         np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=1e-6)
 
 
-def test_the_native_kernels_are_at_most_six_frames_down(directory, monkeypatch):
-    model, depths = elmo_fast.load(directory, backend="native"), {}
-    model.embed(["a b"], state="zero")
-    native, package = native_module()[0], os.path.dirname(elmo_fast.__file__) + os.sep
-    for name in ("char_cnn_forward", "linear_forward", "lstm_forward"):
-        def spy(*given, name=name, run=getattr(native, name), **named):  # noqa: B008
-            depths[name] = sum(frame.filename.startswith(package) for frame in traceback.extract_stack())
-            return run(*given, **named)
-
-        monkeypatch.setattr(native, name, spy)
-    model.embed(["c d"], state="zero")
-    assert depths.keys() == {"char_cnn_forward", "linear_forward", "lstm_forward"} and max(depths.values()) <= 6
-
-
 def test_states_of_calls(directory, model):
     """Warm is the default, a call leaves the model's own state alone, and carry goes on from call to call."""
     model.bilm.state = "zero"
@@ -68,16 +51,6 @@ def test_states_of_calls(directory, model):
     first, second = (model.embed([TOKENS[0]], state="carry")[0] for _ in range(2))
     np.testing.assert_allclose(first, alone(directory, TOKENS[0], "zero"), rtol=0, atol=1e-6)
     assert abs(first - second).max() > 1e-3
-
-
-@pytest.mark.parametrize("state, lengths", [
-    ("warm", [7, 5, 4, 3, 1]), ("zero", [7, 5, 4, 3, 1]), ("carry", [7, 3, 1, 5, 4])])
-def test_the_longest_run_first_where_texts_stand_alone(model, monkeypatch, state, lengths):
-    vectors, ran = model.vectors, []
-    monkeypatch.setattr(model, "vectors", lambda texts, *settings: vectors(
-        (ran.append(len(tokens)) or tokens for tokens in texts), *settings))
-    found = model.embed(SENTENCES, state=state)
-    assert ran == lengths and [values.shape[1] for values in found] == [*map(len, TOKENS)]
 
 
 POOLS = {None: lambda values: values, "mean": lambda values: values.sum(-2) / values.shape[-2],

@@ -120,19 +120,6 @@ def test_states_after_every_result(monkeypatch, backend, chunks, size):
         assert_same_states(ours, plain, backend)
 
 
-def test_states_asked_for_after_every_result_are_not_computed_otherwise(monkeypatch):
-    ours, _ = embedders()
-    ran, run = [], type(ours.elmo_bilm).run
-    monkeypatch.setattr(type(ours.elmo_bilm), "run", lambda *given: ran.append(given) or run(*given))
-    whole = list(ours.embed_sentences(texts(200), 4))
-    count = len(ran)
-    assert len(whole) == 200 and not callable(ours.elmo_bilm.lstm.carried._value) and count <= 4
-    next(results := ours.embed_sentences(texts(200), 4))
-    results.close()
-    assert len(ran) == count + 1
-    assert ours.elmo_bilm.lstm._states is not None and len(ran) == count + 2
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_of_calls(monkeypatch, seed):
     """Streams read by turns, batches, resets and states that are set: a batch goes on from the last one asked for."""

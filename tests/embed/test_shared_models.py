@@ -89,12 +89,6 @@ def test_a_stream_keeps_the_state_it_was_asked_for():
     assert embedder.elmo_bilm.lstm._states is None
 
 
-def test_a_wrong_state_is_refused_when_the_stream_is_made():
-    for call in (loaded().stream, loaded(backend="reference").stream):
-        with pytest.raises(ValueError, match="^state: expected one of"):
-            call(TEXTS, state="cold")
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_batches_of_threads_run_one_after_the_other(backend):
     """Equal batches have the results of a row of them, whichever thread each of them comes from."""

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -62,14 +61,6 @@ def test_known_tokens_are_not_encoded_again(encoded):
     assert encoded == [6, 1]
 
 
-def test_all_characters_of_a_token_count(encoded):
-    long = "x" * 48
-    network, batch = model(), [[long, long[:-1] + "y", long[1:], "\u00e9", "e\u0301", ""]]
-    expected = outputs(model(), batch)
-    outputs(network, [["\u00e9", long]])
-    assert same(outputs(network, batch), expected) and encoded[-1] == 4
-
-
 @pytest.mark.parametrize("change", [
     lambda network: network.get_parameter("_token_embedder.W_proj").data.mul_(1.5),
     lambda network: network.get_parameter("_token_embedder.char_embed").detach().add_(0.25),
@@ -113,11 +104,3 @@ def test_calls_in_inference_mode():
         with torch.inference_mode(k % 3 < 2):
             found = outputs(network, batch)
         assert same(found, outputs(model(), batch))
-
-
-def test_threads():
-    network, sentences = model(), texts(80, seed=3)
-    expected = [outputs(model(), [sentence]) for sentence in sentences]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda sentence: outputs(network, [sentence]), sentences))
-    assert all(map(same, found, expected))
