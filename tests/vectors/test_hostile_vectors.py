@@ -34,18 +34,11 @@ def index(tmp_path):
 
 @pytest.mark.parametrize("name, value, message", [
     ("places", np.zeros((5, 3), "i8"), r"places: expected .* of shape \[any, 2\]"),
-    ("places", np.zeros(10, "i8"), "places: expected"),
-    ("places", np.zeros((5, 2)), "places: expected signed integers"),
     ("places", None, "dataset places, found a group"),
     ("places", np.zeros((4, 2), "i8"), r"vectors: .* shape \[4, any\]"),
-    ("vectors", np.zeros((5, 2, 2), "f4"), "vectors: expected"),
-    ("vectors", np.zeros((5, 4), "i4"), "vectors: expected"),
     ("vectors", None, "dataset vectors, found a group"), ("vectors", np.zeros((5, 4)), "vectors: expected float32"),
     ("lines", np.zeros(2, "i8"), r"lines: .* shape \[3\]"), ("lines", np.zeros(3), "lines: expected signed integers"),
-    ("token_bytes", np.zeros(3, "f4"), "token_bytes: expected unsigned"),
-    ("token_ends", np.zeros((2, 2)), "token_ends"),
     ("token_ends", np.array([1, 0, 3, 4, 5]), "token_ends: expected strings"),
-    ("text_ends", None, "text_ends, found a"),
     ("text_ends", np.array([2, 1, 5]), "text_ends: expected offsets that rise to 5"),
 ])
 def test_an_index_of_other_shapes_and_types_is_refused(index, name, value, message):
@@ -68,14 +61,6 @@ def test_an_index_of_other_attributes_is_refused(index, name, value, message):
         ContextIndex.load(index)
 
 
-def test_an_empty_index_is_read_whatever_type_its_lines_have(tmp_path):
-    ContextIndex([], np.zeros((0, 2), np.int64), np.zeros((0, 4), np.float32), lines=[]).save(tmp_path / "index.h5")
-    assert len(ContextIndex.load(tmp_path / "index.h5")) == 0
-    with h5py.File(tmp_path / "index.h5", "r+") as file:
-        replaced(file, "lines", np.zeros(0))
-    assert len(ContextIndex.load(tmp_path / "index.h5")) == 0
-
-
 @pytest.mark.parametrize("about", ["[]", "3", '{"form": {}}', "[" * 50_000, '{"form": 1, "form": 2}', 5,
                                    '{"form": {"dtype": "f", "pool": null, "layers": "all", "targets": false}}'])
 def test_what_a_file_says_about_itself_is_checked(tmp_path, about):
@@ -86,16 +71,13 @@ def test_what_a_file_says_about_itself_is_checked(tmp_path, about):
         elmo_fast.open_embeddings(tmp_path / "out.hdf5")
 
 
-@pytest.mark.parametrize("value", ["[]", '{"a": 1}', "{", np.zeros(3), None])
+@pytest.mark.parametrize("value", ["[]", '{"a": 1}', "{"])
 def test_an_index_of_sentences_is_checked(tmp_path, value):
     write("allennlp", tmp_path / "out.hdf5", OutputSpec(), make_items(OutputSpec(), count=3))
     with h5py.File(tmp_path / "out.hdf5", "r+") as file:
-        replaced(file, "sentence_to_index", [value] if isinstance(value, str) else value)
-    if isinstance(value, np.ndarray) or value is None:  # a key of that name
-        value = elmo_fast.open_embeddings(tmp_path / "out.hdf5").keys
-    else:
-        with pytest.raises(ConfigurationError, match="out.hdf5: sentence_to_index: expected"):
-            elmo_fast.open_embeddings(tmp_path / "out.hdf5")
+        replaced(file, "sentence_to_index", [value])
+    with pytest.raises(ConfigurationError, match="out.hdf5: sentence_to_index: expected"):
+        elmo_fast.open_embeddings(tmp_path / "out.hdf5")
 
 
 @pytest.mark.parametrize("values", [np.zeros(3, "i4"), np.array(1.0), np.array(["a"]), np.zeros(4, "c8")])
