@@ -1,6 +1,7 @@
 """HDF5 with one dataset per text: AllenNLP's, with `sentence_to_index`, and SeqVec's, with identifiers as keys."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -27,7 +28,6 @@ _NAME = "original_id"  # attribute of a dataset in files of bio_embeddings: the 
 _TOKENS = "tokens"  # attribute of a text's vectors: JSON of its tokens where splitting at whitespace gives others
 # HDF5 stores object headers in separate blocks of this size, so the vectors between the blocks are contiguous.
 _OPTIONS = {"meta_block_size": 1 << 16}
-_MOST_SPACES = 1 << 12  # cached dataspaces, one per shape
 _MOST_JSON = 2**31 - 1  # bytes of an index: the longest string type of NumPy
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class Hdf5Writer:
 
     def __init__(self, file: h5py.File, disk: DeferredErrorFile, dtype: str | None = None, sentences: bool = False):
         self._file, self._disk, self._dtype, self._sentences = file, disk, dtype, sentences
-        self._types: dict[np.dtype, h5py.h5t.TypeID] = {}
-        self._spaces: dict[tuple[int, ...], h5py.h5s.SpaceID] = {}
+        self._type = functools.lru_cache(8)(functools.partial(h5py.h5t.py_create, logical=True))
+        self._space = functools.lru_cache(1 << 12)(h5py.h5s.create_simple)
         self._properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         self._properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         self._properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -72,14 +72,7 @@ class Hdf5Writer:
             parent, _, name = key.rpartition("/")
             place = self._file.require_group(parent).id if parent else self._file.id
             links = self._links["ascii" if name.isascii() else "utf-8"]
-            if dtype not in self._types:
-                self._types[dtype] = h5py.h5t.py_create(dtype, logical=True)
-            if shape not in self._spaces:
-                if len(self._spaces) >= _MOST_SPACES:
-                    self._spaces.clear()
-                self._spaces[shape] = h5py.h5s.create_simple(shape)
-            return h5py.h5d.create(place, name.encode(), self._types[dtype], self._spaces[shape], self._properties,
-                                   links)
+            return h5py.h5d.create(place, name.encode(), self._type(dtype), self._space(shape), self._properties, links)
         except (ValueError, TypeError) as error:
             raise self._refused(key, error) from error
 

@@ -1,7 +1,6 @@
 """NumPy files: `.npz` with an array per text or target word, `.npy` of pooled vectors with their names in a `.json`."""
 
 import contextlib
-import filecmp
 import json
 import os
 import zipfile
@@ -67,24 +66,15 @@ def check(target: str, form: OutputSpec, name: str) -> None:
 
 
 def place(part: Path, target: str | os.PathLike) -> None:
-    """Rename a file to its target; a `.npy` together with its names.
+    """Rename a file to its target; a `.npy` after its names.
 
-    The names are renamed first, so that vectors always have names; but last if old vectors with other names exist.
+    Old vectors are removed before: a kill between the renames leaves no vectors beside the names of others.
     """
     final, names_part = Path(os.path.realpath(target)), names_of_part(part)
-    if not names_part.exists():
-        replace(part, final)
-        return
-    names = names_of(final) if Path(target).suffix == ".npy" else names_of_part(final)
-    renames = [(names_part, names), (part, final)]
-    if final.exists() and names.exists() and filecmp.cmp(names_part, names, shallow=False):
-        names_part.unlink()
-        renames = renames[1:]
-    elif final.exists():
-        names.unlink(missing_ok=True)
-        renames.reverse()
-    for source, destination in renames:
-        replace(source, destination)
+    if names_part.exists():
+        final.unlink(missing_ok=True)
+        replace(names_part, names_of(final) if Path(target).suffix == ".npy" else names_of_part(final))
+    replace(part, final)
 
 
 @contextlib.contextmanager
