@@ -177,15 +177,6 @@ def test_errors_in_reading_come_after_the_whole_batches_before(monkeypatch, chun
         assert_same_states(ours, plain)
 
 
-def test_an_interrupt_in_reading_is_raised_at_once():
-    def sentences():
-        yield from texts(20)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        next(embedders()[0].embed_sentences(sentences(), 2))
-
-
 @pytest.mark.parametrize("state", ["zero", "warm"])
 def test_streams_that_carry_nothing_leave_the_states_alone(state):
     ours, plain = embedders()

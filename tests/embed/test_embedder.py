@@ -11,7 +11,7 @@ import torch
 from elmo_fast import ElmoEmbedder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, read_hdf5
-from tests.support.models import SENTENCES, SHAPES, bilm, files, layers, options, word_bilm
+from tests.support.models import SENTENCES, SHAPES, bilm, files, layers, word_bilm
 
 BACKENDS = ["reference", "torch", "auto"]
 LINES = ["The cat sat .", "", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>", " \t "]
@@ -35,12 +35,6 @@ def test_a_lone_empty_sentence_leaves_the_states_alone(backend):
     np.testing.assert_array_equal(one.embed_sentence(["again"]), other.embed_sentence(["again"]))
     assert [each.shape for each in other.embed_batch([[], ["a"], []])] == [(3, 0, 22), (3, 1, 22), (3, 0, 22)]
     assert abs(one.embed_sentence(["again"]) - other.embed_sentence(["again"])).max() > 1e-3
-
-
-def test_without_fp32_weights(tmp_path):
-    packed = ElmoEmbedder(*files(tmp_path, options()), backend="native")
-    packed.elmo_bilm.drop_fp32()
-    assert packed.elmo_bilm.token_source.W_proj.is_meta
 
 
 def test_tokens_of_as_many_characters_as_the_model_has(tmp_path):

@@ -11,28 +11,20 @@ from elmo_fast.text.corpus import make_vocabulary
 from elmo_fast.train.checkpoint import copy_vocabulary, write_json
 from elmo_fast.vectors.layouts.allennlp import hdf5_file
 from elmo_fast.vectors.layouts.arrays import write_arrays
-from elmo_fast.vectors.layouts.sentence_index import Index
 from tests.support.files import full_disk, names
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def test_datasets_are_float32_and_the_index_is_one_json_string(tmp_path):
+def test_datasets_have_the_values_and_the_type_of_arrays(tmp_path):
     (tmp_path / "o.hdf5").write_text("old")
-    index = Index()
     with hdf5_file(tmp_path / "o.hdf5") as writer:
         writer.write("0", VECTORS)
-        writer.write("1", VECTORS.astype(np.float64)[:0])
-        index.add("caf\u00e9 .", "0")
-        index.add("a / b", "1")
-        writer.write_index(index)
+        writer.write("1", VECTORS[:0])
         assert (tmp_path / "o.hdf5").read_text() == "old"
     with h5py.File(tmp_path / "o.hdf5") as file:
-        assert sorted(file) == ["0", "1", "sentence_to_index"]
-        assert file["0"][...].tolist() == VECTORS.tolist()
-        assert file["1"].shape == (0, 3) and file["0"].dtype == file["1"].dtype == np.float32
-        assert file["sentence_to_index"].shape == (1,)
-        assert json.loads(file["sentence_to_index"][0]) == {"caf\u00e9 .": "0", "a / b": "1"}
+        assert sorted(file) == ["0", "1"] and file["0"].dtype == np.float32
+        assert file["0"][...].tolist() == VECTORS.tolist() and file["1"].shape == (0, 3)
 
 
 @pytest.mark.parametrize("keys", [["a b"], ["caf\u00e9 \U0001f600"], ["1 / 2"], ["a/b", "a/c"], [".."], ["a ."],

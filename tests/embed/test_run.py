@@ -138,20 +138,6 @@ def test_saved_vectors_go_on(tmp_path):
     assert json.loads((tmp_path / "o.json").read_text()) == ["0", "1", "P1", "id", "4", "5", "P1", "id"]
 
 
-def test_streams_are_lazy():
-    loaded = LoadedElmo(bilm())
-    taken = []
-
-    def endless():
-        while True:
-            taken.append(None)
-            yield "a b c"
-
-    stream = loaded.stream(endless(), "average", batch_size=2)
-    assert not taken
-    assert np.array_equal(next(stream), loaded.embed(["a b c"], "average")[0]) and len(taken) < 10_000
-
-
 # ---- the thread that writes: its errors reach the caller, keys stay unique across segments ----
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder, batch_to_ids
-from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.explore.comparison import compare
 from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.testing import SAME_MODEL
-from tests.support.files import paths, read_hdf5, tiny, write_model
+from tests.support.files import read_hdf5
 from tests.support.grid import mostly_long
 from tests.support.models import bilm, texts
 
@@ -108,16 +107,3 @@ def test_batches_of_threads_run_one_after_the_other(backend):
     steps = [np.abs(one - other).max() for one, other in itertools.pairwise(expected)]
     distinct = next((k for k, step in enumerate(steps) if step < SAME_MODEL), 24)  # then the states have converged
     assert sorted(k for k in order if k < distinct) == [*range(distinct)]
-
-
-def test_streams_of_bilm_tf_from_threads(tmp_path):
-    files = paths(write_model(tmp_path / "model", tiny()))
-    shared, ids = BidirectionalLanguageModel(*files), batch_to_ids([["<S>", *TEXTS[0], "</S>"]] * 2)
-    alone = BidirectionalLanguageModel(*files)
-    expected = [alone(ids)["lm_embeddings"].numpy() for _ in range(10)]
-    shared.bilm(ids, boundaries="present")
-    before = shared.bilm.lstm._states
-    found = at_once([lambda name=name: shared(ids, stream=name)["lm_embeddings"].numpy() for name in "abcd"], 10)
-    for arrays in found:
-        assert_close(arrays, expected)
-    assert all(map(torch.equal, shared.bilm.lstm._states, before))

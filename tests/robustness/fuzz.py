@@ -22,7 +22,6 @@ import torch
 
 import elmo_fast
 from elmo_fast.model.sources import find_model
-from elmo_fast.train import checkpoint
 from tests.robustness import file_cases, text_cases
 from tests.robustness.children import call
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
@@ -59,41 +58,19 @@ def of_weights(world: World, folder: Path, rng: random.Random) -> Case:
 
 
 def of_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
-    """A damaged file of a run that is resumed: refused, or the same weights. Old checkpoints have no checksum."""
+    """A damaged file of a run that is resumed: refused, or the same weights."""
     run_directory = shutil.copytree(world.run, folder / "run")
     files = sorted(path for path in run_directory.rglob("*") if path.suffix in (".pt", ".json", ".txt"))
     damaged, right = rng.choice(files), (_resumed(world),)
-    if damaged.suffix == ".pt" and rng.random() < 0.4:
-        is_old = rng.random() < 0.5
-        what = _damage_content(damaged, rng, 1 if is_old else checkpoint.FORMAT)
-        right = None if is_old else right
-    else:
-        is_json = damaged.suffix == ".json" and rng.random() < 0.5
-        what = damage_json(damaged, rng) if is_json else damage_bytes(damaged, rng)
-        right = None if damaged.name == "run.json" else right
+    is_json = damaged.suffix == ".json" and rng.random() < 0.5
+    what = damage_json(damaged, rng) if is_json else damage_bytes(damaged, rng)
+    right = None if damaged.name == "run.json" else right
 
     def run() -> str:
         world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
         return _run_digest(run_directory)
 
     return Case(f"{damaged.name}: {what}", run, right)
-
-
-def _damage_content(path: Path, rng: random.Random, number: int) -> str:
-    """Remove or replace an entry of what a checkpoint holds, at any depth, and write it in that format's number."""
-    content = torch.load(path, weights_only=True)
-    container, key = content, rng.choice(sorted(content))
-    while isinstance(container[key], (dict, list)) and container[key] and rng.random() < 0.7:
-        container = container[key]
-        key = rng.choice(sorted(container, key=str) if isinstance(container, dict) else range(len(container)))
-    way = rng.choice(("remove", "number", "shape", "text"))
-    content["format"] = number
-    if way == "remove":
-        del container[key]
-    else:
-        container[key] = {"number": rng.choice(HOSTILE_NUMBERS), "shape": torch.zeros(3, 1), "text": "a"}[way]
-    torch.save(content, path)
-    return f"{way} {key}"
 
 
 @functools.cache

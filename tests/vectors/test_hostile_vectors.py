@@ -1,7 +1,5 @@
 """Files of vectors and indexes whose structure is wrong under right checksums: refused, with the file and the field."""
 
-import json
-
 import h5py
 import numpy as np
 import pytest
@@ -9,8 +7,7 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.explore.contexts import ContextIndex
-from elmo_fast.vectors.partial import PartialResult
-from elmo_fast.vectors.spec import OutputSpec, Target
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.vectors import make_items, write
 
 TEXTS = [["a", "b"], ["b", "c", "a"], []]
@@ -95,13 +92,3 @@ def test_names_of_rows_are_checked(tmp_path, names):
     (tmp_path / "a.json").write_text(names)
     with pytest.raises(ConfigurationError, match=r"embeddings .*a\.(json|npy)"):
         elmo_fast.open_embeddings(tmp_path / "a.npy")
-
-
-@pytest.mark.parametrize("change", [{"settings": 3}, {"parts": "x"}, {"texts": None}, {"parts": [1]}])
-def test_the_progress_of_a_run_is_checked(tmp_path, change):
-    folder = tmp_path / "out.h5.part"
-    folder.mkdir()
-    about = {"settings": {}, "parts": 1, "texts": 1, "digest": "", **change}
-    np.savez(folder / "progress.npz", about=np.frombuffer(json.dumps(about).encode(), np.uint8))
-    with pytest.raises(ConfigurationError, match="partial result: expected the bytes .*progress.npz"):
-        PartialResult(Target(tmp_path / "out.h5", "allennlp"), {}).find()

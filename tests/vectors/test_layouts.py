@@ -107,15 +107,6 @@ def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path,
         write(layout, tmp_path / name, OutputSpec(dtype="float16"), items, [10])
 
 
-@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
-def test_float16_vectors_among_float32_ones_give_the_same_file(tmp_path, layout, name):
-    form, items = OutputSpec(dtype="float16"), make_items(OutputSpec())
-    mixed = [item._replace(vectors=item.vectors.astype(np.float16)) if number % 7 < 4 else item
-             for number, item in enumerate(items)]
-    np.testing.assert_equal(*(contents(write(layout, tmp_path / f"{number}{name}", form, each, [20]))
-                              for number, each in enumerate((mixed, items))))
-
-
 def test_float16_rounds_as_numpy_does_and_nan_stays():
     values = np.array([0.1, -3e-8, 65504, -65504, np.nan, 1 / 3, 1e-7], np.float32)
     found, expected = narrow(values, np.dtype(np.float16)), values.astype(np.float16)

@@ -39,8 +39,8 @@ class Hdf5Writer:
     HDF5 allocates a dataset; its values are written to the file directly, in half the time of `Group.create_dataset`.
     """
 
-    def __init__(self, file: h5py.File, disk: DeferredErrorFile, dtype: str | None = None, sentences: bool = False):
-        self._file, self._disk, self._dtype, self._sentences = file, disk, dtype, sentences
+    def __init__(self, file: h5py.File, disk: DeferredErrorFile, sentences: bool = False):
+        self._file, self._disk, self._sentences = file, disk, sentences
         self._type = functools.lru_cache(8)(functools.partial(h5py.h5t.py_create, logical=True))
         self._space = functools.lru_cache(1 << 12)(h5py.h5s.create_simple)
         self._properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -52,9 +52,9 @@ class Hdf5Writer:
             self._links[name] = h5py.h5p.create(h5py.h5p.LINK_CREATE)
             self._links[name].set_char_encoding(encoding)
 
-    def write(self, key: str, vectors: np.ndarray) -> h5py.h5d.DatasetID:
+    def write(self, key: str, values: np.ndarray) -> h5py.h5d.DatasetID:
         """Add a dataset; `ConfigurationError` when the key exists or is not a valid name in HDF5."""
-        values = np.ascontiguousarray(vectors, dtype=self._dtype)
+        values = np.ascontiguousarray(values)
         dataset = self.create(key, values.shape, values.dtype)
         if values.size:
             self._disk.seek(dataset.get_offset())
@@ -90,10 +90,7 @@ class Hdf5Writer:
             logger.warning("%s has no %s: HDF5 stores strings of at most 2 GiB, the index has %.1f GiB",
                            self._disk.target, INDEX, len(content) / 2**30)
             return
-        dataset = self.create(INDEX, (1,), np.dtype(f"S{len(content)}"))
-        self._disk.seek(dataset.get_offset())
-        self._disk.write(content)
-        self.check()
+        self.write(INDEX, np.array([content]))
 
     def _refused(self, key: str, error: Exception) -> ConfigurationError:
         expected, remedy = "output: expected identifiers", ".npz takes any"
@@ -108,7 +105,7 @@ def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
     """A writer of a file that is renamed to `path` when the body succeeds; `OSError` if it cannot be written."""
     check_target(path, "output file")
     with atomic_path(path) as part, new_hdf5(part, path, **_OPTIONS) as (file, disk):
-        yield Hdf5Writer(file, disk, "float32", sentences=True)
+        yield Hdf5Writer(file, disk, sentences=True)
 
 
 class AllennlpWriter:
