@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elmo_fast import ElmoEmbedder, load, open_embeddings
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
@@ -70,6 +72,15 @@ def test_a_model_with_vectors_beyond_float16(tmp_path):
     *({"backend": "reference", "state": state} for state in ("carry", "zero", "warm"))])
 def test_other_models(arguments):
     check([texts(50, seed=3)], 5, **arguments)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from([0, 1, 90])), max_size=25), st.integers(1, 9),
+       st.sampled_from(["carry", "zero"]), st.sampled_from([1, 16, 4096]), st.integers(0, 1))
+def test_sentences_of_any_lengths(lengths, size, state, rows, chunks_ahead):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        bound(monkeypatch, rows, 40, chunks_ahead=chunks_ahead)
+        check([[[f"w{k % 7}" for k in range(length)] for length in lengths]], size, state=state)
 
 
 @pytest.mark.parametrize("size", [1, 2])
