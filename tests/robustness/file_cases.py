@@ -3,7 +3,6 @@
 import bz2
 import functools
 import gzip
-import json
 import lzma
 import random
 import shutil
@@ -28,7 +27,6 @@ from tests.robustness.damage import (
     damage_json,
     damage_lines,
     damage_pickle,
-    damaged_json,
     value_of,
 )
 from tests.robustness.world import Case, World
@@ -227,36 +225,5 @@ def of_sealed_checkpoint(world: World, folder: Path, rng: random.Random) -> Case
     return Case(f"{key}", run, file=str(run_directory))
 
 
-def of_request(world: World, folder: Path, rng: random.Random) -> Case:
-    """A body of the server: an error of few words, or what the model makes of it."""
-    import msgspec
-
-    from elmo_fast.serve import bodies, page, schemas
-    from elmo_fast.serve.errors import Refusal
-
-    model, text = rng.choice((
-        (schemas.EmbedRequest, {"texts": ["a b", ["c"]], "layers": [1, 0, 0.5], "pool": "mean", "dtype": "float16"}),
-        (schemas.EmbeddingsRequest, {"model": "a", "input": ["a"], "dimensions": 3, "encoding_format": "base64"}),
-        (page.CompareRequest, {"first": "a", "second": "b"}), (page.NearestRequest, {"tokens": ["a"], "position": 0})))
-    content = damaged_json(json.dumps(text), rng).encode("utf-8", "surrogatepass")
-    many = rng.choice((b"1,", b"[],", b'"a",', b"{},", b'"\\ud800",', b"NaN,"))
-    if rng.random() < 0.3:
-        content = content.replace(rng.choice((b"[", b'"a"')), b"[" + many * rng.choice((3, 100_000)), 1)
-
-    def run() -> str:
-        try:
-            bodies.read(content, msgspec.json.Decoder(model))
-        except Refusal as error:
-            answer = error.response()
-            assert 400 <= answer.status_code < 500 and len(answer.body) < 2000, answer.body[:300]
-            return "refused"
-        return "taken"
-
-    return Case(f"{model.__name__} {content[:60]!r}", run)
-
-
-KINDS = {"table": of_table, "vectors": of_vectors, "index": of_index,
-         "vocabulary": of_vocabulary, "manylangs": of_manylangs, "log": of_log,
-         "sealed checkpoint": of_sealed_checkpoint}
-if find_spec("fastapi") and find_spec("msgspec"):
-    KINDS["request"] = of_request
+KINDS = {"table": of_table, "vectors": of_vectors, "index": of_index, "vocabulary": of_vocabulary,
+         "manylangs": of_manylangs, "log": of_log, "sealed checkpoint": of_sealed_checkpoint}
