@@ -33,22 +33,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextInput:
-    """A file of texts; the fields are arguments of `open_texts`."""
-
-    input_file: str
-    format: str | None
-    field: str | None
-    tokenizer: str
-    allow_blank: bool
-
-    def open(self) -> Texts:
-        """A context manager of the texts."""
-        return open_texts(self.input_file, format=self.format, field=self.field, tokenizer=self.tokenizer,
-                          allow_blank=self.allow_blank)
-
-
-@dataclass(frozen=True)
 class VectorOutput:
     """A file of vectors to write. `targets` is a file of words; the two flags are options of AllenNLP's layout."""
 
@@ -124,7 +108,7 @@ class ModelChoice:
                                              allow_nonfinite=self.allow_nonfinite, **options))
 
 
-def embed_file(texts: TextInput, output: VectorOutput, model: ModelChoice, *, state: str, token_table: str | None,
+def embed_file(texts: Texts, output: VectorOutput, model: ModelChoice, *, state: str, token_table: str | None,
                unknown: str | None, batch_size: int | None, resume: bool, progress: bool | str) -> str:
     """Embed the texts of files into a file of vectors, or a directory of files. `progress` is that of `Progress`.
 
@@ -133,10 +117,10 @@ def embed_file(texts: TextInput, output: VectorOutput, model: ModelChoice, *, st
     if unknown and not token_table:
         raise ConfigurationError(f"--unknown: expected --token-table beside it, got {unknown} alone")
     target = output.target()
-    with locked(target.path) as lock, texts.open() as opened:
-        files = model.files(output.output_file, [*opened.paths, token_table])
+    with locked(target.path) as lock, texts:
+        files = model.files(output.output_file, [*texts.paths, token_table])
         table_file = token_table and check_file("token table", token_table)
-        bar = Progress(progress, opened.count())
+        bar = Progress(progress, texts.count())
         device = model.place()
         from elmo_fast.embed.api import without_spare_weights
         from elmo_fast.embed.embedder import ElmoEmbedder
@@ -147,7 +131,7 @@ def embed_file(texts: TextInput, output: VectorOutput, model: ModelChoice, *, st
         bilm = model.open(files, state=state, token_table=table)
         target.form.check(bilm.num_layers)
         runner = ElmoEmbedder.from_bilm(without_spare_weights(bilm.to(device))).runner(batch_size, form=target.form)
-        written = write_corpus(opened, runner, target, resume=resume, progress=bar, lock=lock)
+        written = write_corpus(texts, runner, target, resume=resume, progress=bar, lock=lock)
     return summary(target, written, bilm)
 
 
