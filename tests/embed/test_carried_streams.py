@@ -106,20 +106,6 @@ def test_three_calls_of_each_use(monkeypatch, use, chunks, backend):
     assert_same(ours.embed_batch(texts(4)), plain.embed_batch(texts(4)), backend)
 
 
-@pytest.mark.parametrize("size, chunks, backend", grid([1, 3, 8, 64], list(CHUNKS), ["native", "torch"],
-                                                         together=1))
-def test_states_after_every_result(monkeypatch, backend, chunks, size):
-    if CHUNKS[chunks]:
-        bound(monkeypatch, **CHUNKS[chunks])
-    ours, plain = embedders(backend)
-    for each in (ours, plain):
-        each.embed_batch(texts(5, seed=8))  # rows beyond a small batch keep their states
-    sentences = [*texts(20, seed=1), [], ["long"] * 90, *texts(4, seed=3), []]
-    for found, expected in zip(ours.embed_sentences(sentences, size), batches(plain, sentences, size), strict=True):
-        assert_same([found], [expected], backend)
-        assert_same_states(ours, plain, backend)
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_of_calls(monkeypatch, seed):
     """Streams read by turns, batches, resets and states that are set: a batch goes on from the last one asked for."""

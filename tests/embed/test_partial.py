@@ -1,7 +1,6 @@
 """Partial results: those that fit are resumed, damaged ones refused, and commits outlast what ends a run."""
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -159,20 +158,6 @@ def test_a_full_disk_leaves_what_was_committed(tmp_path, caplog, size):
     embed(output, slots=5, texts=texts, resume=True)
     embed(tmp_path / "whole.h5", slots=5, texts=texts, seconds=1000)
     assert content(output) == content(tmp_path / "whole.h5")
-
-
-def test_a_directory_that_is_removed_ends_the_run(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-
-    def texts():
-        for number in range(50):
-            if number == 20:
-                shutil.rmtree(folder)
-            yield Text(str(number), "a", ["a"])
-
-    with pytest.raises(OSError):
-        write_corpus(texts(), model().runner(1), Target(folder / "o.h5", "allennlp"))
 
 
 @pytest.mark.parametrize("state", ["carry", "warm"])

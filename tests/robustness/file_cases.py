@@ -1,9 +1,6 @@
 """Cases of damaged files other than models: tables, vectors, indexes, vocabularies, logs, checkpoints."""
 
-import bz2
 import functools
-import gzip
-import lzma
 import random
 import shutil
 from importlib.util import find_spec
@@ -16,7 +13,6 @@ import elmo_fast
 from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.explore.nearest import open_index
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.vectors.spec import OutputSpec
 from tests.robustness.damage import (
@@ -138,21 +134,6 @@ def _index(world: World) -> Path:
     return world.folder / "index.h5"
 
 
-def of_vocabulary(world: World, folder: Path, rng: random.Random) -> Case:
-    path = folder / rng.choice(("vocab.txt", "vocab.txt.gz", "text.txt.gz", "text.txt.xz", "text.fasta.bz2"))
-    unit = rng.choice((b"\0", b"a\n", b"\xff", b">a\nA\n", b"a", b"word ", b"\n", "é\u2028\n".encode()))
-    content = unit * rng.choice((1, 50, 1 << 12, 1 << 20))
-    content = rng.choice((content, world.vocabulary.read_bytes() + content))
-    opener = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix, open)
-    with opener(path, "wb") as file:
-        for _ in range(rng.choice((1, 1, 1, 40)) if b"\n" not in unit else 1):
-            file.write(content[: 4 << 20])
-    what = f"{path.name} {unit!r} {len(content)}" + (f" {damage_bytes(path, rng)}" if rng.random() < 0.4 else "")
-    if path.name.startswith("vocab"):
-        return Case(what, lambda: len(Vocabulary(path)), file=str(path), seconds=20)
-    return Case(what, lambda: elmo_fast.open_texts(path, allow_blank=True).count(), file=str(path), seconds=20)
-
-
 def of_manylangs(world: World, folder: Path, rng: random.Random) -> Case:
     model = shutil.copytree(_manylangs(world), folder / "model")
     path = model / rng.choice(("encoder.pkl", "token_embedder.pkl", "token_embedder.pkl", "config.json", "sizes.json",
@@ -225,5 +206,5 @@ def of_sealed_checkpoint(world: World, folder: Path, rng: random.Random) -> Case
     return Case(f"{key}", run, file=str(run_directory))
 
 
-KINDS = {"table": of_table, "vectors": of_vectors, "index": of_index, "vocabulary": of_vocabulary,
+KINDS = {"table": of_table, "vectors": of_vectors, "index": of_index,
          "manylangs": of_manylangs, "log": of_log, "sealed checkpoint": of_sealed_checkpoint}
