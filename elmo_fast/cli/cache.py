@@ -8,8 +8,7 @@ def add_commands(commands) -> None:
     """Add the subcommand `cache`."""
     parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary into a token table for "
                          "embed --token-table", *MODEL_FILES, *NUMERICS, "--tokenizer", "--device", "--quiet")
-    parser.epilog = ("After an interruption, run the same command again to resume. embed refuses a table of a lower "
-                     "precision than its own.")
+    parser.epilog = "embed refuses a table of a lower precision than its own."
     add = parser.add_argument
     add("vocabulary", metavar="VOCAB", help="vocabulary file, one word per line, with <S> and </S>")
     add("output_file", metavar="OUT", help="HDF5 file to write")
@@ -18,8 +17,8 @@ def add_commands(commands) -> None:
 
 
 def _cache(**flags) -> None:
-    from elmo_fast.embed.jobs import ModelChoice, TableJob, write_table
+    from elmo_fast.embed.jobs import ModelChoice, write_table
 
-    written = write_table(TableJob(model=pop_fields(ModelChoice, flags), **flags))
+    written = write_table(model=pop_fields(ModelChoice, flags), **flags)
     if flags["progress"]:
         say(written)

@@ -18,6 +18,8 @@ from elmo_fast.text.records import FORMATS
 from elmo_fast.vectors.layouts.table import LAYOUTS, SUFFIXES
 from elmo_fast.vectors.spec import POOLS
 
+_TEXTS = "format", "field", "tokenizer", "allow_blank"  # arguments of `open_texts`
+
 
 def add_commands(commands) -> None:
     """Add the subcommand `embed`."""
@@ -70,15 +72,16 @@ def _add_formats(parser) -> None:
 
 
 def _embed(vocab_path, include_package, file_friendly_logging, progress, layers, **flags) -> None:
-    from elmo_fast.embed.jobs import EmbedJob, ModelChoice, TextInput, VectorOutput, embed_file
+    from elmo_fast.embed.jobs import ModelChoice, VectorOutput, embed_file
+    from elmo_fast.text.readers import open_texts
 
     if vocab_path is not None:
         logging.getLogger(__name__).warning("--vocab-path: ignored, as in AllenNLP 0.9")
     _import_packages(include_package)
     flags["layers"] = "all" if layers is None else layers
-    job = EmbedJob(pop_fields(TextInput, flags), pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
-                   progress="lines" if progress and file_friendly_logging else progress, **flags)
-    written = embed_file(job)
+    texts = open_texts(flags.pop("input_file"), **{name: flags.pop(name) for name in _TEXTS})
+    written = embed_file(texts, pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
+                         progress="lines" if progress and file_friendly_logging else progress, **flags)
     if progress:
         say(written)
 

@@ -1,8 +1,7 @@
-"""Token tables computed by a model: in memory, or into a file by a run that can be resumed."""
+"""Token tables computed by a model: in memory, or in a file."""
 
 import collections
 import itertools
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from elmo_fast.embed.progress import progress_bar
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.token_table.file import TableHeader, table_writer, words_of
+from elmo_fast.model.token_table.file import TableHeader, words_of, write_table
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import numerics
@@ -23,8 +22,6 @@ from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, 
 
 _WORDS_A_BLOCK = 1 << 13  # encoded between two writes
 _WORDS_AT_ONCE = 1 << 10  # encoded in one call, so that activations stay in the processor's caches
-
-logger = logging.getLogger(__name__)
 
 
 def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], *, storage: str = "float32",
@@ -38,10 +35,7 @@ def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     """
     table_device = available_device("cpu" if device is None else device)
     header = table_header(bilm, words_of(vocabulary), storage)
-    values, done = np.empty(header.shape, header.storage), 0
-    for vectors in encoded(bilm, header.words, 0, progress):
-        values[done : done + len(vectors)] = vectors
-        done += len(vectors)
+    values = np.concatenate([block.astype(storage, copy=False) for block in encoded(bilm, header.words, progress)])
     return TokenTable(torch.from_numpy(values).to(table_device), header.words, header.fingerprint, unknown=unknown,
                       precision=header.precision)
 
@@ -50,16 +44,11 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
                       storage: str = "float32", progress: bool = False, lock: Path | None = None) -> tuple[int, int]:
     """Write the table of a vocabulary to a file that `TokenTable.open` and bilm-tf read, without holding it in memory.
 
-    After an interruption the same call resumes the run from `PATH.part`, which has the vectors computed so far. Returns
-    the table's shape. `lock` is what `locked(path)` gave a caller that has locked `path`, else None.
+    The file is written atomically. Returns the table's shape. `lock` is what `locked(path)` gave a caller that has
+    locked `path`, else None.
     """
     header = table_header(bilm, words_of(vocabulary), storage)
-    with table_writer(path, header, resume=True, lock=lock) as writer:
-        if writer.done:
-            logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(header.words))
-        for vectors in encoded(bilm, header.words, writer.done, progress):
-            writer.append(vectors)
-            stops.check()
+    write_table(path, header, encoded(bilm, header.words, progress), lock)
     return header.shape
 
 
@@ -88,12 +77,12 @@ def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
     return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
 
 
-def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Iterator[np.ndarray]:
-    """Vectors of the words from number `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
+def encoded(bilm: BiLm, words: Sequence[str], progress: bool) -> Iterator[np.ndarray]:
+    """Vectors of the words in blocks [N, P]; `progress` shows a bar on a terminal."""
     encoder, precision = bilm.token_source, bilm.computes_in
     device = next(encoder.parameters()).device
-    with progress_bar(len(words), "words", progress, initial=first) as bar:
-        for begin in range(first, len(words), _WORDS_A_BLOCK):
+    with progress_bar(len(words), "words", progress) as bar:
+        for begin in range(0, len(words), _WORDS_A_BLOCK):
             ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)
             with torch.no_grad(), numerics(precision, device):
                 pieces = [encoder.encode_rows(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]

@@ -33,22 +33,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextInput:
-    """A file of texts; the fields are arguments of `open_texts`."""
-
-    input_file: str
-    format: str | None
-    field: str | None
-    tokenizer: str
-    allow_blank: bool
-
-    def open(self) -> Texts:
-        """A context manager of the texts."""
-        return open_texts(self.input_file, format=self.format, field=self.field, tokenizer=self.tokenizer,
-                          allow_blank=self.allow_blank)
-
-
-@dataclass(frozen=True)
 class VectorOutput:
     """A file of vectors to write. `targets` is a file of words; the two flags are options of AllenNLP's layout."""
 
@@ -124,46 +108,30 @@ class ModelChoice:
                                              allow_nonfinite=self.allow_nonfinite, **options))
 
 
-@dataclass(frozen=True)
-class EmbedJob:
-    """A run of `elmo-fast embed`. `progress` is that of `Progress`."""
-
-    texts: TextInput
-    output: VectorOutput
-    model: ModelChoice
-    state: str
-    token_table: str | None
-    unknown: str | None
-    batch_size: int | None
-    resume: bool
-    progress: bool | str
-
-    def __post_init__(self):
-        if self.unknown and not self.token_table:
-            raise ConfigurationError(f"--unknown: expected --token-table beside it, got {self.unknown} alone")
-
-
-def embed_file(job: EmbedJob) -> str:
-    """Embed the texts of files into a file of vectors, or a directory of files.
+def embed_file(texts: Texts, output: VectorOutput, model: ModelChoice, *, state: str, token_table: str | None,
+               unknown: str | None, batch_size: int | None, resume: bool, progress: bool | str) -> str:
+    """Embed the texts of files into a file of vectors, or a directory of files. `progress` is that of `Progress`.
 
     Returns a line that says what was written.
     """
-    target = job.output.target()
-    with locked(target.path) as lock, job.texts.open() as texts:
-        files = job.model.files(job.output.output_file, [*texts.paths, job.token_table])
-        table_file = job.token_table and check_file("token table", job.token_table)
-        progress = Progress(job.progress, texts.count())
-        device = job.model.place()
+    if unknown and not token_table:
+        raise ConfigurationError(f"--unknown: expected --token-table beside it, got {unknown} alone")
+    target = output.target()
+    with locked(target.path) as lock, texts:
+        files = model.files(output.output_file, [*texts.paths, token_table])
+        table_file = token_table and check_file("token table", token_table)
+        bar = Progress(progress, texts.count())
+        device = model.place()
         from elmo_fast.embed.api import without_spare_weights
         from elmo_fast.embed.embedder import ElmoEmbedder
         from elmo_fast.embed.run import write_corpus
         from elmo_fast.model.token_table.table import TokenTable
 
-        table = table_file and TokenTable.open(table_file, unknown=job.unknown or "encode")
-        bilm = job.model.open(files, state=job.state, token_table=table)
+        table = table_file and TokenTable.open(table_file, unknown=unknown or "encode")
+        bilm = model.open(files, state=state, token_table=table)
         target.form.check(bilm.num_layers)
-        runner = ElmoEmbedder.from_bilm(without_spare_weights(bilm.to(device))).runner(job.batch_size, form=target.form)
-        written = write_corpus(texts, runner, target, resume=job.resume, progress=progress, lock=lock)
+        runner = ElmoEmbedder.from_bilm(without_spare_weights(bilm.to(device))).runner(batch_size, form=target.form)
+        written = write_corpus(texts, runner, target, resume=resume, progress=bar, lock=lock)
     return summary(target, written, bilm)
 
 
@@ -175,43 +143,26 @@ def summary(target: Target, written: "Written", bilm: "BiLm") -> str:
             f"{form.shape_in_words(bilm.num_layers, bilm.get_output_dim())} in {form.dtype}, layout {kind}")
 
 
-@dataclass(frozen=True)
-class TableJob:
-    """A run of `elmo-fast cache`. `vocabulary` is a file of words, or with `corpus` a text whose tokens are taken."""
-
-    vocabulary: str
-    output_file: str
-    corpus: bool
-    tokenizer: str
-    storage: str
-    model: ModelChoice
-    progress: bool
-
-
-def write_table(job: TableJob) -> str:
-    """Write the token table of a vocabulary; the same job resumes after an interruption. Says what it wrote."""
-    check_target(job.output_file, "output file")
-    if job.tokenizer != "whitespace" and not job.corpus:
+def write_table(vocabulary: str, output_file: str, model: ModelChoice, *, corpus: bool, tokenizer: str, storage: str,
+                progress: bool) -> str:
+    """Write the token table of a file of words, or with `corpus` of a text; returns a line on what was written."""
+    check_target(output_file, "output file")
+    if tokenizer != "whitespace" and not corpus:
         raise ConfigurationError("--tokenizer: expected --corpus beside it, since a vocabulary has a word per line, "
                                  "got none")
-    with locked(job.output_file) as lock:
-        with (open_texts(job.vocabulary, tokenizer=job.tokenizer, allow_blank=True) if job.corpus
+    with locked(output_file) as lock:
+        with (open_texts(vocabulary, tokenizer=tokenizer, allow_blank=True) if corpus
               else contextlib.nullcontext()) as texts:
-            files = job.model.files(job.output_file, texts.paths if job.corpus else [job.vocabulary])
-            if not job.corpus:
-                check_file("vocabulary", job.vocabulary)
-            device = job.model.place()
+            files = model.files(output_file, texts.paths if corpus else [vocabulary])
+            if not corpus:
+                check_file("vocabulary", vocabulary)
+            device = model.place()
             from elmo_fast.embed.build_table import corpus_words, write_token_table
 
-            vocabulary = corpus_words(text.tokens for text in texts) if job.corpus else job.vocabulary
-        bilm = job.model.open(files).to(device)
-        try:
-            rows, size = write_token_table(bilm, vocabulary, job.output_file, storage=job.storage,
-                                           progress=job.progress, lock=lock)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
-                                    f"{job.output_file}.part") from None
-    return f"{job.output_file}: vectors of {counted(rows, 'word')}, [{rows}, {size}] in {job.storage}"
+            words = corpus_words(text.tokens for text in texts) if corpus else vocabulary
+        bilm = model.open(files).to(device)
+        rows, size = write_token_table(bilm, words, output_file, storage=storage, progress=progress, lock=lock)
+    return f"{output_file}: vectors of {counted(rows, 'word')}, [{rows}, {size}] in {storage}"
 
 
 def _words(path: str) -> frozenset[str]:

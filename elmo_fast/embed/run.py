@@ -5,7 +5,6 @@ A killed run continues after its last part (see `partial`). One thread writes th
 
 import functools
 import hashlib
-import itertools
 import json
 import logging
 import time
@@ -38,7 +37,6 @@ from elmo_fast.vectors.writer import SegmentWriter
 logger = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 30.0  # from the begin of a part to its end
-_HEAD = 100  # texts by which another input is recognized
 
 
 class Written(NamedTuple):
@@ -94,29 +92,26 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
     """Write the vectors of texts, atomically; returns the size of the output.
 
     A part of the output ends about `commit_seconds` after it began. `resume` continues the partial result of an
-    interrupted run; a partial result of other settings or texts is a `ConfigurationError`. Without `resume`, a partial
-    result of the same input and settings is an error, so that no work is lost, and any other is replaced. `lock` is the
-    path of a lock on the target that the caller has.
+    interrupted run; a partial result of other settings or texts is a `ConfigurationError`. So is any partial result
+    without `resume`, so that no work is lost. `lock` is the path of a lock on the target that the caller has.
     """
-    with lock_of(target.path, lock) as workspace:
+    with lock_of(target.path, lock):
         feed = _Feed(with_unique_keys(texts, target))
-        partial = PartialResult(target, {**runner.describe(), **target.settings()}, feed.head, workspace)
+        partial = PartialResult(target, {**runner.describe(), **target.settings()})
         _begin(partial, feed, runner, resume)
-        if partial.done.parts:
-            runner.restore(partial.done.states)
         run = _Run(runner, partial, feed)
         try:
             with progress or Progress(False) as bar:
                 run.embed(bar, COMMIT_SECONDS if commit_seconds is None else commit_seconds)
             run.finish()
             return Written(feed.count, feed.tokens)
-        except KeyboardInterrupt:
+        except BaseException as error:
             if not partial.done.parts:
+                partial.remove()
                 raise
-            raise KeyboardInterrupt(f"interrupted; {_remains(partial)}") from None
-        except BaseException:
-            if partial.done.parts:
-                logger.warning("%s", _remains(partial))
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(f"interrupted; {_remains(partial)}") from None
+            logger.warning("%s", _remains(partial))
             raise
 
 
@@ -125,40 +120,32 @@ def _remains(partial: PartialResult) -> str:
 
 
 def _begin(partial: PartialResult, feed: "_Feed", runner: Runner, resume: bool) -> None:
-    """Resume from the partial result of an earlier run, refuse it, or leave it to be replaced."""
+    """Resume from the partial result of an earlier run, or refuse it."""
     earlier = partial.find()
     if earlier is None:
         return
-    done, differences = earlier.done, earlier.differences(partial.settings)
+    done, folder, settings = partial.done, partial.folder, partial.settings
     if not resume:
-        if not differences and earlier.head == feed.head:
-            raise ConfigurationError(f"output: found a partial result of {done.texts:,} texts of this input in "
-                                     f"{earlier.folder}; resume (--resume) goes on after them, or remove it to begin "
-                                     "anew")
-        logger.warning("%s: the partial result of %d texts will be replaced: it has %s", earlier.folder, done.texts,
-                       differences or "another input")
-        return
-    if differences:
-        raise ConfigurationError(f"resume: expected the settings of {earlier.folder}, which has {differences}")
+        raise ConfigurationError(f"output: found a partial result of {done.texts:,} texts in {folder}; resume "
+                                 "(--resume) goes on after them, or remove it to begin anew")
+    if differences := [f"{name} {earlier.get(name)!r:.60} and not {settings.get(name)!r:.60}"
+                       for name in {**earlier, **settings} if earlier.get(name) != settings.get(name)]:
+        raise ConfigurationError(f"resume: expected the settings of {folder}, which has {', '.join(differences)}")
     feed.skip(done.texts, runner.group if runner.state == "carry" else None)
     if feed.count > done.texts:
         raise ConfigurationError(f"resume: expected an input whose batches end after the {done.texts:,} texts that are "
-                                 f"done in {earlier.folder}, as states are carried from batch to batch; found more "
-                                 "texts")
+                                 f"done in {folder}, as states are carried from batch to batch; found more texts")
     if (feed.count, feed.digest) != (done.texts, done.digest):
         raise ConfigurationError(f"resume: expected an input that begins with the {done.texts:,} texts that are done "
-                                 f"in {earlier.folder}, found others")
-    partial.resume(earlier)
+                                 f"in {folder}, found others")
+    runner.restore(done.states)
 
 
 class _Feed:
-    """Texts that are read once, counted and digested; `waiting` are those without vectors, `head` is a digest."""
+    """Texts that are read once, counted and digested; `waiting` are those without vectors."""
 
     def __init__(self, texts: Iterable[Text]):
-        texts = iter(texts)
-        first = list(itertools.islice(texts, _HEAD))
-        self.head = _digest(b"".join(map(_content, first))).hexdigest()
-        self._texts = itertools.chain(first, texts)
+        self._texts = texts
         self._digest = _digest()
         self.count = self.tokens = 0
         self.waiting: deque[Text] = deque()
@@ -224,12 +211,12 @@ class _Run:
                     to_disk(each)
         layouts.place(target.layout, output, target.path)
         if partial.done.parts:
-            to_disk(partial.path.parent)
+            to_disk(partial.folder.parent)
         partial.remove()
 
     def _joined(self, parts: list[Path]) -> Path:
         partial, target = self._partial, self._partial.target
-        output = partial.folder / "joined"
+        output = partial.parts / "joined"
         for left in output.parent.glob(f"{output.name}*"):
             left.unlink()
         layouts.join(target.layout, parts, output, target.path, target.form, fingerprint=partial.settings,

@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,25 +80,21 @@ def _acquire(path: Path, final: Path, wait: bool) -> filelock.BaseFileLock:
     if _is_of_another_program(path):
         raise ConfigurationError(f"output {final}: expected nothing or a lock of elmo-fast at {path}, found another "
                                  "file; move it away")
-    lock, is_logged = filelock.FileLock(path, thread_local=False, fallback_to_soft=False), False
-    while True:
-        try:
-            lock.acquire(blocking=False)
-            return lock
-        except filelock.Timeout:
-            if not wait:
-                raise ConfigurationError(f"output {final}: expected no other process or thread to write it, found one "
-                                         f"that has locked {path}") from None
-        except OSError as error:
-            if error.filename is None:  # not of opening the file
-                raise OSError(error.errno, f"expected a file system with locks ({error.strerror})", os.fspath(path)
-                              ) from error
-            raise
-        if not is_logged:
-            logger.warning("waiting for another process or thread, which writes %s", final)
-            is_logged = True
-        stops.check()
-        time.sleep(_PAUSE)
+    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        if not wait:
+            raise ConfigurationError(f"output {final}: expected no other process or thread to write it, found one "
+                                     f"that has locked {path}") from None
+        logger.warning("waiting for another process or thread, which writes %s", final)
+        stops.interruptible(lock.acquire)(poll_interval=_PAUSE)
+    except OSError as error:
+        if error.filename is None:  # not of opening the file
+            raise OSError(error.errno, f"expected a file system with locks ({error.strerror})", os.fspath(path)
+                          ) from error
+        raise
+    return lock
 
 
 def _is_of_another_program(path: Path) -> bool:

@@ -56,7 +56,6 @@ class SharedModel:
     kind: type[BiLm]
     options: Options
     opening: ModelOptions
-    fingerprint: str
     weights: "ray.ObjectRef"
 
     @classmethod
@@ -67,7 +66,7 @@ class SharedModel:
         if bilm.token_table is not None:
             raise ValueError("model: expected a model without a token table, since workers have none, got one with it")
         opening = ModelOptions(settings.state, bilm.precision, bilm.backend, warm_text=bilm.warm_text)
-        return cls(type(bilm), bilm.options, opening, bilm.fingerprint(), ray.put(bilm.weights()))
+        return cls(type(bilm), bilm.options, opening, ray.put(bilm.weights()))
 
     def load(self, device: str) -> LoadedElmo:
         """Load the model on a device; the processes of a machine share the arrays in the store."""

@@ -106,33 +106,6 @@ def test_three_calls_of_each_use(monkeypatch, use, chunks, backend):
     assert_same(ours.embed_batch(texts(4)), plain.embed_batch(texts(4)), backend)
 
 
-@pytest.mark.parametrize("size, chunks, backend", grid([1, 3, 8, 64], list(CHUNKS), ["native", "torch"],
-                                                         together=1))
-def test_states_after_every_result(monkeypatch, backend, chunks, size):
-    if CHUNKS[chunks]:
-        bound(monkeypatch, **CHUNKS[chunks])
-    ours, plain = embedders(backend)
-    for each in (ours, plain):
-        each.embed_batch(texts(5, seed=8))  # rows beyond a small batch keep their states
-    sentences = [*texts(20, seed=1), [], ["long"] * 90, *texts(4, seed=3), []]
-    for found, expected in zip(ours.embed_sentences(sentences, size), batches(plain, sentences, size), strict=True):
-        assert_same([found], [expected], backend)
-        assert_same_states(ours, plain, backend)
-
-
-def test_states_asked_for_after_every_result_are_not_computed_otherwise(monkeypatch):
-    ours, _ = embedders()
-    ran, run = [], type(ours.elmo_bilm).run
-    monkeypatch.setattr(type(ours.elmo_bilm), "run", lambda *given: ran.append(given) or run(*given))
-    whole = list(ours.embed_sentences(texts(200), 4))
-    count = len(ran)
-    assert len(whole) == 200 and not callable(ours.elmo_bilm.lstm.carried._value) and count <= 4
-    next(results := ours.embed_sentences(texts(200), 4))
-    results.close()
-    assert len(ran) == count + 1
-    assert ours.elmo_bilm.lstm._states is not None and len(ran) == count + 2
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_of_calls(monkeypatch, seed):
     """Streams read by turns, batches, resets and states that are set: a batch goes on from the last one asked for."""
@@ -188,15 +161,6 @@ def test_errors_in_reading_come_after_the_whole_batches_before(monkeypatch, chun
         assert_same(results_until_it_fails(ours.embed_sentences(sources[0], size), kind),
                     results_until_it_fails(batches(plain, sources[1], size), kind))
         assert_same_states(ours, plain)
-
-
-def test_an_interrupt_in_reading_is_raised_at_once():
-    def sentences():
-        yield from texts(20)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        next(embedders()[0].embed_sentences(sentences(), 2))
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])

@@ -15,6 +15,7 @@ from elmo_fast import (
     ElmoEmbedder,
     FastaRecord,
     Options,
+    TokenBatcher,
     TokenTable,
     Vocabulary,
     batch_to_ids,
@@ -28,18 +29,64 @@ from elmo_fast import (
     write_token_table,
     write_weights,
 )
+from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder as AllenNlpEmbedder
+from elmo_fast.compat.allennlp.data.token_indexers import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper
 from elmo_fast.compat.allennlp.modules.elmo import Elmo as AllenNlpElmo
-from elmo_fast.compat.allennlp.modules.elmo import _ElmoCharacterEncoder
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeights, weight_layers
 from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.testing import tiny
+from elmo_fast.text.vocabulary import UnicodeCharsVocabulary
 from elmo_fast.train.evaluate import perplexity_of
-from tests.robustness.arguments import SENTENCE, Made
+from tests.support.files import paths
+from tests.support.manylangs import write_manylangs
+from tests.support.softmax import head_of, write_softmax_model
 
+SENTENCE = ["the", "cat"]
 NO_LISTS = [None, 3, 3.5, True, ..., "a b", b"a b", np.array(3.0), torch.tensor(3.0)]
 NESTED = [[None], [3], [[3]], [[None]], [["a", 3]], [["a"], [["b"]]], [[["a"]]], [[["a", "b"], ["c"]]], [[{"a": 1}]],
           [[b"a"]], np.zeros((2, 3)), [np.array(3.0)], [[torch.zeros(2, 3)], [["a"]]]]
+
+
+class Made:
+    """Every public class that takes text, of one model, and as methods of one argument the calls that take more."""
+
+    def __init__(self, folder):
+        self.folder = write_softmax_model(folder / "model", tiny(lstm__dim=12))
+        self.files, self.vocabulary = paths(self.folder), self.folder / "vocab.txt"
+        self.path = folder / "out.h5"
+        self.loaded, self.embedder = load(self.folder), ElmoEmbedder(*self.files)
+        self.reference = load(self.folder, backend="reference")
+        self.bilm, self.allennlp, self.head = self.loaded.bilm, AllenNlpEmbedder(*self.files), head_of(self.folder)
+        self.simple = ElmoModel()
+        self.simple.load(self.folder, full=True)
+        many = write_manylangs(folder / "many")
+        self.many, self.loaded_many = Embedder(many), load(many)
+        self.words, self.characters = Vocabulary(self.vocabulary), UnicodeCharsVocabulary(self.vocabulary, 50)
+        self.tf = BidirectionalLanguageModel(*self.files)
+        (folder / "plain.txt").write_text("<S>\n</S>\na\n")
+        self.batcher, self.token_batcher = Batcher(self.vocabulary, 50), TokenBatcher(self.vocabulary)
+        self.without_unk, self.indexer = TokenBatcher(folder / "plain.txt"), ELMoTokenCharactersIndexer()
+        self.batch_to_ids = batch_to_ids
+
+    def save_vectors(self, value):
+        self.loaded.save_vectors(self.path, value)
+
+    def warm_text(self, value):
+        BiLm.from_files(*self.files, state="warm", warm_text=value).embed_tokens([SENTENCE])
+
+    def embed_sentences(self, value):
+        list(self.embedder.embed_sentences(value))
+
+    def vocab_to_cache(self, value):
+        Elmo(*self.files, 1, vocab_to_cache=[None] if value is None else value)
+
+    def substitutes(self, value):
+        self.head.substitutes(value, 0)
+
+    def build_token_table(self, value):
+        build_token_table(self.bilm, value)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +129,6 @@ def test_no_list_of_tokens(made, name, value):
       for layers in ([["a"], 3], ["a"], {"a": 1}, ..., b"top", [1, 1e300], [1, np.nan], [1, 10**400])),
     (lambda made: made.loaded.embed([["a"]], pool=np.zeros(3)), "pool: expected None or one of mean, max"),
     (lambda made: made.loaded.embed([["a"]], state=np.zeros(3)), "state: expected one of carry, zero, warm"),
-    (lambda made: load(made.folder, precision=np.zeros(3)), "precision: expected one of highest, high, medium"),
-    (lambda made: load(made.folder, backend=["auto"]), "backend: expected one of auto, reference"),
     *((lambda made, text=text: made.simple.get_elmo_substitutes(text), "data: expected a list of sentences")
       for text in (None, 3, ..., np.array(3.0), [["a"]], "a b")),
     (lambda made: made.many.sents2elmo([["a"]], np.zeros(3)), "output_layer: expected -1 for the mean"),
@@ -92,28 +137,17 @@ def test_no_list_of_tokens(made, name, value):
     *((lambda made, at=at: made.head.substitutes_at(SENTENCE, at), "positions: expected ") for at in (None, 3, "a")),
     *((lambda made, ids=ids: Elmo(*made.files, 1)(ids), "inputs: expected a tensor of ids .batch_to_ids., got")
       for ids in (None, [["a"]], 3, np.zeros((1, 2, 50), int))),
-    (lambda made: AllenNlpElmo(*made.files, 1)(None), "inputs: expected a tensor of ids"),
-    (lambda made: Elmo(*made.files, 1, vocab_to_cache=["", "a"])(None, [[1]]), "word_inputs: expected a tensor of ids"),
-    (lambda made: _ElmoCharacterEncoder(*made.files)([[1]]), "inputs: expected a tensor of ids"),
     (lambda made: made.tf([[[1]], [[1, 2], [3]]]), "ids: expected an array of integers"),
-    *((lambda made, ops=ops: weight_layers("a", ops), "bilm_ops: expected")
-      for ops in (None, 3, b"ab", torch.zeros(2), {"lm_embeddings": "a", "mask": None}, {"lm_embeddings": [[1], [1, 2]],
-                                                                                        "mask": [1]})),
-    *((lambda made, text=text: made.words.encode(text), "sentence: expected a string, or a list of tokens with")
-      for text in (None, 3, ["a"])),
-    *((lambda made, text=text: made.words.encode(text, split=False), "(sentence|token): expected")
-      for text in (None, 3, [3], [["a"]], [b"a"], np.array(3))),
+    (lambda made: weight_layers("a", {"lm_embeddings": [[1], [1, 2]], "mask": [1]}), "bilm_ops: expected"),
+    (lambda made: ELMoCharacterMapper([1]), "tokens_to_add: expected a mapping, got"),
+    (lambda made: AllenNlpElmo.from_params(3), "Elmo: expected a mapping of arguments"),
+    (lambda made: made.words.encode(["a"]), "sentence: expected a string, or a list of tokens with"),
     (lambda made: made.characters.encode_chars([3], split=False), "token: expected a string, got int"),
-    (lambda made: made.characters.word_to_char_ids(["a"]), "token: expected a string, got list"),
     *((lambda made, text=text: corpus_words(text), "sentences.*: expected a list of token")
       for text in (None, 3, "a b", ["a b"], [3], [None])),
     *((lambda made, text=text: corpus_words(text), "token: expected a string")
       for text in ([[3]], [[["a"]]], [[None]])),
     (lambda made: made.loaded.embed([["a"]], batch_size=np.zeros((9, 9))), "batch_size: expected .*, got array.*$"),
-    *((lambda made, words=words: ELMoCharacterMapper(words), "tokens_to_add: expected a mapping, got")
-      for words in (3, "ab", [1])),
-    *((lambda made, params=params: AllenNlpElmo.from_params(params), "Elmo: expected a mapping of arguments")
-      for params in (3, ..., b"a")),
 ], ids=lambda value: value[:40] if isinstance(value, str) else "")
 def test_arguments(made, call, message):
     with pytest.raises(ValueError, match=f"^{message}"):

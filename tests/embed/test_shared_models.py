@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder, batch_to_ids
-from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.explore.comparison import compare
 from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.testing import SAME_MODEL
-from tests.support.files import paths, read_hdf5, tiny, write_model
+from tests.support.files import read_hdf5
 from tests.support.grid import mostly_long
 from tests.support.models import bilm, texts
 
@@ -89,12 +88,6 @@ def test_a_stream_keeps_the_state_it_was_asked_for():
     assert embedder.elmo_bilm.lstm._states is None
 
 
-def test_a_wrong_state_is_refused_when_the_stream_is_made():
-    for call in (loaded().stream, loaded(backend="reference").stream):
-        with pytest.raises(ValueError, match="^state: expected one of"):
-            call(TEXTS, state="cold")
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_batches_of_threads_run_one_after_the_other(backend):
     """Equal batches have the results of a row of them, whichever thread each of them comes from."""
@@ -114,16 +107,3 @@ def test_batches_of_threads_run_one_after_the_other(backend):
     steps = [np.abs(one - other).max() for one, other in itertools.pairwise(expected)]
     distinct = next((k for k, step in enumerate(steps) if step < SAME_MODEL), 24)  # then the states have converged
     assert sorted(k for k in order if k < distinct) == [*range(distinct)]
-
-
-def test_streams_of_bilm_tf_from_threads(tmp_path):
-    files = paths(write_model(tmp_path / "model", tiny()))
-    shared, ids = BidirectionalLanguageModel(*files), batch_to_ids([["<S>", *TEXTS[0], "</S>"]] * 2)
-    alone = BidirectionalLanguageModel(*files)
-    expected = [alone(ids)["lm_embeddings"].numpy() for _ in range(10)]
-    shared.bilm(ids, boundaries="present")
-    before = shared.bilm.lstm._states
-    found = at_once([lambda name=name: shared(ids, stream=name)["lm_embeddings"].numpy() for name in "abcd"], 10)
-    for arrays in found:
-        assert_close(arrays, expected)
-    assert all(map(torch.equal, shared.bilm.lstm._states, before))

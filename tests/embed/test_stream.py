@@ -5,18 +5,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elmo_fast import ElmoEmbedder, load, open_embeddings
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
-from elmo_fast.embed import embedder
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.token_table.lookup import TokenEncoder
-from elmo_fast.model.token_table.spare import SpareVectors
 from elmo_fast.testing import SAME_MODEL
-from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import paths, run, write_model
 from tests.support.grid import grid, mostly_long
 from tests.support.models import SHAPES, bilm, options, texts, weights
@@ -75,6 +74,15 @@ def test_other_models(arguments):
     check([texts(50, seed=3)], 5, **arguments)
 
 
+@settings(max_examples=25)
+@given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from([0, 1, 90])), max_size=25), st.integers(1, 9),
+       st.sampled_from(["carry", "zero"]), st.sampled_from([1, 16, 4096]), st.integers(0, 1))
+def test_sentences_of_any_lengths(lengths, size, state, rows, chunks_ahead):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        bound(monkeypatch, rows, 40, chunks_ahead=chunks_ahead)
+        check([[[f"w{k % 7}" for k in range(length)] for length in lengths]], size, state=state)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("sentences", [
     [], [[]], [[], []], [["a"], []], [[], ["a"]], [["a"], ["b"], []], [["a"]] * 3 + [[]],
@@ -102,25 +110,6 @@ def test_reading_ahead_is_bounded(monkeypatch):
     assert taken == []
     next(stream)
     assert len(taken) < 100
-
-
-def test_token_vectors_that_no_later_sentence_needs_are_dropped(monkeypatch):
-    bound(monkeypatch, table=25)
-    sentences, spare = [[f"word{number}"] for number in range(500)], SpareVectors()
-    check([sentences], 2)
-    list(slot_stream.SlotStream(bilm(), 2, spare=spare).run(sentences))
-    assert 0 < len(spare.take()) < 60
-
-
-def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
-    bound(monkeypatch, tokens=1 << 15, chunks_ahead=1)
-    order = []
-    for name in ("_advance", "_collect"):
-        run = getattr(slot_stream.SlotStream, name)
-        monkeypatch.setattr(slot_stream.SlotStream, name,
-                            lambda self, *given, name=name, run=run: order.append(name) or run(self, *given))
-    list(ElmoEmbedder.from_bilm(bilm()).embed_sentences([["a"] * 40, ["b"] * 40], 2))
-    assert order == ["_advance", "_advance", "_collect", "_advance", "_collect", "_collect"]
 
 
 @pytest.fixture
@@ -177,21 +166,6 @@ def test_errors_that_smaller_chunks_do_not_mend_are_raised(little_memory, error)
         list(ElmoEmbedder.from_bilm(bilm(state="zero")).embed_sentences(texts(10), 4))
 
 
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
-@pytest.mark.parametrize("slots", [1, 3, 64])
-def test_streams_one_after_the_other_share_their_tokens(monkeypatch, slots, state):
-    bound(monkeypatch, 16, 50, table=40)
-    whole, parts = (bilm(backend="native", state=state) for _ in range(2))
-    sentences = texts(3 * 64 + 5, seed=2)
-    expected = list(slot_stream.SlotStream(whole, slots).run(sentences))
-    stream = slot_stream.SlotStream(parts, slots)
-    found = [vectors for begin in range(0, len(sentences), 64 * 3 // slots * slots)
-             for vectors in stream.run(sentences[begin : begin + 64 * 3 // slots * slots])]
-    assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
-    for one, other in zip(*(each.lstm._states or () for each in (whole, parts)), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_a_long_sequence_in_chunks_is_that_of_one_batch(monkeypatch):
     sequence = [[f"word{k % 60}" for k in range(5000)]]
     whole = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_batch(sequence)
@@ -206,36 +180,15 @@ def test_a_long_sequence_in_chunks_is_that_of_one_batch(monkeypatch):
 
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
 @pytest.mark.parametrize("batch_size", [3, 1000, 1 << 20])
-def test_a_batch_is_no_larger_than_the_text(state, batch_size, monkeypatch):
+def test_a_batch_is_no_larger_than_the_text(state, batch_size):
     sentences = [["The", "children", "play", "."], [], ["It", "rained"]]
-    begun, begin = [], slot_stream.SlotStream._begin
-    monkeypatch.setattr(slot_stream.SlotStream, "_begin",
-                        lambda stream, slots: begun.append(slots) or begin(stream, min(slots, 9)))
     small, large = (ElmoEmbedder.from_bilm(bilm(state=state)) for _ in range(2))
     for _ in range(2):  # from the carried states too
         runs = (embedder.embed_sentences(sentences, size) for embedder, size in ((small, 3), (large, batch_size)))
         for found, expected in zip(*runs, strict=True):
             np.testing.assert_array_equal(found, expected)
-    assert begun == [3] * 4
     if state == "carry":
         assert large.elmo_bilm.lstm._states[0].shape[1] == 3
-
-
-@pytest.mark.parametrize("state, precision, projection, tiles, expected", [
-    ("warm", "medium", 256, True, 128), ("zero", "high", 256, True, 128), ("carry", "medium", 256, True, 64),
-    ("warm", "highest", 256, True, 64), ("warm", "medium", 255, True, 64), ("warm", "medium", 256, False, 64)])
-def test_sentences_at_a_time_by_default(monkeypatch, state, precision, projection, tiles, expected):
-    monkeypatch.setattr(embedder, "computes_in", lambda *arguments: arguments[-1] if tiles else "highest")
-    begun, begin = [], slot_stream.SlotStream._begin
-    monkeypatch.setattr(slot_stream.SlotStream, "_begin",
-                        lambda stream, slots: begun.append(slots) or begin(stream, slots))
-    model = bilm(options({"dim": 8, "projection_dim": projection}), state=state, precision=precision)
-    sentences = texts(140, longest=2)
-    every = [list(ElmoEmbedder.from_bilm(model).embed_sentences(sentences, size)) for size in (None, 140)]
-    assert begun == [expected, 140]
-    if state != "carry":
-        for found, of_all in zip(*every, strict=True):
-            np.testing.assert_array_equal(found, of_all)
 
 
 @pytest.mark.parametrize("state, expected", [("carry", 64), ("warm", 512), ("zero", 512)])
@@ -271,15 +224,3 @@ def test_vectors_that_are_rounded_where_they_are_computed(monkeypatch, slots, st
     for found, expected in zip(stream.run(sentences), plain.run(sentences), strict=True):
         assert found.dtype == np.float16 and expected.dtype == np.float32
         np.testing.assert_array_equal(found, expected.astype(np.float16))
-
-
-@pytest.mark.parametrize("form, expected", [
-    (OutputSpec(dtype="float16"), True), (OutputSpec("top", dtype="float16", targets=frozenset("a")), True),
-    (OutputSpec(), False), (OutputSpec("average", dtype="float16"), False),
-    (OutputSpec((0.2, 0.3, 0.5), dtype="float16"), False), (OutputSpec("top", "mean", dtype="float16"), False)])
-def test_what_a_gpu_may_round(monkeypatch, form, expected):
-    given = []
-    monkeypatch.setattr(embedder, "SlotStream", lambda *arguments, half, **named: (
-        given.append(half) or slot_stream.SlotStream(*arguments, **named)))
-    ElmoEmbedder.from_bilm(bilm(state="zero")).runner(2, form=form)
-    assert given == [expected]

@@ -1,22 +1,17 @@
 """Token vectors are kept between calls: known tokens are not encoded again, and results have the same bits."""
 
 import copy
-import functools
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder, build_token_table
-from elmo_fast.embed import embedder as embedder_module
 from elmo_fast.embed import stream as stream_module
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.token_table.lookup import TokenEncoder
-from elmo_fast.model.token_table.spare import SpareVectors
 from tests.support.engines import needs_native
-from tests.support.models import SHAPES, bilm, texts
+from tests.support.models import SHAPES, bilm
 
 pytestmark = needs_native  # whose bits do not depend on what is encoded together
 SENTENCES = [["the", "old", "man"], ["the", "sea", "and", "the", "man"], [], ["sea"]]
@@ -90,60 +85,9 @@ def test_weights_that_change_within_a_stream(monkeypatch, encoded):
     np.testing.assert_array_equal(last, fresh.embed_sentence(["sea"] * 20))
 
 
-def test_a_bounded_number_is_kept(monkeypatch, encoded):
-    monkeypatch.setattr(embedder_module, "SpareVectors", functools.partial(SpareVectors, most=6))
-    elmo = LoadedElmo(model())
-    for _ in range(2):
-        elmo.embed([["a", "b"]], state="zero")
-    assert len(encoded) == 4
-    elmo.embed([["a", "b", "c", "d", "e"]], state="zero")
-    assert len(encoded) == 7
-    elmo.embed([["a"]], state="zero")
-    assert encoded[7:] == ["<S>", "a", "</S>"]
-
-
 def test_calls_in_inference_mode(monkeypatch):
     monkeypatch.setattr(stream_module, "_TABLE_ROWS", 4)
     elmo, sentences = LoadedElmo(model()), [*SENTENCES, ["a", "b"], ["c", "d", "e", "f"], ["sea", "g"]]
     for k, sentence in enumerate(sentences):
         with torch.inference_mode(k % 3 < 2):
             np.testing.assert_array_equal(elmo.embed([sentence], state="zero")[0], alone(sentence))
-
-
-def test_copies_and_pickles_keep_none(encoded):
-    elmo = LoadedElmo(model())
-    expected = elmo.embed(SENTENCES, state="zero")
-    for other in (copy.deepcopy(elmo), pickle.loads(pickle.dumps(elmo))):
-        encoded.clear()
-        found = other.embed(SENTENCES, state="zero")
-        assert "sea" in encoded and all(map(np.array_equal, found, expected))
-
-
-def test_threads_take_turns():
-    elmo, sentences = LoadedElmo(model()), texts(60, seed=3)
-    expected = [alone(sentence) for sentence in sentences]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda sentence: elmo.embed([sentence], state="zero")[0], sentences))
-    assert all(map(np.array_equal, found, expected))
-
-
-def test_an_interrupted_call_keeps_nothing_wrong(monkeypatch):
-    elmo, run = LoadedElmo(model()), type(model()).run
-    with monkeypatch.context() as patched:
-        def fail(*arguments):
-            raise RuntimeError("stopped")
-
-        patched.setattr(type(model()), "run", fail)
-        with pytest.raises(RuntimeError, match="stopped"):
-            elmo.embed([["sea", "x"]], state="zero")
-    assert type(model()).run is run
-    np.testing.assert_array_equal(elmo.embed([["x", "sea"]], state="zero")[0], alone(["x", "sea"]))
-
-
-def test_inference_tensors_are_encoded_again(encoded):
-    with torch.inference_mode():
-        network = copy.deepcopy(model())
-    elmo = LoadedElmo(network)
-    first = elmo.embed([["sea"]], state="zero")[0]
-    np.testing.assert_array_equal(elmo.embed([["sea"]], state="zero")[0], first)
-    assert encoded.count("sea") == (2 if next(network.parameters()).is_inference() else 1)

@@ -17,7 +17,6 @@ from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm
 from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.simple_elmo import ElmoModel
-from elmo_fast.embed.scoring import load_head
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.export import export_module, export_state_dict
 from tests.support.files import TINY, paths, read_hdf5, run
@@ -81,20 +80,6 @@ def test_vectors_of_text(folder, expected, backend):
     assert np.isfinite(np.concatenate([layers.ravel() for layers in loaded.embed(TOKENS)])).all()  # warm
 
 
-def test_vectors_of_packed_weights(folder, expected):
-    embedder = ElmoEmbedder(*paths(folder), state="zero", backend="native")
-    embedder.elmo_bilm.drop_fp32()
-    check(embedder.embed_batch(TOKENS), expected)
-
-
-def test_vectors_that_a_server_gives(folder, expected):
-    batching_of = pytest.importorskip("elmo_fast.serve.batching", exc_type=ImportError).Batching
-    with batching_of(BiLm.from_model(folder, state="zero")) as batching:
-        job = batching.submit(TOKENS)
-        check(job.future.result(60), expected)
-        job.release()
-
-
 def test_elmo_and_the_drop_ins(folder, expected, tmp_path):
     means = [layers.mean(0) for layers in expected]
     for kind in (Elmo, allennlp.Elmo):
@@ -118,31 +103,22 @@ def test_elmo_and_the_drop_ins(folder, expected, tmp_path):
     create_elmo_embeddings_from_vocab(tmp_path / "vocab.txt", *paths(folder), tmp_path / "out")
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_dumps(folder, expected, tmp_path, own):
-    """The vocabulary beside the weights, or else the one that is given, numbers the words."""
-    model = folder
-    if not own:
-        model = tmp_path / "model"
-        model.mkdir()
-        for path in paths(folder):
-            (model / path.name).write_bytes(path.read_bytes())
-    given = tmp_path / "given.txt"
-    given.write_text("cat\n<S>\n</S>\n" if own else "\n".join(WORDS), encoding="utf-8")
-    out = tmp_path / "out.hdf5"
+def test_dumps(folder, expected, tmp_path):
+    """The vocabulary that is given numbers the words of a model without one."""
+    model, given, out = tmp_path / "model", tmp_path / "given.txt", tmp_path / "out.hdf5"
+    model.mkdir()
+    for path in paths(folder):
+        (model / path.name).write_bytes(path.read_bytes())
+    given.write_text("\n".join(WORDS), encoding="utf-8")
     bilm_tf.dump_bilm_embeddings(given, folder.parent / "text.txt", *paths(model), out, state="zero")
     found = read_hdf5(out)
     check([found[str(number)] for number in range(5)], expected)
     bilm_tf.dump_token_embeddings(given, *paths(model), out)
-    rows = random_weights(Options.from_dict(CONTENT))["embedding"]
-    check([read_hdf5(out)["embedding"]], [rows[[4, 1, 0]] if own else rows])
-    if own:
-        return
-    for embedding in (out, paths(model)[1]):
-        words = bilm_tf.BidirectionalLanguageModel(*paths(model), use_character_inputs=False, state="zero",
-                                                   embedding_weight_file=embedding)
-        ops = words(bilm_tf.TokenBatcher(given).batch_sentences(TOKENS[:2]))
-        check([layers[:, :len(tokens)] for layers, tokens in zip(ops["lm_embeddings"].numpy(), TOKENS)], expected[:2])
+    check([read_hdf5(out)["embedding"]], [random_weights(Options.from_dict(CONTENT))["embedding"]])
+    words = bilm_tf.BidirectionalLanguageModel(*paths(model), use_character_inputs=False, state="zero",
+                                               embedding_weight_file=out)
+    ops = words(bilm_tf.TokenBatcher(given).batch_sentences(TOKENS[:2]))
+    check([layers[:, :len(tokens)] for layers, tokens in zip(ops["lm_embeddings"].numpy(), TOKENS)], expected[:2])
 
 
 def test_token_tables(folder, expected, tmp_path, capsys):
@@ -173,16 +149,6 @@ def test_files_and_the_command(folder, expected, tmp_path, capsys):
         model = () if arguments[0] == "info" else ("--model", folder)
         status, printed, errors = run(capsys, *arguments, *model)
         assert status == 0 and printed, errors
-
-
-def test_scores_are_those_of_the_vectors(folder, expected):
-    head = load_head(folder, None, None, state="zero")
-    with h5py.File(folder / "softmax.hdf5") as file:
-        w = file["softmax/W"][()]
-    ids = [WORDS.index(word) if word in WORDS else 2 for word in TOKENS[3]]
-    logits = expected[3][2][:, :4] @ w.T  # of the word behind each token
-    wanted = [row[word] - np.log(np.exp(row).sum()) for row, word in zip(logits, ids[1:])]
-    np.testing.assert_allclose(head.score([TOKENS[3]])[0].forward[1:], wanted, atol=1e-5)
 
 
 def test_copies_and_exports_keep_the_vocabulary(folder, expected, tmp_path):

@@ -6,7 +6,6 @@ import pytest
 
 from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, Options, load, read_weights
 from elmo_fast.compat.allennlp.modules import Elmo as AllenNlpElmo
-from elmo_fast.files import hdf5
 from elmo_fast.files.hdf5 import open_hdf5
 from elmo_fast.model.softmax_head import read_softmax
 from elmo_fast.model.token_table.file import read_table
@@ -77,19 +76,12 @@ def test_groups_in_a_circle_end(tmp_path):
         assert file["a/b/a/b/embedding"].shape == (2, 3)
 
 
-def test_datasets_of_implausible_sizes_are_refused(tmp_path, monkeypatch):
+def test_datasets_of_implausible_sizes_are_refused(tmp_path):
     path = tmp_path / "huge.hdf5"
     with h5py.File(path, "w") as file:
         file.create_dataset("embedding", (1 << 40, 8), np.float32, chunks=(1 << 10, 8))
     with pytest.raises(ConfigurationError, match="embedding: expected at most 8 GB, or 10 times the .* bytes of the "
                                                  "file, when unpacked, found 35,184,372,088,832 bytes"):
-        read_table(path)
-    with h5py.File(path, "w") as file:
-        file.create_dataset("embedding", data=np.zeros((64, 1024), np.float32), compression="gzip")
-    monkeypatch.setattr(hdf5, "MOST_UNPACKED", 1 << 18)
-    assert len(read_table(path).vectors) == 64
-    monkeypatch.setattr(hdf5, "MOST_UNPACKED", (1 << 18) - 1)
-    with pytest.raises(ConfigurationError, match="expected at most"):
         read_table(path)
 
 
@@ -135,7 +127,7 @@ def test_a_softmax_that_is_not_finite_is_refused(tmp_path):
 @pytest.mark.parametrize("size", [0, 1, 1 << 63, (1 << 64) - 16])
 def test_a_heap_of_strings_that_hdf5_reads_for_ever_is_refused(tmp_path, size):
     path = tmp_path / "table.hdf5"
-    with h5py.File(path, "w") as file:  # without a seal, which would be found damaged first
+    with h5py.File(path, "w") as file:
         file["embedding"] = np.zeros((2, 3), np.float32)
         file.attrs.update(fingerprint="0" * 32, precision="highest", format_version=1)
     content = bytearray(path.read_bytes())

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
-from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 
 KNOWN = sorted({word for sentence in SENTENCES[:3] for word in sentence})
@@ -153,26 +152,6 @@ def test_a_trained_encoder_is_refused_while_gradients_flow():
         trained(THE)
     with torch.no_grad():
         trained(THE)
-
-
-def test_a_trained_lstm_learns_over_a_table():
-    grads = []
-    for model in pair(backend="torch"):
-        model._elmo_lstm.requires_grad_(True)
-        model(batch_to_ids(SENTENCES[:2])).activations[-1].sin().sum().backward()
-        grads.append([value.grad for value in model._elmo_lstm.parameters()])
-    for one, other in zip(*grads):
-        torch.testing.assert_close(one, other, atol=SAME_MODEL, rtol=1e-5)
-        assert one.abs().sum() > 0
-
-
-def test_without_fp32_weights():
-    plain = bilm(backend="native")
-    made = build_token_table(plain, KNOWN)
-    small, later = (bilm(backend="native", token_table=table).drop_fp32() for table in (made, None))
-    assert_same_layers(small, plain, SENTENCES)
-    later.token_table = made
-    assert later.fingerprint() == plain.fingerprint()
 
 
 def test_elmo_takes_ids_of_the_table(tmp_path):

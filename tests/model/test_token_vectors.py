@@ -1,8 +1,6 @@
 """`BiLm.forward` keeps vectors of character ids between calls: results are those of a fresh model, to the bit."""
 
 import copy
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -62,14 +60,6 @@ def test_known_tokens_are_not_encoded_again(encoded):
     assert encoded == [6, 1]
 
 
-def test_all_characters_of_a_token_count(encoded):
-    long = "x" * 48
-    network, batch = model(), [[long, long[:-1] + "y", long[1:], "\u00e9", "e\u0301", ""]]
-    expected = outputs(model(), batch)
-    outputs(network, [["\u00e9", long]])
-    assert same(outputs(network, batch), expected) and encoded[-1] == 4
-
-
 @pytest.mark.parametrize("change", [
     lambda network: network.get_parameter("_token_embedder.W_proj").data.mul_(1.5),
     lambda network: network.get_parameter("_token_embedder.char_embed").detach().add_(0.25),
@@ -91,33 +81,9 @@ def test_gradients_reach_the_encoder():
     assert all(value.grad is not None and value.grad.any() for value in network.token_source.parameters())
 
 
-def test_a_bounded_number_is_kept(encoded):
-    network = model()
-    network._spare = SpareVectors(6)
-    for batch in [[["a", "b"]], [["a", "b"]], [["a", "b", "c", "d", "e"]], [["a"]]]:
-        outputs(network, batch)
-    assert encoded == [4, 3, 3]
-
-
-def test_copies_and_pickles_keep_none(encoded):
-    network = model()
-    expected = outputs(network, SENTENCES)
-    for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
-        encoded.clear()
-        assert same(outputs(other, SENTENCES), expected) and encoded
-
-
 def test_calls_in_inference_mode():
     network = model()
     for k, batch in enumerate(BATCHES):
         with torch.inference_mode(k % 3 < 2):
             found = outputs(network, batch)
         assert same(found, outputs(model(), batch))
-
-
-def test_threads():
-    network, sentences = model(), texts(80, seed=3)
-    expected = [outputs(model(), [sentence]) for sentence in sentences]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda sentence: outputs(network, [sentence]), sentences))
-    assert all(map(same, found, expected))

@@ -1,5 +1,6 @@
-"""Damages files: bytes at random, and the structure of HDF5 files, archives and JSON, all from a seeded generator."""
+"""Damages files, from a seeded generator: bytes, and the structure of HDF5, archives, pickles and JSON."""
 
+import contextlib
 import json
 import random
 import zipfile
@@ -7,12 +8,20 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import torch
 
 HOSTILE_NUMBERS = (0, -1, 1, 2**31 - 1, 2**31, 2**62, 2**63, 2**70, 10**30, 0.5, -0.0, 1e308, float("nan"),
                    float("inf"), float("-inf"))
 HOSTILE = (*HOSTILE_NUMBERS, None, True, "", "3", "\ud800", [], [[]], {}, [1, "a"], {"a": 1})
-_HDF5 = ("compressed", "external link", "external storage", "group", "huge", "removed", "shape", "soft link", "text",
-         "type", "values")
+_WAYS = ("attribute", "attribute", "axes", "big endian", "chunks", "cycle", "deep", "empty", "empty space",
+         "external link", "external storage", "group", "huge", "kind", "long name", "many", "name", "number", "removed",
+         "reversed", "sequences", "short", "soft link", "swapped")
+_TEXTS = ("", "a", "é" * 30, "x" * 5000, "[" * 3000, "{}", "null", '{"a": 1, "a": 2}', "all", "NaN", "3")
+
+
+def value_of(rng: random.Random):
+    """A JSON value of any kind."""
+    return rng.choice((*HOSTILE, *_TEXTS, [0], ["all", None], {"layers": "top"}, 10**400))
 
 
 def damage_bytes(path: Path, rng: random.Random) -> str:
@@ -42,72 +51,95 @@ def damage_bytes(path: Path, rng: random.Random) -> str:
     return f"{way} {size} at {at}"
 
 
-def damage_json(path: Path, rng: random.Random) -> str:
-    """Replace, remove or add one value anywhere in a JSON file."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    places = [(container, key) for container in _containers(content)
-              for key in (container if isinstance(container, dict) else range(len(container)))]
-    container, key = rng.choice(places)
-    way = rng.choice(("replace", "replace", "replace", "remove", "add"))
-    if way == "replace":
-        container[key] = rng.choice(HOSTILE)
-    elif way == "remove":
-        del container[key]
-    elif isinstance(container, dict):
-        container[rng.choice(("unknown", "", "lstm", "dim"))] = rng.choice(HOSTILE)
-    else:
-        container.append(rng.choice(HOSTILE))
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return f"{way} {key}"
-
-
-def _containers(value):
-    if isinstance(value, (dict, list)):
-        yield value
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _containers(inner)
-
-
 def damage_hdf5(path: Path, rng: random.Random, secret: Path) -> str:
-    """Change one dataset of an HDF5 file, its values, shape, type or place; `secret` is a file that links point at."""
+    """Change one dataset, attribute or link of an HDF5 file; `secret` is a file that links point at."""
     with h5py.File(path, "r+") as file:
         names: list[str] = []
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-        name = rng.choice(names)
-        way = rng.choice(_HDF5)
-        values = file[name][...]
-        del file[name]
-        _change(file, name, values, way, rng, secret)
+        name, way = rng.choice(names), rng.choice(_WAYS)
+        if way == "attribute" and len(file.attrs):
+            name = rng.choice(list(file.attrs))
+            _change_attribute(file, name, rng)
+        elif way in ("cycle", "deep", "long name", "many", "name"):
+            _add_links(file, way, rng)
+        else:
+            values = file[name][...]
+            del file[name]
+            if way in ("external link", "external storage", "soft link"):
+                _lead_out(file, name, values, way, secret)
+            else:
+                _rewrite(file, name, values, way, rng)
     return f"{way} {name}"
 
 
-def _change(file, name, values, way, rng, secret):
-    """Write a dataset of that name anew, in a way of `_HDF5`."""
-    if way == "group":
-        file.create_group(name)
-    elif way == "values":
-        flat = np.array(values).reshape(-1)
-        if flat.dtype.kind == "f" and flat.size:
-            flat[rng.randrange(flat.size)] = rng.choice((np.nan, np.inf, -np.inf, 3e38))
-        file[name] = flat.reshape(values.shape)
-    elif way == "shape":
-        file[name] = rng.choice((values.reshape(-1), values.T, values[None], values[:-1], np.zeros(0, values.dtype)))
-    elif way == "type":
-        file[name] = values.astype(rng.choice(("f2", "f8", "i4", "u1", ">f4", "S3", "c8")))
-    elif way == "text":
-        file[name] = "text"
-    elif way == "soft link":
-        file[name] = h5py.SoftLink(rng.choice(("/", f"/{name}", "/nowhere")))
+def _lead_out(file: h5py.File, name: str, values: np.ndarray, way: str, secret: Path) -> None:
+    """Put a way to another file, or to the file itself, in the place of a dataset."""
+    if way == "soft link":
+        file[name] = h5py.SoftLink("/")
     elif way == "external link":
         file[name] = h5py.ExternalLink(str(secret.with_suffix(".hdf5")), "/values")
-    elif way == "external storage":
+    else:
         file.create_dataset(name, values.shape, values.dtype, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
-    elif way == "compressed" and values.ndim and values.size:
-        file.create_dataset(name, data=values, chunks=True, compression="gzip", shuffle=True)
-    elif way == "compressed":
-        file[name] = values
-    elif way == "huge":
-        file.create_dataset(name, (1 << 40, *values.shape[1:]), values.dtype, chunks=(1 << 10, *values.shape[1:]))
+
+
+def _change_attribute(file: h5py.File, name: str, rng: random.Random) -> None:
+    before = file.attrs[name]
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        value = rng.choice((rng.choice(_TEXTS), rng.choice((0, -1, 2**40)), 0.5, np.zeros(3), np.zeros((2, 2), "i4"),
+                            b"\xff", [rng.choice(_TEXTS)] * 2, h5py.Empty("f4"), True, np.nan))
+        if isinstance(before, str) and before[:1] == "{" and rng.random() < 0.7:
+            value = damaged_json(before, rng)
+        del file.attrs[name]
+        if rng.random() < 0.9:
+            file.attrs[name] = value
+
+
+def _add_links(file: h5py.File, way: str, rng: random.Random) -> None:
+    if way == "cycle":
+        inner = file.create_group("cycle/inner")
+        inner["root"], inner["up"] = file["/"], file["cycle"]
+    elif way == "deep":
+        place = file.id
+        for _ in range(rng.choice((3, 200, 300, 6000))):
+            place = h5py.h5g.create(place, b"d")
+        h5py.Group(place)["x"] = np.zeros(3, np.float32)
+    elif way == "many":
+        for number in range(rng.choice((300, 5000))):
+            file.create_group(f"many/{number % 7}/{number}")
+    else:
+        names = (b"\xff\xfe", b"CNN/\xc3", b"\xed\xa0\x80", b"a\x01", b" ")
+        name = b"n" * 60_000 if way == "long name" else rng.choice(names)
+        links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+        links.set_create_intermediate_group(True)
+        h5py.h5d.create(file.id, name, h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((3,)), lcpl=links)
+
+
+def _rewrite(file: h5py.File, name: str, values: np.ndarray, way: str, rng: random.Random) -> None:
+    """Write a dataset anew; what fits no way is left out."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if way == "group":
+            file.create_group(name)
+        elif way == "huge":
+            file.create_dataset(name, (1 << 40, *values.shape[1:]), values.dtype, chunks=(1 << 10, *values.shape[1:]))
+        elif way == "empty space":
+            file[name] = h5py.Empty(values.dtype)
+        elif way == "chunks":
+            file.create_dataset(name, data=values, chunks=True, compression=rng.choice((None, "gzip")))
+        elif way == "sequences":
+            file.create_dataset(name, (2,), h5py.vlen_dtype(np.int32))[...] = [np.arange(3), np.arange(2)]
+        elif way == "number":
+            flat = np.array(values).reshape(-1)
+            flat[rng.randrange(len(flat))] = rng.choice((-1, 0, 1, 127, 2**31, -(2**40), np.nan, 65, 255))
+            file[name] = flat.reshape(values.shape)
+        elif way != "removed":
+            file[name] = {
+                "axes": lambda: rng.choice((values[None], values.reshape(-1), np.stack([values] * 2, -1),
+                                            values.sum())),
+                "big endian": lambda: values.astype(values.dtype.newbyteorder(">")),
+                "empty": lambda: values[:0], "reversed": lambda: values[::-1], "short": lambda: values[:-1],
+                "kind": lambda: values.astype(rng.choice(("f4", "f8", "i2", "u8", "c8", "S4", "?"))),
+                "swapped": lambda: np.roll(values, 1, 0), "attribute": lambda: np.repeat(values, 2, 0),
+            }[way]()
 
 
 def damage_zip(path: Path, rng: random.Random) -> str:
@@ -139,3 +171,96 @@ def damage_zip(path: Path, rng: random.Random) -> str:
                 info.external_attr, values = 0o120777 << 16, b"/etc/passwd"
             file.writestr(info, values)
     return f"{way} {name}"
+
+
+def damage_json(path: Path, rng: random.Random) -> str:
+    """`damaged_json` of a file."""
+    path.write_text(damaged_json(path.read_text(encoding="utf-8"), rng), encoding="utf-8", errors="replace")
+    return "json"
+
+
+def damaged_json(text: str, rng: random.Random) -> str:
+    """JSON with one value replaced, removed, given twice or nested deep, anywhere."""
+    content = json.loads(text)
+    places = [(container, key) for container in _containers(content)
+              for key in (container if isinstance(container, dict) else range(len(container)))]
+    way = rng.choice(("replace", "replace", "replace", "remove", "twice", "deep", "whole", "text"))
+    if way == "whole" or not places:
+        return json.dumps(value_of(rng))
+    if way == "text":
+        at = rng.randrange(len(text))
+        return text[:at] + rng.choice(("", ",", "}", "\x00", "?", '"')) + text[at:]
+    container, key = rng.choice(places)
+    if way == "remove":
+        del container[key]
+    else:
+        container[key] = {"replace": value_of(rng), "twice": "@@twice@@", "deep": "@@deep@@"}[way]
+    text = json.dumps(content)
+    if way == "twice" and isinstance(container, dict):
+        return text.replace('"@@twice@@"', f"1, {json.dumps(key)}: 2")
+    return text.replace('"@@deep@@"', "[" * 20_000 + "]" * 20_000)
+
+
+def _containers(value):
+    if isinstance(value, (dict, list)):
+        yield value
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _containers(inner)
+
+
+def damage_lines(path: Path, rng: random.Random) -> str:
+    """Change one line of a file of JSON lines, or its bytes."""
+    if rng.random() < 0.3:
+        return damage_bytes(path, rng)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    at = rng.randrange(len(lines))
+    lines[at] = rng.choice((damaged_json(lines[at], rng), "", "x", "[]", "[" * 50_000, '{"step": 1}',
+                            "\ufeff" + lines[at]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
+    return f"line {at}"
+
+
+def damage_pickle(path: Path, rng: random.Random) -> str:
+    """Change what a file of `torch.save` holds: tensors of other kinds, the opcodes, the archive."""
+    way = rng.choice(("bytes", "opcodes", "tensor", "tensor", "tensor", "archive", "cut"))
+    content = path.read_bytes()
+    if way == "bytes":
+        return damage_bytes(path, rng)
+    if way == "cut":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif way == "opcodes":
+        mark = rng.choice((b"(" * 3000, b"0" * 9, b"(lp0\nI1\naI2\na.", b"\x80\x02" + b"]" * 9000 + b".", b"\x80\x02N.",
+                           b"\x80\x02K\x01K\x02R.", b"\x80\x02h\x05.", b"cos\nsystem\n(S'true'\ntR.", b"\x8a\xff" * 40))
+        path.write_bytes(rng.choice((mark, content[:40] + mark + content[40:])))
+    elif way == "archive":
+        with zipfile.ZipFile(path, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+            archive.writestr("model/data.pkl", rng.choice((b"\x80\x02}.", content[:500], bytes(1 << 20))))
+            archive.writestr("model/data/0", bytes(1 << rng.choice((2, 25))))
+    else:
+        return f"tensor {_change_tensor(path, rng)}"
+    return way
+
+
+def _change_tensor(path: Path, rng: random.Random) -> str:
+    content = torch.load(path, weights_only=True)
+    name = rng.choice(sorted(content))
+    before = content[name]
+    content[name] = changed_tensor(before, rng)
+    if rng.random() < 0.1:
+        content[rng.choice((0, None, "n" * 5000))] = before
+    torch.save(content, path, _use_new_zipfile_serialization=rng.random() < 0.5)
+    return name
+
+
+def changed_tensor(before: torch.Tensor, rng: random.Random):
+    """A tensor of another layout, type, size or device, or no tensor."""
+    ways = [lambda: before.to("meta"), lambda: before.to(torch.complex64), lambda: before.int(),
+            before.double, lambda: before[None], lambda: before.reshape(-1),
+            lambda: torch.zeros(1).expand(before.shape),
+            lambda: torch.zeros(1).as_strided((1 << 40, *before.shape[1:]), (0,) * before.dim()),
+            lambda: before.new_zeros(0), lambda: before * rng.choice((np.nan, np.inf, -1.0, 1e30)), lambda: None,
+            lambda: "text", lambda: [before],
+            lambda: before.bool(), lambda: before.bfloat16(), lambda: rng.choice(HOSTILE_NUMBERS)]
+    if before.dim() == 2 and before.dtype == torch.float32:
+        ways += [before.to_sparse, lambda: before.t(), lambda: torch.nested.nested_tensor([before])]
+    return rng.choice(ways)()

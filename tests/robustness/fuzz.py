@@ -22,10 +22,7 @@ import torch
 
 import elmo_fast
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_table.file import read_table
-from elmo_fast.train import checkpoint
 from tests.robustness import file_cases, text_cases
-from tests.robustness.arguments import calls, hostile
 from tests.robustness.children import call
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
 from tests.robustness.world import Case, World
@@ -49,8 +46,7 @@ def embed(model: Path) -> bool:
 
 def of_options(world: World, folder: Path, rng: random.Random) -> Case:
     model = shutil.copytree(world.model, folder / "model")
-    what = [damage_json(model / "options.json", rng) for _ in range(rng.choice((1, 1, 2)))]
-    return Case(f"{what}", lambda: embed(model))
+    return Case(damage_json(model / "options.json", rng), lambda: embed(model))
 
 
 def of_weights(world: World, folder: Path, rng: random.Random) -> Case:
@@ -61,66 +57,20 @@ def of_weights(world: World, folder: Path, rng: random.Random) -> Case:
     return Case(what, lambda: embed(model), () if what.startswith(("external", "soft")) else None)
 
 
-def of_table(world: World, folder: Path, rng: random.Random) -> Case:
-    table = Path(shutil.copy(world.table, folder / "table.hdf5"))
-    what = damage_hdf5(table, rng, world.secret) if rng.random() < 0.5 else damage_bytes(table, rng)
-    return Case(what, lambda: _table_digest(table), (_table_digest(world.table),))
-
-
-def _table_digest(table: Path) -> str:
-    found = read_table(table, torch.device("cpu"))  # all vectors are compared with their checksums
-    return digest(found.vectors.numpy()) + str(found.header)
-
-
-def of_partial_table(world: World, folder: Path, rng: random.Random) -> Case:
-    """A partial table that `cache` finds: it resumes or starts over, and writes the table."""
-    table, part = folder / "table.hdf5", folder / "table.hdf5.part"
-    shutil.copy(world.table, part)
-    what = damage_hdf5(part, rng, world.secret) if rng.random() < 0.3 else damage_bytes(part, rng)
-
-    def run() -> str:
-        world.command("cache", world.vocabulary, table, *world.files(world.model), "--quiet")
-        return _table_digest(table)
-
-    return Case(what, run, (_table_digest(world.table),))
-
-
 def of_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
-    """A damaged file of a run that is resumed: refused, or the same weights. Old checkpoints have no checksum."""
+    """A damaged file of a run that is resumed: refused, or the same weights."""
     run_directory = shutil.copytree(world.run, folder / "run")
     files = sorted(path for path in run_directory.rglob("*") if path.suffix in (".pt", ".json", ".txt"))
     damaged, right = rng.choice(files), (_resumed(world),)
-    if damaged.suffix == ".pt" and rng.random() < 0.4:
-        is_old = rng.random() < 0.5
-        what = _damage_content(damaged, rng, 1 if is_old else checkpoint.FORMAT)
-        right = None if is_old else right
-    else:
-        is_json = damaged.suffix == ".json" and rng.random() < 0.5
-        what = damage_json(damaged, rng) if is_json else damage_bytes(damaged, rng)
-        right = None if damaged.name == "run.json" else right
+    is_json = damaged.suffix == ".json" and rng.random() < 0.5
+    what = damage_json(damaged, rng) if is_json else damage_bytes(damaged, rng)
+    right = None if damaged.name == "run.json" else right
 
     def run() -> str:
         world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
         return _run_digest(run_directory)
 
     return Case(f"{damaged.name}: {what}", run, right)
-
-
-def _damage_content(path: Path, rng: random.Random, number: int) -> str:
-    """Remove or replace an entry of what a checkpoint holds, at any depth, and write it in that format's number."""
-    content = torch.load(path, weights_only=True)
-    container, key = content, rng.choice(sorted(content))
-    while isinstance(container[key], (dict, list)) and container[key] and rng.random() < 0.7:
-        container = container[key]
-        key = rng.choice(sorted(container, key=str) if isinstance(container, dict) else range(len(container)))
-    way = rng.choice(("remove", "number", "shape", "text"))
-    content["format"] = number
-    if way == "remove":
-        del container[key]
-    else:
-        container[key] = {"number": rng.choice(HOSTILE_NUMBERS), "shape": torch.zeros(3, 1), "text": "a"}[way]
-    torch.save(content, path)
-    return f"{way} {key}"
 
 
 @functools.cache
@@ -168,21 +118,10 @@ def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
     return Case(f"{command[0]} {flag} {value!r}", lambda: len(world.command(*command, flag, value)))
 
 
-def of_arguments(world: World, folder: Path, rng: random.Random) -> Case:
-    known = calls(world.folder / "calls")
-    name, value = rng.choice(sorted(known)), hostile(rng)
-
-    def run() -> bool:
-        known[name](value)
-        return True
-
-    return Case(f"{name}({value!r:.60})", run)
-
-
-KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "partial table": of_partial_table,
-         "checkpoint": of_checkpoint, "archive": of_archive, "fasta": text_cases.of_fasta, "text": text_cases.of_text,
+KINDS = {"options": of_options, "weights": of_weights, "checkpoint": of_checkpoint,
+         "archive": of_archive, "fasta": text_cases.of_fasta, "text": text_cases.of_text,
          "compressed": text_cases.of_compressed, "jsonl": text_cases.of_jsonl, "conllu": text_cases.of_conllu,
-         "flags": of_flags, "arguments": of_arguments, **file_cases.KINDS}
+         "flags": of_flags, **file_cases.KINDS}
 if find_spec("pyarrow"):
     KINDS["parquet"] = text_cases.of_parquet
 

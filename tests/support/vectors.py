@@ -1,6 +1,5 @@
 """Texts with vectors, and files of them, for the tests of layouts."""
 
-import contextlib
 import itertools
 from importlib.util import find_spec
 
@@ -12,7 +11,6 @@ from elmo_fast.vectors.layouts.parts import part_name
 from elmo_fast.vectors.layouts.table import is_directory
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec
-from tests.support.files import flip
 
 LIBRARY = [pytest.mark.long, pytest.mark.skipif(not find_spec("pyarrow"),
                                                 reason="pyarrow is not installed: make test-integrations")]
@@ -67,14 +65,6 @@ def write(layout, target, form, items, cuts=(), **options):
         left.unlink()
     folder.rmdir()
     return target
-
-
-@contextlib.contextmanager
-def flipped(path, at):
-    """A file with a bit of a byte changed while the body runs."""
-    flip(path, at)
-    yield
-    flip(path, at)
 
 
 FORMS = [OutputSpec(), OutputSpec("top", dtype="float16"), OutputSpec("average"),

@@ -1,7 +1,5 @@
 """Files of vectors and indexes whose structure is wrong under right checksums: refused, with the file and the field."""
 
-import json
-
 import h5py
 import numpy as np
 import pytest
@@ -9,8 +7,7 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.explore.contexts import ContextIndex
-from elmo_fast.vectors.partial import PartialResult
-from elmo_fast.vectors.spec import OutputSpec, Target
+from elmo_fast.vectors.spec import OutputSpec
 from tests.support.vectors import make_items, write
 
 TEXTS = [["a", "b"], ["b", "c", "a"], []]
@@ -34,18 +31,11 @@ def index(tmp_path):
 
 @pytest.mark.parametrize("name, value, message", [
     ("places", np.zeros((5, 3), "i8"), r"places: expected .* of shape \[any, 2\]"),
-    ("places", np.zeros(10, "i8"), "places: expected"),
-    ("places", np.zeros((5, 2)), "places: expected signed integers"),
     ("places", None, "dataset places, found a group"),
     ("places", np.zeros((4, 2), "i8"), r"vectors: .* shape \[4, any\]"),
-    ("vectors", np.zeros((5, 2, 2), "f4"), "vectors: expected"),
-    ("vectors", np.zeros((5, 4), "i4"), "vectors: expected"),
     ("vectors", None, "dataset vectors, found a group"), ("vectors", np.zeros((5, 4)), "vectors: expected float32"),
     ("lines", np.zeros(2, "i8"), r"lines: .* shape \[3\]"), ("lines", np.zeros(3), "lines: expected signed integers"),
-    ("token_bytes", np.zeros(3, "f4"), "token_bytes: expected unsigned"),
-    ("token_ends", np.zeros((2, 2)), "token_ends"),
     ("token_ends", np.array([1, 0, 3, 4, 5]), "token_ends: expected strings"),
-    ("text_ends", None, "text_ends, found a"),
     ("text_ends", np.array([2, 1, 5]), "text_ends: expected offsets that rise to 5"),
 ])
 def test_an_index_of_other_shapes_and_types_is_refused(index, name, value, message):
@@ -68,14 +58,6 @@ def test_an_index_of_other_attributes_is_refused(index, name, value, message):
         ContextIndex.load(index)
 
 
-def test_an_empty_index_is_read_whatever_type_its_lines_have(tmp_path):
-    ContextIndex([], np.zeros((0, 2), np.int64), np.zeros((0, 4), np.float32), lines=[]).save(tmp_path / "index.h5")
-    assert len(ContextIndex.load(tmp_path / "index.h5")) == 0
-    with h5py.File(tmp_path / "index.h5", "r+") as file:
-        replaced(file, "lines", np.zeros(0))
-    assert len(ContextIndex.load(tmp_path / "index.h5")) == 0
-
-
 @pytest.mark.parametrize("about", ["[]", "3", '{"form": {}}', "[" * 50_000, '{"form": 1, "form": 2}', 5,
                                    '{"form": {"dtype": "f", "pool": null, "layers": "all", "targets": false}}'])
 def test_what_a_file_says_about_itself_is_checked(tmp_path, about):
@@ -86,16 +68,13 @@ def test_what_a_file_says_about_itself_is_checked(tmp_path, about):
         elmo_fast.open_embeddings(tmp_path / "out.hdf5")
 
 
-@pytest.mark.parametrize("value", ["[]", '{"a": 1}', "{", np.zeros(3), None])
+@pytest.mark.parametrize("value", ["[]", '{"a": 1}', "{"])
 def test_an_index_of_sentences_is_checked(tmp_path, value):
     write("allennlp", tmp_path / "out.hdf5", OutputSpec(), make_items(OutputSpec(), count=3))
     with h5py.File(tmp_path / "out.hdf5", "r+") as file:
-        replaced(file, "sentence_to_index", [value] if isinstance(value, str) else value)
-    if isinstance(value, np.ndarray) or value is None:  # a key of that name
-        value = elmo_fast.open_embeddings(tmp_path / "out.hdf5").keys
-    else:
-        with pytest.raises(ConfigurationError, match="out.hdf5: sentence_to_index: expected"):
-            elmo_fast.open_embeddings(tmp_path / "out.hdf5")
+        replaced(file, "sentence_to_index", [value])
+    with pytest.raises(ConfigurationError, match="out.hdf5: sentence_to_index: expected"):
+        elmo_fast.open_embeddings(tmp_path / "out.hdf5")
 
 
 @pytest.mark.parametrize("values", [np.zeros(3, "i4"), np.array(1.0), np.array(["a"]), np.zeros(4, "c8")])
@@ -113,13 +92,3 @@ def test_names_of_rows_are_checked(tmp_path, names):
     (tmp_path / "a.json").write_text(names)
     with pytest.raises(ConfigurationError, match=r"embeddings .*a\.(json|npy)"):
         elmo_fast.open_embeddings(tmp_path / "a.npy")
-
-
-@pytest.mark.parametrize("change", [{"settings": 3}, {"parts": "x"}, {"texts": None}, {"parts": [1]}])
-def test_the_progress_of_a_run_is_checked(tmp_path, change):
-    folder = tmp_path / "out.h5.part"
-    folder.mkdir()
-    about = {"settings": {}, "head": "", "parts": 1, "texts": 1, "digest": "", **change}
-    np.savez(folder / "progress.npz", about=np.frombuffer(json.dumps(about).encode(), np.uint8))
-    with pytest.raises(ConfigurationError, match="partial result: expected the bytes .*progress.npz"):
-        PartialResult(Target(tmp_path / "out.h5", "allennlp"), {}, "", tmp_path).find()

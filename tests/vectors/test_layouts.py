@@ -98,22 +98,13 @@ def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form
 
 
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
-@pytest.mark.parametrize("value", [65505.0, -70000.0, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [65520.0, -70000.0, np.inf, -np.inf])
 def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path, layout, name, value):
     items = make_items(OutputSpec(), longest=3)
     items[23] = TextVectors("23", "a", ["a", "b"], None, np.full((3, 2, 8), 1.5, np.float32))
     items[23].vectors[1, 1, 2] = value
     with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 23;"):
         write(layout, tmp_path / name, OutputSpec(dtype="float16"), items, [10])
-
-
-@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
-def test_float16_vectors_among_float32_ones_give_the_same_file(tmp_path, layout, name):
-    form, items = OutputSpec(dtype="float16"), make_items(OutputSpec())
-    mixed = [item._replace(vectors=item.vectors.astype(np.float16)) if number % 7 < 4 else item
-             for number, item in enumerate(items)]
-    np.testing.assert_equal(*(contents(write(layout, tmp_path / f"{number}{name}", form, each, [20]))
-                              for number, each in enumerate((mixed, items))))
 
 
 def test_float16_rounds_as_numpy_does_and_nan_stays():
@@ -152,20 +143,20 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
     write("allennlp", tmp_path / "o.h5", OutputSpec(), items[1:], [1], use_sentence_keys=True)
     with h5py.File(tmp_path / "o.h5") as file:
         assert "sentence_to_index" not in file and file["d / e"].shape == (3, 3, 8)
-    with pytest.raises(ConfigurationError, match="^use_sentence_keys: expected different sentences, got 'a b' twice"):
+    with pytest.raises(ConfigurationError, match="^use_sentence_keys: expected sentences that are diff.* got 'a b'"):
         write("allennlp", tmp_path / "o.h5", OutputSpec(), items, [2], use_sentence_keys=True)
 
 
 @pytest.mark.parametrize("layout, name, keys, message", [
-    ("allennlp", "o.h5", ["a", "a"], "output: expected identifiers that are valid names in HDF5, got 'a'"),
-    ("allennlp", "o.h5", ["a\0b"], "output: expected identifiers that are valid names in HDF5, got 'a.x00b'"),
-    ("allennlp", "o.h5", ["a", "a/b"], "output: expected identifiers that are valid names in HDF5, got 'a/b'"),
+    ("allennlp", "o.h5", ["a", "a"], "output: expected identifiers that are different .*, got 'a'"),
+    ("allennlp", "o.h5", ["a\0b"], "output: expected identifiers that are different .*, got 'a.x00b'"),
+    ("allennlp", "o.h5", ["a", "a/b"], "output: expected identifiers that are different .*, got 'a/b'"),
     ("allennlp", "o.h5", ["sentence_to_index"], "output: expected keys other than sentence_to_index"),
-    ("npz", "o.npz", ["a", "a"], "output: expected different identifiers without NUL for .npz, got 'a'"),
+    ("npz", "o.npz", ["a", "a"], "output: expected different identifiers .* for .npz, got 'a'"),
     ("npz", "o.npz", ["a\0b"], "output: expected different identifiers without NUL"),
-    ("npz", "o.npz", ["a" * 65532], "output: expected .*, got 'a.*, which is not UTF-8 of at most 65,531 bytes"),
-    ("npz", "o.npz", ["\ud800"], "output: expected .* which is not UTF-8"),
-    ("allennlp", "o.h5", ["a/" * 257 + "b"], "output: expected identifiers that are valid names in HDF5, got 'a/a"),
+    ("npz", "o.npz", ["a" * 65532], "output: expected .* UTF-8 of at most 65,531 bytes, for .npz, got 'a"),
+    ("npz", "o.npz", ["\ud800"], "output: expected .* which are UTF-8"),
+    ("allennlp", "o.h5", ["a/" * 257 + "b"], "output: expected identifiers that are different .*, got 'a/a"),
     pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts in UTF-8 for parquet",
                  marks=LIBRARY)])
 @pytest.mark.parametrize("cut", [False, True])
@@ -205,16 +196,3 @@ def test_a_form_keeps_what_it_says():
         kept = OutputSpec(np.int64(layer)).check(3).apply(vectors, tokens).vectors
         assert kept.base is None and (kept == vectors[layer]).all()
     assert OutputSpec(0, dtype="float16").rounds_alone and not OutputSpec([1, 0, 0], dtype="float16").rounds_alone
-
-
-@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
-def test_segments_are_joined_without_mapping_them(tmp_path, monkeypatch, layout, name):
-    """Pages of mapped files count as memory of the process until the files are closed."""
-    from elmo_fast.vectors.layouts import columns
-
-    opened, made = [], columns.ColumnsSource.__init__
-    monkeypatch.setattr(columns.ColumnsSource, "__init__", lambda source, path, mapped=True: (
-        opened.append(mapped), made(source, path, mapped))[1])
-    monkeypatch.setattr(columns.pa, "memory_map", None)
-    write(layout, tmp_path / name, OutputSpec(), make_items(OutputSpec(), 30), [4, 20])
-    assert opened == [False] * 3

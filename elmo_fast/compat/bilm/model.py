@@ -20,7 +20,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.batch_layout import remove_boundaries
 from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_table.file import read_table, table_writer
+from elmo_fast.model.token_table.file import read_table, write_table
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_finite, read_model
 from elmo_fast.ops.projected_lstm.reference import State
@@ -165,9 +165,7 @@ def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _
     """
     check_target(outfile, "outfile")
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, options)
-    with table_writer(outfile, table_header(bilm, words)._replace(words=None)) as writer:
-        for vectors in encoded(bilm, words, 0, progress):
-            writer.append(vectors)
+    write_table(outfile, table_header(bilm, words)._replace(words=None), encoded(bilm, words, progress))
 
 
 def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _Path, weight_file: _Path,

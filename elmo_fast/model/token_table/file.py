@@ -1,16 +1,12 @@
 """Files of token tables: bilm-tf's HDF5 with the dataset `embedding`, and our data that identify words and model.
 
 The words are `vocabulary` (uint8, UTF-8 without separators) and `vocabulary_ends` (int64 [V], the byte at which each
-word ends); attributes are `fingerprint`, `precision` and `format_version`. A seal follows the HDF5 data
-(`files/seal.py`).
+word ends); attributes are `fingerprint`, `precision` and `format_version`.
 """
 
-import contextlib
 import functools
-import logging
 import os
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,17 +17,14 @@ import torch
 from elmo_fast.arguments import STORAGES, check_path, local_path, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target, replace
-from elmo_fast.files.hdf5 import HDF5_ERRORS, attribute_of, dataset_of, new_hdf5, open_hdf5, strings_of
+from elmo_fast.files.hdf5 import attribute_of, dataset_of, new_hdf5, open_hdf5, strings_of
 from elmo_fast.files.lock import lock_of
-from elmo_fast.files.seal import ROWS, Blocks, Seal, read_seal, write_seal
 from elmo_fast.files.strings import joined
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
-FORMAT_VERSION = 2  # 1: without a seal
-
-logger = logging.getLogger(__name__)
+FORMAT_VERSION = 3  # 2: checksums after the HDF5 data, which are not read
 
 
 class TableHeader(NamedTuple):
@@ -49,31 +42,28 @@ class TableHeader(NamedTuple):
 
 
 class TableFile(NamedTuple):
-    """Content of a file. Memory-mapped vectors with checksums must be compared with `blocks` before use."""
+    """Content of a file."""
 
     header: TableHeader
     vectors: torch.Tensor
-    blocks: Blocks | None
 
 
 def read_table(path: str | os.PathLike, device: torch.device | None = None) -> TableFile:
     """Read a table onto `device`, or map its vectors from the file if `device` is None.
 
-    Raises `ConfigurationError` for a file that is not HDF5, is incomplete or damaged, lacks an `embedding` [V, P] of
-    float32 or float16, has different numbers of words and vectors, or has a later format version.
+    Raises `ConfigurationError` for a file that is not HDF5 or is cut short, lacks an `embedding` [V, P] of float32 or
+    float16, has different numbers of words and vectors, or has a later format version.
     """
     name = check_path("token table", path)
-    sealed, where = read_seal(name), f"token table {name}"
+    where = f"token table {name}"
     with open_hdf5(path, "token table") as file:
         dataset = dataset_of(file, "embedding", where)
         header = _header(file, dataset, where)
-        _check_version(file, where, header, sealed)
+        version = attribute_of(file, "format_version", where, int, 0)
+        _require(where, header.fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
+                 f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
         values = _values(dataset, name, device is None)
-    blocks = Blocks(name, values, sealed[1][1:]) if sealed else None
-    if blocks and not isinstance(values, np.memmap):
-        blocks.check()
-        blocks = None
-    return TableFile(header, torch.from_numpy(values).to(device or "cpu"), blocks)
+    return TableFile(header, torch.from_numpy(values).to(device or "cpu"))
 
 
 def _header(file: h5py.File, dataset: h5py.Dataset, where: str) -> TableHeader:
@@ -89,24 +79,6 @@ def _header(file: h5py.File, dataset: h5py.Dataset, where: str) -> TableHeader:
             f"attribute precision: expected one of {', '.join(PRECISIONS)}, found {precision!r:.80}")
     return TableHeader(dataset.shape, dataset.dtype.name, words, attribute_of(file, "fingerprint", where, str),
                        precision)
-
-
-def _check_version(file: h5py.File, where: str, header: TableHeader,
-                   sealed: tuple[Seal, np.ndarray] | None) -> None:
-    """Raise `ConfigurationError` for a file of a later version, without its seal, or with missing vectors."""
-    require, rows = functools.partial(_require, where), header.shape[0]
-    version = attribute_of(file, "format_version", where, int, 0)
-    require(header.fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
-            f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
-    require(version < 2 or sealed is not None, "expected a seal with checksums at its end, found none: the file "
-            "was cut or changed; write it again (elmo-fast cache)")
-    require(sealed is None or sealed[0].rows == rows, f"expected the checksums of {rows} vectors, "
-            f"found those of {sealed[0].rows if sealed else 0}; write it again (elmo-fast cache)")
-    done = sealed[1][0] if sealed else rows
-    if not sealed and version and "done" in file:
-        done = dataset_of(file, "done", where, "iu", 1)[0]
-    require(done == rows, f"expected all of its {rows} vectors, found {done}; elmo-fast cache "
-            "resumes the partial file OUT.part, and renames it when it is complete")
 
 
 def _require(where: str, fits: bool, message: str) -> None:
@@ -145,115 +117,25 @@ def _checked(word: str) -> str:
     return word
 
 
-@contextlib.contextmanager
-def table_writer(path: str | os.PathLike, header: TableHeader, resume: bool = False,
-                 lock: Path | None = None) -> Iterator["TableWriter"]:
-    """A writer of a table; the file appears at `path` only after the body has succeeded and written every vector.
+def write_table(path: str | os.PathLike, header: TableHeader, blocks: Iterable[np.ndarray],
+                lock: Path | None = None) -> None:
+    """Write a table atomically; `blocks` have its vectors, [N, P] each.
 
-    With `resume` it writes `PATH.part`, which remains after a failure or a kill: the next run continues it. `lock` is
-    what `locked(path)` gave a caller that has locked `path`, else None.
+    `lock` is what `locked(path)` gave a caller that has locked `path`, else None.
     """
     check_target(path, "token table")
     target = Path(os.path.realpath(local_path(path)))
-    with lock_of(target, lock) as new:
-        part = target.with_name(f"{target.name}.part") if resume else new
-        if not (resume and part.exists() and _belongs_to(part, header)):
-            _create(new, path, header)
-            replace(new, part)
-        with contextlib.closing(TableWriter(part, header, resume)) as writer:
-            yield writer
-            writer.finish()
+    with lock_of(target, lock) as part:
+        with new_hdf5(part, path) as (file, disk):
+            dataset = file.create_dataset("embedding", header.shape, header.storage)  # contiguous, as in bilm-tf's
+            if header.words is not None:
+                file["vocabulary"], file["vocabulary_ends"] = joined(list(map(_checked, header.words)))
+            if header.fingerprint is not None:
+                file.attrs["fingerprint"] = header.fingerprint
+            file.attrs["format_version"], file.attrs["precision"] = FORMAT_VERSION, header.precision
+            done = 0
+            for block in blocks:
+                dataset[done : done + len(block)] = np.asarray(block, header.storage)
+                done += len(block)
+                disk.check()
         replace(part, target)
-
-
-def _belongs_to(part: Path, header: TableHeader) -> bool:
-    """Whether a partial file is the beginning of the table of `header`, and undamaged except for its vectors."""
-    where = f"partial token table {part}"
-    try:
-        seal, progress = read_seal(part)
-        with open_hdf5(part, "partial token table") as file:
-            dataset = dataset_of(file, "embedding", where)
-            found, first = _header(file, dataset, where), dataset.id.get_offset()
-        if found == header and (seal.first, seal.rows) == (first, header.shape[0]) and 0 <= progress[0] <= seal.rows:
-            return True
-    except HDF5_ERRORS:
-        pass
-    logger.info("%s: starts over, since %s has another vocabulary, model, precision or storage, or is damaged",
-                part.stem, part.name)
-    return False
-
-
-def _create(path: Path, target: str | os.PathLike, header: TableHeader) -> None:
-    """Write a sealed file without vectors, with a contiguous dataset as in bilm-tf's files. Errors name `target`."""
-    (rows, dim), dtype = header.shape, np.dtype(header.storage)
-    with new_hdf5(path, target) as (file, _):
-        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        dataset = h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(dtype),
-                                  h5py.h5s.create_simple(header.shape), dcpl=properties)
-        if header.words is not None:
-            file["vocabulary"], file["vocabulary_ends"] = joined(list(map(_checked, header.words)))
-        if header.fingerprint is not None:
-            file.attrs["fingerprint"] = header.fingerprint
-        file.attrs["format_version"], file.attrs["precision"] = FORMAT_VERSION, header.precision
-        first = dataset.get_offset()
-    with open(path, "r+b") as sealed:
-        write_seal(sealed, first, rows * dim * dtype.itemsize, rows)
-
-
-class TableWriter:
-    """Writes vectors block by block into a sealed file; `done` counts those that are written and match their checksums.
-
-    If `durable`, vectors are synchronized to the disk before they are counted.
-    """
-
-    def __init__(self, path: Path, header: TableHeader, durable: bool):
-        self._shape, self._dtype, self._durable = header.shape, np.dtype(header.storage), durable
-        self._seal, self._progress = read_seal(path)
-        self.done = self._undamaged(path)
-        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
-
-    def close(self) -> None:
-        self._file.close()
-
-    def append(self, vectors: np.ndarray) -> None:
-        """Write the next vectors [N, P], then count them."""
-        values = np.ascontiguousarray(vectors, dtype=self._dtype)
-        self._put(self._seal.first + self.done * self._shape[1] * self._dtype.itemsize, values)
-        self._sync()
-        for piece in np.split(values, range(ROWS - self.done % ROWS, len(values), ROWS)):  # each piece within a block
-            block = 1 + self.done // ROWS
-            self._progress[block] = zlib.crc32(piece, int(self._progress[block]))
-            self.done += len(piece)
-        self._progress[0] = self.done
-        self._put(self._seal.size, self._progress)
-
-    def finish(self) -> None:
-        """Synchronize the file; `ValueError` unless every vector was written."""
-        if self.done != self._shape[0]:
-            raise ValueError(f"vectors: expected {self._shape[0]}, got {self.done}")
-        self._sync()
-
-    def _sync(self) -> None:
-        if self._durable:
-            os.fsync(self._file.fileno())
-
-    def _put(self, offset: int, values: np.ndarray) -> None:
-        rest = memoryview(values).cast("B")
-        self._file.seek(offset)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-
-    def _undamaged(self, path: Path) -> int:
-        """The number of written vectors before the first block that differs from its checksum."""
-        done = int(self._progress[0])
-        vectors = np.memmap(path, self._dtype, "r", self._seal.first, self._shape)[:done]
-        blocks = Blocks(str(path), vectors, self._progress[1:])
-        for block in range(-(-done // ROWS)):
-            if not blocks.fits(block):
-                done, self._progress[1 + block :] = block * ROWS, 0
-                logger.warning("%s: word %d and those after it are encoded again, since %s is damaged there",
-                               path.stem, done, path.name)
-                break
-        return done

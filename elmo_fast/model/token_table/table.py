@@ -10,8 +10,7 @@ import torch
 from elmo_fast.arguments import UNKNOWN, check_choice, local_path, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.seal import Blocks
-from elmo_fast.model.token_table.file import TableHeader, read_table, table_writer, words_of
+from elmo_fast.model.token_table.file import TableHeader, read_table, words_of, write_table
 from elmo_fast.ops.device import available_device, to_device
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import not_a_string
@@ -54,7 +53,6 @@ class TokenTable:
             raise ValueError(f"words: expected one for each of {len(self._memory)} vectors, got {len(self.words)}")
         self._rows = _Rows([] if self.words is None else self.words)
         self._path: str | None = None
-        self._blocks: Blocks | None = None  # of memory-mapped vectors with checksums
         self._key: Hashable = None
         self._most_in_flight = 0  # tokens that were in flight when a full cache was last reduced
         self.unknown = unknown
@@ -67,7 +65,7 @@ class TokenTable:
         `vocabulary` is the vocabulary file of a table that bilm-tf wrote, or its words in order. Our files contain
         their vocabulary; a different `vocabulary` is refused.
         """
-        header, vectors, blocks = read_table(path, None if device is None else available_device(device))
+        header, vectors = read_table(path, None if device is None else available_device(device))
         words = header.words
         if vocabulary is not None:
             given = words_of(vocabulary)
@@ -79,19 +77,14 @@ class TokenTable:
                                          f"of {os.fspath(path)}, got {len(given)} words")
             words = given
         table = cls(vectors, words, header.fingerprint, unknown=unknown, precision=header.precision)
-        table._path, table._blocks = os.path.abspath(local_path(path)) if device is None else None, blocks
+        table._path = os.path.abspath(local_path(path)) if device is None else None
         return table
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the table; the file is written atomically."""
-        if self._blocks:
-            self._blocks.check()
         words = None if self.words is None else self.words[: self._encoded]
         header = TableHeader(tuple(self.encoded.shape), self.storage, words, self.fingerprint, self.precision)
-        with table_writer(path, header) as writer:
-            for block in self.encoded.split(_ROWS_AT_ONCE):
-                writer.append(block.cpu().numpy())
-                stops.check()
+        write_table(path, header, (block.cpu().numpy() for block in stops.checked(self.encoded.split(_ROWS_AT_ONCE))))
 
     def __len__(self) -> int:
         return self._encoded if self.words is None else len(self.words)
@@ -153,10 +146,8 @@ class TokenTable:
         return rows + 1
 
     def vectors(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device; an error if the file is damaged."""
+        """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device."""
         rows = torch.as_tensor(rows, device=self.device)
-        if self._blocks and self._blocks.left:
-            self._blocks.check(rows.numpy())
         return self.encoded.index_select(0, rows).float()
 
     def number(self, tokens: Sequence[str], boundaries: Sequence[str] = ()) -> np.ndarray:
@@ -226,12 +217,12 @@ class TokenTable:
 
     def __getstate__(self) -> dict:
         """A memory-mapped table is pickled as its path."""
-        return self.__dict__ if self._path is None else {**self.__dict__, "_memory": None, "_blocks": None}
+        return self.__dict__ if self._path is None else {**self.__dict__, "_memory": None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         if self._memory is None:
-            _, self._memory, self._blocks = read_table(self._path)
+            self._memory = read_table(self._path).vectors
 
 
 class _Rows(dict[str, int]):

@@ -1,6 +1,7 @@
 """HDF5 with one dataset per text: AllenNLP's, with `sentence_to_index`, and SeqVec's, with identifiers as keys."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -27,7 +28,6 @@ _NAME = "original_id"  # attribute of a dataset in files of bio_embeddings: the 
 _TOKENS = "tokens"  # attribute of a text's vectors: JSON of its tokens where splitting at whitespace gives others
 # HDF5 stores object headers in separate blocks of this size, so the vectors between the blocks are contiguous.
 _OPTIONS = {"meta_block_size": 1 << 16}
-_MOST_SPACES = 1 << 12  # cached dataspaces, one per shape
 _MOST_JSON = 2**31 - 1  # bytes of an index: the longest string type of NumPy
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ class Hdf5Writer:
     HDF5 allocates a dataset; its values are written to the file directly, in half the time of `Group.create_dataset`.
     """
 
-    def __init__(self, file: h5py.File, disk: DeferredErrorFile, dtype: str | None = None, sentences: bool = False):
-        self._file, self._disk, self._dtype, self._sentences = file, disk, dtype, sentences
-        self._types: dict[np.dtype, h5py.h5t.TypeID] = {}
-        self._spaces: dict[tuple[int, ...], h5py.h5s.SpaceID] = {}
+    def __init__(self, file: h5py.File, disk: DeferredErrorFile, sentences: bool = False):
+        self._file, self._disk, self._sentences = file, disk, sentences
+        self._type = functools.lru_cache(8)(functools.partial(h5py.h5t.py_create, logical=True))
+        self._space = functools.lru_cache(1 << 12)(h5py.h5s.create_simple)
         self._properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         self._properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         self._properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -52,9 +52,9 @@ class Hdf5Writer:
             self._links[name] = h5py.h5p.create(h5py.h5p.LINK_CREATE)
             self._links[name].set_char_encoding(encoding)
 
-    def write(self, key: str, vectors: np.ndarray) -> h5py.h5d.DatasetID:
+    def write(self, key: str, values: np.ndarray) -> h5py.h5d.DatasetID:
         """Add a dataset; `ConfigurationError` when the key exists or is not a valid name in HDF5."""
-        values = np.ascontiguousarray(vectors, dtype=self._dtype)
+        values = np.ascontiguousarray(values)
         dataset = self.create(key, values.shape, values.dtype)
         if values.size:
             self._disk.seek(dataset.get_offset())
@@ -72,14 +72,7 @@ class Hdf5Writer:
             parent, _, name = key.rpartition("/")
             place = self._file.require_group(parent).id if parent else self._file.id
             links = self._links["ascii" if name.isascii() else "utf-8"]
-            if dtype not in self._types:
-                self._types[dtype] = h5py.h5t.py_create(dtype, logical=True)
-            if shape not in self._spaces:
-                if len(self._spaces) >= _MOST_SPACES:
-                    self._spaces.clear()
-                self._spaces[shape] = h5py.h5s.create_simple(shape)
-            return h5py.h5d.create(place, name.encode(), self._types[dtype], self._spaces[shape], self._properties,
-                                   links)
+            return h5py.h5d.create(place, name.encode(), self._type(dtype), self._space(shape), self._properties, links)
         except (ValueError, TypeError) as error:
             raise self._refused(key, error) from error
 
@@ -92,27 +85,19 @@ class Hdf5Writer:
         """Add AllenNLP's `sentence_to_index`: a JSON string that maps every sentence to its key."""
         if INDEX in self._file:
             raise ConfigurationError(f"output: expected keys other than {INDEX}, which AllenNLP's layout reserves")
-        if index.size > _MOST_JSON:
+        content = index.json()
+        if len(content) > _MOST_JSON:
             logger.warning("%s has no %s: HDF5 stores strings of at most 2 GiB, the index has %.1f GiB",
-                           self._disk.target, INDEX, index.size / 2**30)
+                           self._disk.target, INDEX, len(content) / 2**30)
             return
-        dataset = self.create(INDEX, (1,), np.dtype(f"S{index.size}"))
-        self._disk.seek(dataset.get_offset())
-        for piece in index.json():
-            self._disk.write(piece)
-            self.check()
+        self.write(INDEX, np.array([content]))
 
     def _refused(self, key: str, error: Exception) -> ConfigurationError:
-        if not self._sentences:
-            return ConfigurationError(f"output: expected identifiers that are valid names in HDF5, got {key!r:.60} "
-                                      f"({error}); .npz takes any")
-        with contextlib.suppress(*HDF5_ERRORS):
-            if "\0" not in key and key.rpartition("/")[2] not in ("", ".") and key in self._file:
-                return ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or "
-                                          f"as a part of another's path) in {self._disk.target}; line numbers always "
-                                          "work")
-        return ConfigurationError("use_sentence_keys: expected sentences that are valid names in HDF5, got "
-                                  f"{key!r:.80}; line numbers always work")
+        expected, remedy = "output: expected identifiers", ".npz takes any"
+        if self._sentences:
+            expected, remedy = "use_sentence_keys: expected sentences", "line numbers always work"
+        return ConfigurationError(f"{expected} that are different and valid names in HDF5, got {key!r:.60} ({error}) "
+                                  f"in {self._disk.target}; {remedy}")
 
 
 @contextlib.contextmanager
@@ -120,7 +105,7 @@ def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
     """A writer of a file that is renamed to `path` when the body succeeds; `OSError` if it cannot be written."""
     check_target(path, "output file")
     with atomic_path(path) as part, new_hdf5(part, path, **_OPTIONS) as (file, disk):
-        yield Hdf5Writer(file, disk, "float32", sentences=True)
+        yield Hdf5Writer(file, disk, sentences=True)
 
 
 class AllennlpWriter:
@@ -151,9 +136,9 @@ def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = 
             use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
     """A writer of a file at `path`; its errors name `target`."""
     indexed = not (forget_sentences or use_sentence_keys)
-    with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path, target) as index:
+    with new_hdf5(path, target, **_OPTIONS) as (file, disk):
         file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
-        writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
+        writer, index = Hdf5Writer(file, disk, sentences=use_sentence_keys), Index()
         yield AllennlpWriter(writer, form, use_sentence_keys, index if indexed else None)
         if indexed:
             writer.write_index(index)
@@ -163,8 +148,8 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, use_
          forget_sentences: bool = False, **_) -> None:
     """Join segments. Values are copied from file to file directly; HDF5 only creates the datasets."""
     indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
-    with new_hdf5(part, target, **_OPTIONS) as (file, disk), Index(part, target) as index:
-        writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
+    with new_hdf5(part, target, **_OPTIONS) as (file, disk):
+        writer, index = Hdf5Writer(file, disk, sentences=use_sentence_keys), Index()
         for path in segments:
             with h5py.File(path, "r") as source, open(path, "rb") as content:
                 limit_cache(source)

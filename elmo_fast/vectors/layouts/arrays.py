@@ -1,7 +1,6 @@
 """NumPy files: `.npz` with an array per text or target word, `.npy` of pooled vectors with their names in a `.json`."""
 
 import contextlib
-import filecmp
 import json
 import os
 import zipfile
@@ -14,7 +13,7 @@ import numpy as np
 from elmo_fast.arguments import local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import DeferredErrorFile, check_target, replace
+from elmo_fast.files.atomic import DeferredErrorFile, check_target, replace, write_part
 from elmo_fast.files.hdf5 import check_unpacked, new_hdf5
 from elmo_fast.files.json import parse_json
 from elmo_fast.files.lock import locked
@@ -32,16 +31,13 @@ _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays in order. A `.npy` has them stacked, and their names in a `.json` file beside it."""
     path = local_path(path)
-    suffix, final, names = Path(path).suffix, Path(os.path.realpath(path)), names_of(path)
-    with (locked(names) if suffix == ".npy" else contextlib.nullcontext()) as names_part, locked(final) as part:
-        with WRITERS[suffix](part, path, names_part) as write:
+    with locked(path) as folder:
+        folder.mkdir()
+        with WRITERS[Path(path).suffix](folder / "part", path) as write:
             for name, values in arrays:
                 write(name, np.asanyarray(values))
                 stops.check()
-        if names_part:
-            _place(part, final, names_part, names)
-        else:
-            replace(part, final)
+        place(folder / "part", path)
 
 
 def names_of(path: str | os.PathLike) -> Path:
@@ -70,43 +66,35 @@ def check(target: str, form: OutputSpec, name: str) -> None:
 
 
 def place(part: Path, target: str | os.PathLike) -> None:
-    """Rename a file to its target; a `.npy` together with its names."""
-    if not names_of_part(part).exists():
-        replace(part, Path(os.path.realpath(target)))
-        return
-    final = Path(os.path.realpath(target))
-    names = names_of(final) if Path(target).suffix == ".npy" else names_of_part(final)
-    _place(part, final, names_of_part(part), names)
+    """Rename a file to its target; a `.npy` after its names.
 
-
-def _place(part: Path, final: Path, names_part: Path, names: Path) -> None:
-    """Rename the names first, so that vectors always have names; but last if old vectors with other names exist."""
-    renames = [(names_part, names), (part, final)]
-    if final.exists() and names.exists() and filecmp.cmp(names_part, names, shallow=False):
-        names_part.unlink()
-        renames = renames[1:]
-    elif final.exists():
-        names.unlink(missing_ok=True)
-        renames.reverse()
-    for source, target in renames:
-        replace(source, target)
+    Old vectors are removed before: a kill between the renames leaves no vectors beside the names of others.
+    """
+    final, names_part = Path(os.path.realpath(target)), names_of_part(part)
+    if names_part.exists():
+        final.unlink(missing_ok=True)
+        replace(names_part, names_of(final) if Path(target).suffix == ".npy" else names_of_part(final))
+    replace(part, final)
 
 
 @contextlib.contextmanager
-def _h5(part: Path, target, _) -> Iterator:
+def _h5(part: Path, target) -> Iterator:
     with new_hdf5(part, target) as (file, disk):
         yield Hdf5Writer(file, disk).write
 
 
 @contextlib.contextmanager
-def _npz(part: Path, target, _=None) -> Iterator:
+def _npz(part: Path, target) -> Iterator:
     names: set[str] = set()
     with DeferredErrorFile(part, target) as disk, zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
         def write(name: str, values: np.ndarray) -> None:
-            if name in names or "\0" in name or not _fits_archive(name):
-                raise ConfigurationError("output: expected different identifiers without NUL for .npz, got "
-                                         f"{name!r:.60}" + f", which is not UTF-8 of at most {_LONGEST:,} bytes"
-                                         * (not _fits_archive(name)))
+            try:
+                is_valid = name not in names and "\0" not in name and len(name.encode()) <= _LONGEST
+            except UnicodeEncodeError:
+                is_valid = False
+            if not is_valid:
+                raise ConfigurationError("output: expected different identifiers without NUL, which are UTF-8 of at "
+                                         f"most {_LONGEST:,} bytes, for .npz, got {name!r:.60}")
             names.add(name)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, values, allow_pickle=False)
@@ -115,15 +103,8 @@ def _npz(part: Path, target, _=None) -> Iterator:
         yield write
 
 
-def _fits_archive(name: str) -> bool:
-    try:
-        return len(name.encode()) <= _LONGEST
-    except UnicodeEncodeError:
-        return False
-
-
 @contextlib.contextmanager
-def _npy(part: Path, target, names_part: Path) -> Iterator:
+def _npy(part: Path, target) -> Iterator:
     names: list[str] = []
     arrays: list[np.ndarray] = []
 
@@ -132,15 +113,15 @@ def _npy(part: Path, target, names_part: Path) -> Iterator:
         arrays.append(values)
 
     yield write
-    _stack(part, target, names_part, names, [np.asarray(arrays)])
+    _stack(part, target, names, [np.asarray(arrays)])
 
 
-def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Sequence[np.ndarray]) -> None:
+def _stack(part: Path, target, names: list[str], arrays: Sequence[np.ndarray]) -> None:
     """Write a `.npy` of the rows of all arrays, and their names. `np.save` would bypass the `DeferredErrorFile`."""
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
     described = np.lib.format.header_data_from_array_1_0(np.empty(0, arrays[0].dtype))
-    with DeferredErrorFile(names_part, names_of(target)) as names_disk, DeferredErrorFile(part, target) as disk:
-        names_disk.write(json.dumps(names).encode())
+    with DeferredErrorFile(part, target) as disk:
+        write_part(names_of_part(part), names_of(target), json.dumps(names).encode())
         np.lib.format.write_array_header_1_0(disk, {**described, "shape": shape})
         for values in arrays:
             rows = max(1, _COPIED // max(1, values[:1].nbytes))
@@ -185,7 +166,7 @@ class _WordWriter(_ArrayWriter):
 @contextlib.contextmanager
 def segment(path: Path, target, form: OutputSpec, **_) -> Iterator[_ArrayWriter]:
     """A writer of a file at `path`, in the format of the target's suffix."""
-    with WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
+    with WRITERS[Path(target).suffix](path, target) as write:
         if form.targets is not None and Path(target).suffix == ".npz":
             words = _WordWriter(write, form)
             yield words
@@ -199,7 +180,7 @@ def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, **_) ->
     if Path(target).suffix == ".npy":
         arrays = [np.load(path, mmap_mode="r") for path in segments]
         names = [name for path in segments for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
-        _stack(part, target, names_of_part(part), names, [values for values in arrays if values.size] or arrays[:1])
+        _stack(part, target, names, [values for values in arrays if values.size] or arrays[:1])
         return
     with contextlib.ExitStack() as stack, _npz(part, target) as write:
         archives = [stack.enter_context(np.load(path)) for path in segments]

@@ -17,7 +17,7 @@ from elmo_fast.files import stops
 from elmo_fast.files.atomic import DeferredErrorFile
 from elmo_fast.files.json import parse_json
 from elmo_fast.vectors.layouts.embeddings import Embeddings
-from elmo_fast.vectors.layouts.text_vectors import TextVectors, beyond_float16, narrow, overflow_error
+from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrow, narrowed
 from elmo_fast.vectors.spec import OutputSpec
 
 with extra("parquet"):
@@ -80,16 +80,17 @@ class ColumnsWriter:
         return pa.RecordBatch.from_arrays([*columns, self._vectors(items)], schema=self._schema)
 
     def _vectors(self, items: list[TextVectors]) -> "pa.Array":
-        arrays = [item.vectors for item in items]
+        arrays, dtype = [item.vectors for item in items], np.dtype(self._form.dtype)
         if self._form.pool:
             rows = np.stack(arrays)
         else:
             rows = np.concatenate([np.moveaxis(values, -2, 0) for values in arrays])
         try:
-            values = narrow(rows, np.dtype(self._form.dtype))
+            values = narrow(rows, dtype)
         except OverflowError:
-            bad = next(item for item in items if beyond_float16(item.vectors).any())
-            raise overflow_error(bad.key, bad.vectors) from None
+            for item in items:
+                narrowed(item, dtype)
+            raise
         column = pa.array(values.reshape(-1))
         for size in reversed(rows.shape[1:]):
             column = _list_array(np.arange(0, len(column) + 1, size), column)

@@ -1,65 +1,32 @@
 """AllenNLP's `sentence_to_index`: a JSON string in an HDF5 file that maps every sentence to its key."""
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import h5py
 
 from elmo_fast.errors import ConfigurationError
 
 INDEX = "sentence_to_index"
-_COPIED = 1 << 20  # bytes copied at a time
 
 
 class Index:
-    """Collects the JSON of an index in a temporary file beside `path`, the file of vectors for `target`."""
+    """Collects the JSON of an index."""
 
-    def __init__(self, path: Path, target):
-        self._path, self._target = path.with_name(f"{path.name}.index"), target
-        self._size = 0
-
-    def __enter__(self) -> "Index":
-        self._file = open(self._path, "w+b")
-        return self
-
-    def __exit__(self, *_) -> None:
-        with contextlib.suppress(OSError):  # of a full disk, which was raised before
-            self._file.close()
-        self._path.unlink()
+    def __init__(self):
+        self._pairs = bytearray()
 
     def add(self, text: str, key: str) -> None:
         """Add a text. Among equal texts, JSON readers use the last."""
-        self.extend(f"{{{json.dumps(text)}: {json.dumps(key)}}}".encode())
+        self.extend(json.dumps({text: key}).encode())
 
     def extend(self, index: bytes) -> None:
         """Add all entries of another index's JSON."""
         if pairs := index[1:-1]:
-            with self._writing():
-                self._size += self._file.write(b", " + pairs)
+            self._pairs += (b", " if self._pairs else b"") + pairs
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, os.fspath(self._target)) from error
-
-    @property
-    def size(self) -> int:
-        """Bytes of the JSON: its two braces take the place of the separator before the first pair."""
-        return max(2, self._size)
-
-    def json(self) -> Iterator[bytes]:
-        """The JSON, in pieces."""
-        with self._writing():
-            self._file.seek(2)
-        yield b"{"
-        while piece := self._file.read(_COPIED):
-            yield piece
-        yield b"}"
+    def json(self) -> bytes:
+        """The JSON."""
+        return b"{%b}" % self._pairs
 
 
 def has_index(file: h5py.File) -> bool:
