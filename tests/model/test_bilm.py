@@ -1,17 +1,11 @@
 import copy
 import itertools
-from unittest import mock
 
 import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, batch_to_ids
-from elmo_fast.model.layers import batch_layout
-from elmo_fast.model.layers.batch_layout import unique_rows
-from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.opening import WARM_TEXT
-from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.engines import GPU, needs_native
 from tests.support.grid import mostly_long
@@ -53,16 +47,6 @@ def check_model(shape, backend, limit, state="carry"):
         assert one.dtype == torch.float32 and relative_error(one, other) < limit
 
 
-@pytest.mark.parametrize("shape", ["four layers", "no skip connections"])
-def test_what_models_say_is_bounded(shape, monkeypatch):
-    """Inputs that are the outputs of one layer: without skip connections those of all layers but the first."""
-    op, of = mock.Mock(wraps=projected_lstm), SHAPES[shape].lstm
-    monkeypatch.setattr("elmo_fast.model.layers.lstm.projected_lstm", op)
-    bilm(SHAPES[shape], backend="torch").embed_tokens(SENTENCES)
-    assert [call.kwargs["bounded"] for call in op.call_args_list] == [
-        number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]
-
-
 def test_no_tokens_at_all():
     output = bilm()(torch.zeros(2, 0, 50, dtype=torch.int64))
     assert output.mask.tolist() == [[True, True]] * 2
@@ -70,20 +54,6 @@ def test_no_tokens_at_all():
     assert torch.stack(bilm()(torch.zeros(0, 4, 50, dtype=torch.int64)).activations).shape == (3, 0, 6, 22)
     padding = bilm()(torch.zeros(2, 3, 50, dtype=torch.int64), boundaries="present")
     assert not padding.mask.any() and not torch.stack(padding.activations).any()
-
-
-def test_weights_come_back_byte_for_byte():
-    given = weights(options())
-    model, same = bilm(), bilm()
-    back = model.weights()
-    assert list(back) == list(given)
-    assert all(back[name].tobytes() == given[name].tobytes() for name in given)
-    before = model.fingerprint()
-    assert before == same.fingerprint() != bilm(seed=1).fingerprint() and len(before) == 32
-    with torch.no_grad():
-        model._token_embedder.char_embed.zero_()
-        same._elmo_lstm.B_0_0[3] += 1
-    assert given["char_embed"].any() and before not in (model.fingerprint(), same.fingerprint())
 
 
 def test_word_ids():
@@ -111,33 +81,6 @@ def test_16_bit_parameters_compute_in_full_precision(dtype):
     assert all(state.dtype == torch.float32 for state in model._elmo_lstm._states)
 
 
-@pytest.mark.parametrize("dtype, operands", [(torch.float16, "fp16"), (torch.bfloat16, "bf16")])
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_cached_words_of_16_bit_parameters(dtype, operands, backend):
-    """The engine computes as in `medium`, torch in fp32 with the parameters' values."""
-    limit = AGAINST_FLOAT64[PRECISIONS["medium"].cpu if backend == "native" else operands]
-    numbers = torch.tensor([[1, 2, 3], [2, 0, 0]])
-    model = bilm(state="zero", backend=backend)
-    model.cache_words(["<pad>", "a", "cat", "dog"])
-    expected = [layer.detach() for layer in model(None, word_inputs=numbers).activations]
-    model.to(dtype)
-    for _ in range(2):
-        for found, right in zip(model(None, word_inputs=numbers).activations, expected, strict=True):
-            assert relative_error(found.float(), right) < limit
-
-
-def test_token_vectors_of_another_type_than_the_lstm():
-    model = bilm(state="zero")
-    expected = layers(model, SENTENCES)
-    model.token_source.double()
-    assert relative_error(layers(model, SENTENCES), expected) < SAME_MODEL
-    words, other = word_bilm(state="zero"), word_bilm(state="zero")
-    words.token_source.embedding = torch.nn.Parameter(words.token_source.embedding.double(), requires_grad=False)
-    ids = torch.tensor([[1, 2, 3]])
-    for found, right in zip(*(each(ids, boundaries="present").activations for each in (words, other)), strict=True):
-        assert relative_error(found, right) < SAME_MODEL
-
-
 def test_a_warm_state_of_inference_serves_training():
     model, other = (bilm(state="warm", requires_grad=True) for _ in range(2))
     with torch.inference_mode():
@@ -159,36 +102,11 @@ def test_the_default_device_is_not_the_models():
     assert torch.equal(found, expected)
 
 
-def test_other_memory_formats():
-    model = bilm(backend="torch").to(memory_format=torch.channels_last)
-    assert relative_error(layers(model, SENTENCES), layers(bilm(backend="torch"), SENTENCES)) < SAME_MODEL
-
-
 def test_autocast_does_not_change_single_tokens():
     source = bilm(requires_grad=True).token_source
     expected = source(IDS[0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(source(IDS[0]), expected)
-
-
-@pytest.mark.parametrize("share_a_hash", [False, True])
-def test_unique_rows(monkeypatch, share_a_hash):
-    if share_a_hash:
-        monkeypatch.setattr(batch_layout, "_multipliers", lambda count, device: torch.ones(count, dtype=torch.int64))
-    rows = torch.tensor([[5, 1], [2, 2], [5, 1], [1, 5], [2, 2]])
-    for ids, count in ((rows, 3), (rows[:, 0], 3), (rows[:0], 0)):
-        unique, number = unique_rows(ids)
-        assert unique.shape == (count, *ids.shape[1:]) and torch.equal(unique[number], ids)
-
-
-def test_without_fp32_weights_the_numbers_stay():
-    whole, packed = bilm(backend="native", state="warm"), bilm(backend="native", state="warm").drop_fp32()
-    assert torch.equal(layers(packed, SENTENCES), layers(whole, SENTENCES))
-    held = sum(value.numel() for value in packed.parameters() if not value.is_meta)
-    assert held < 0.4 * sum(value.numel() for value in whole.parameters())
-    for call in (packed.weights, packed.state_dict, lambda: copy.deepcopy(packed)(IDS)):
-        with pytest.raises(RuntimeError, match="weights: expected fp32 weights"):
-            call()
 
 
 # ---- states: where a sentence starts ----
@@ -281,21 +199,6 @@ def test_private_handles():
     warm = bilm(state="warm")
     warm._elmo_lstm.stateful = False  # it is not
     assert warm.state == "warm"
-
-
-@needs_native
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_written_outputs_are_those_of_layer_after_layer(state, dtype, monkeypatch):
-    ids = batch_to_ids(SENTENCES)
-    writes, collects = (bilm(backend="native", state=state).to(dtype) for _ in range(2))
-    for call in (lambda model: model(ids).activations, lambda model: model(ids[1:3], "present").activations,
-                 lambda model: model.embed_tokens(SENTENCES)[0]):
-        found = call(writes)
-        with monkeypatch.context() as patch:
-            patch.setattr(LstmStack, "can_write", lambda *_: False)
-            expected = call(collects)
-        assert all(one.dtype == dtype and torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_a_char_encoder_that_is_trained_alone():

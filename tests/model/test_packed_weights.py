@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, ElmoEmbedder, batch_to_ids, load, read_weights, write_weights
+from elmo_fast import BiLm, ConfigurationError, ElmoEmbedder, load, read_weights, write_weights
 from elmo_fast.ops.backend import native_module, number_of
-from elmo_fast.ops.weight_cache import LastResult
-from elmo_fast.ops.weight_snapshot import _current
 from elmo_fast.testing import options
 from tests.support.engines import needs_native
 from tests.support.files import write_model
@@ -27,15 +25,6 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def bytes_in_memory(model):
-    """Bytes of the parameters, and of all that is cached for them."""
-    snapshots = [snapshot for tensor in model.parameters() for snapshot in _current.get(tensor, {}).values()]
-    packed = {id(value): value for snapshot in snapshots for value in snapshot.values.values()
-              if isinstance(value, torch.Tensor)}
-    held = sum(value.nbytes for value in model.parameters() if not value.is_meta)
-    return held, sum(value.nbytes for value in packed.values())
-
-
 @pytest.mark.parametrize("precision", ["low", "medium"])
 def test_load_keeps_what_the_engine_reads(folder, precision):
     elmo, whole = load(folder, precision=precision), BiLm.from_model(folder, precision=precision, state="warm")
@@ -45,9 +34,8 @@ def test_load_keeps_what_the_engine_reads(folder, precision):
         np.testing.assert_array_equal(found, right)
     matrices = sum(value.numel() for name, value in whole.named_parameters() if value.dim() == 2
                    and "char_embed" not in name)
-    held, packed = bytes_in_memory(elmo.bilm)
+    held = sum(value.nbytes for value in elmo.bilm.parameters() if not value.is_meta)
     assert held < 0.1 * 4 * matrices
-    assert packed < {"low": 1.2, "medium": 2.2}[precision] * matrices  # bytes; small matrices have much padding
 
 
 @pytest.mark.parametrize("precision, megabytes", [("low", 94), ("highest", 371)])
@@ -103,15 +91,6 @@ def test_copies_keep_the_type_the_mode_and_cached_words(folder, duplicate):
         np.testing.assert_array_equal(values, torch.from_numpy(stored[name]).bfloat16().float().numpy())
 
 
-def test_parameters_that_were_made_in_inference_mode(folder):
-    model, other = (BiLm.from_model(folder, precision="medium") for _ in range(2))
-    with torch.inference_mode():
-        model.half()
-    ids = batch_to_ids(SENTENCES)
-    for found, right in zip(model.drop_fp32()(ids).activations, other.half()(ids).activations, strict=True):
-        assert torch.equal(found, right)
-
-
 def test_another_file_is_refused(folder):
     elmo = load(folder, precision="low")
     write_weights(folder / "weights.hdf5", weights(SIZES, seed=7))
@@ -141,12 +120,6 @@ def test_another_backend_is_refused(folder, backend):
     for call in (elmo.embed, elmo.bilm.embed_tokens, lambda texts: elmo.encode_words(["a"])):
         with pytest.raises(RuntimeError, match=f"backend: '{backend}' was asked for .* fp32 weights were dropped"):
             call([["a", "b"]])
-
-
-def test_a_model_is_dropped_once(folder):
-    model = BiLm.from_model(folder, precision="low", backend="native")
-    assert model.drop_fp32() is model.drop_fp32()
-    assert isinstance(model._warm_state, LastResult) and model._initial_state("warm") is not None
 
 
 def test_a_pickle_of_a_whole_model_has_no_path(folder):
