@@ -1,12 +1,14 @@
 """Corpus to batches: counting, vocabularies, shuffling, rows, positions to resume from, sampled words."""
 
+import codecs
 import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from elmo_fast import ConfigurationError
+from elmo_fast import ConfigurationError, Vocabulary
+from elmo_fast.compat.bilm.data import LMDataset
 from elmo_fast.text import corpus
 from elmo_fast.text.corpus import Lines, Order, Sentences, make_vocabulary, read_shards
 from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
@@ -97,6 +99,19 @@ def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_pat
         make_vocabulary(pattern, output, max_size=3)
     with pytest.raises(FileNotFoundError, match="output: expected an existing directory"):
         make_vocabulary(pattern, tmp_path / "no" / "v")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+    for name, text in (("a.txt", "the play\nthe\n"), ("b.txt", "the")):
+        (tmp_path / name).write_bytes(codecs.BOM_UTF8 + text.encode())
+    assert make_vocabulary(str(tmp_path / "?.txt"), tmp_path / "v") == (5, 4)
+    assert (tmp_path / "v").read_text().split() == ["<S>", "</S>", "<UNK>", "the", "play"]
+    shards = read_shards(str(tmp_path / "?.txt"), "train")
+    assert [(shard.sentences, shard.tokens) for shard in shards] == [(2, 3), (1, 1)]
+    assert [tokens[1:-1] for _, tokens in Sentences(shards, Order())] == [["the", "play"], ["the"], ["the"]]
+    (tmp_path / "v").write_bytes(codecs.BOM_UTF8 + (tmp_path / "v").read_bytes())
+    data = LMDataset(tmp_path / "a.txt", Vocabulary(tmp_path / "v"), test=True)
+    assert [ids.tolist() for ids, _ in data.get_sentence()] == [[0, 3, 4, 1], [0, 3, 1]]
 
 
 def test_a_changed_file_is_noticed(shards):
