@@ -1,4 +1,3 @@
-import copy
 import itertools
 
 import pytest
@@ -7,7 +6,7 @@ import torch
 from elmo_fast import BiLm, ConfigurationError, batch_to_ids
 from elmo_fast.model.opening import WARM_TEXT
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
-from tests.support.engines import GPU, needs_native
+from tests.support.engines import GPU
 from tests.support.grid import mostly_long
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, weights, word_bilm
 
@@ -91,17 +90,6 @@ def test_a_warm_state_of_inference_serves_training():
         assert torch.equal(one.grad, right.grad)
 
 
-@needs_native
-def test_the_default_device_is_not_the_models():
-    expected, model = layers(bilm(backend="native"), SENTENCES), bilm(backend="native")
-    torch.set_default_device("meta")
-    try:
-        found = torch.stack(model(IDS).activations)
-    finally:
-        torch.set_default_device(None)
-    assert torch.equal(found, expected)
-
-
 def test_autocast_does_not_change_single_tokens():
     source = bilm(requires_grad=True).token_source
     expected = source(IDS[0])
@@ -110,19 +98,6 @@ def test_autocast_does_not_change_single_tokens():
 
 
 # ---- states: where a sentence starts ----
-
-
-@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
-def test_carried_over_batches_of_other_sizes(backend):
-    model, alone = bilm(backend=backend), [bilm(backend="reference") for _ in range(7)]
-    for batch in (texts(size, 8, seed=size) for size in (3, 5, 1, 7)):
-        together = layers(model, batch)
-        for row, sentence in enumerate(batch):
-            expected = layers(alone[row], [sentence])
-            assert (together[:, row : row + 1, : len(sentence) + 2] - expected).abs().max() < SAME_MODEL
-    for number, found in enumerate(model._elmo_lstm._states):
-        expected = torch.cat([single._elmo_lstm._states[number] for single in alone], dim=1)
-        torch.testing.assert_close(found, expected, atol=SAME_MODEL, rtol=0)
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
@@ -157,48 +132,17 @@ def test_a_warm_text_is_tokenized():
     assert model.warm_text == tuple(WARM_TEXT)
 
 
-@pytest.mark.parametrize("edit", ["in place", "load_state_dict", "double"])
-def test_warm_state_follows_the_weights(edit):
-    model, other = bilm(state="warm"), bilm(seed=5, state="warm")
-    before = layers(model, [FIVE])
-    if edit == "in place":
-        with torch.no_grad():
-            for mine, theirs in zip(model.parameters(), other.parameters()):
-                mine.copy_(theirs)
-    elif edit == "load_state_dict":
-        model.load_state_dict(other.state_dict())
-    else:
-        model, other = other.double(), bilm(seed=5, state="warm").double()
-    after = layers(model, [FIVE])
-    assert (after - layers(other, [FIVE])).abs().max() < SAME_MODEL
-    assert (after.float() - before).abs().max() > 100 * SAME_MODEL
-
-
-def test_private_handles():
+def test_states_are_set_and_reset_by_row():
     model = bilm()
     lstm = model._elmo_lstm
-    assert lstm.stateful is True and lstm._states is None
     layers(model, SENTENCES[:2])
-    kept = copy.deepcopy(lstm._states)
-    first = layers(model, SENTENCES[:2])
-    lstm._states = kept
-    assert torch.equal(layers(model, SENTENCES[:2]), first)
+    kept = lstm._states
     lstm.reset_states(torch.tensor([1, 0]))
     assert not lstm._states[0][:, 0].any() and lstm._states[0][:, 1].any()
     with pytest.raises(ValueError, match="mask: expected shape .2,."):
         lstm.reset_states(torch.tensor([1, 0, 0]))
     with pytest.raises(ValueError, match="_states: expected .h .2, rows, 22., c .2, rows, 74.., got"):
         lstm._states = kept[0][:1], kept[1]
-    model.reset_states()
-    from_zero = layers(model, SENTENCES)
-    lstm.reset_states()
-    lstm.stateful = False
-    assert torch.equal(layers(model, SENTENCES), from_zero) and model.state == "zero" and lstm._states is None
-    lstm.stateful = True
-    assert model.state == "carry"
-    warm = bilm(state="warm")
-    warm._elmo_lstm.stateful = False  # it is not
-    assert warm.state == "warm"
 
 
 def test_a_char_encoder_that_is_trained_alone():

@@ -152,19 +152,6 @@ def test_fixed_parameters_pick_a_layer():
     assert not any(value.requires_grad for value in mix.parameters())
 
 
-def test_names_and_gradients():
-    mix = ScalarMix(3)
-    names = [name for name, _ in mix.named_parameters()]
-    assert sorted(names) == ["gamma", "scalar_parameters.0", "scalar_parameters.1", "scalar_parameters.2"]
-    mix(drawn()).sum().backward()
-    assert all(value.grad.abs() > 0 for value in mix.parameters())
-    twin = copy.deepcopy(mix)
-    assert len(twin.scalar_parameters) == 3
-    assert twin.scalar_parameters[-1] is list(twin.scalar_parameters)[2]
-    normed, tensors = ScalarMix(2, do_layer_norm=True).double(), [one.double().requires_grad_() for one in drawn(2)]
-    assert torch.autograd.gradcheck(lambda *tensors: normed(tensors, MASK), tensors)
-
-
 def test_replicas_of_data_parallel(files, monkeypatch):
     """DataParallel's own `replicate`, which copies tensors; on a CPU there is nowhere else to copy them to."""
     replicate = importlib.import_module("torch.nn.parallel.replicate")

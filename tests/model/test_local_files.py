@@ -12,10 +12,7 @@ import torch
 import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.arguments import check_path, local_path
-from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder
-from elmo_fast.compat.allennlp.common.file_utils import cached_path
-from elmo_fast.compat.seqvec import embed_fasta, get_elmo_model
-from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.compat.seqvec import get_elmo_model
 from elmo_fast.model.sources import find_model
 from tests.support.files import names, paths, run, write_model
 from tests.support.sources import assert_is, contents, left
@@ -50,24 +47,6 @@ def test_a_local_path(monkeypatch, given, expected):
 def test_what_is_no_path(value):
     with pytest.raises(ValueError, match="^model: expected a path or URL, got "):
         check_path("model", value)
-
-
-def test_the_home_directory_in_calls(home):
-    model, files = "~/my model", ["~/my model/options.json", "~/my model/weights.hdf5"]
-    assert cached_path(files[0]) == str(home / "my model" / "options.json")
-    elmo, expected = elmo_fast.load(model), elmo_fast.load(home / "my model").embed(["a b"])[0]
-    for vectors in (elmo.embed(["a b"])[0], elmo_fast.load((home / "my model").as_uri()).embed(["a b"])[0]):
-        np.testing.assert_array_equal(vectors, expected)
-    assert ElmoEmbedder(*files).embed_sentence(["a"]).shape == (3, 1, expected.shape[-1])
-    ElmoModel().load(model)
-    elmo.save_vectors("~/v.h5", ["a b"])
-    with elmo_fast.open_embeddings("~/v.h5") as found:
-        np.testing.assert_array_equal(found[0], expected)
-    elmo_fast.write_token_table(elmo.bilm, "~/vocab.txt", "~/table.hdf5")
-    elmo.bilm.token_table = "~/table.hdf5"
-    elmo.bilm.token_table.save("~/copy.hdf5")
-    embed_fasta("~/p.fasta", "~/p.npz", model, id_field=0, progress=False)
-    assert {"v.h5", "table.hdf5", "copy.hdf5", "p.npz"} <= set(names(home))
 
 
 @pytest.mark.parametrize("command", [

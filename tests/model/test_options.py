@@ -80,20 +80,6 @@ def test_bad_filters_are_refused(pair, expected):
     assert refusal(content) == f"{NAME}: char_cnn: filters: expected {expected}, got {pair!r}"
 
 
-def test_values_at_the_limits_are_accepted():
-    options = Options.from_dict(tiny(lstm__dim=8.0, char_cnn__filters=[[1.0, 4.0], [2, 6]]))
-    assert options == Options.from_dict(tiny())
-    assert isinstance(options.lstm.dim, int) and isinstance(options.char_cnn.filters[0][0], int)
-    for value in (0.3, 3, 10):
-        clip = Options.from_dict(tiny(lstm__cell_clip=value)).lstm.cell_clip
-        assert clip == value and isinstance(clip, float)
-    for value in (261, 262, 262.0):
-        assert Options.from_dict(tiny(char_cnn__n_characters=value)) == Options.from_dict(tiny())
-    assert Options.from_dict(tiny(char_cnn__filters=[[50, 4]])).char_cnn.filters == ((50, 4),)
-    assert Options.from_dict(tiny(char_cnn__max_characters_per_token=3)).char_cnn.max_characters_per_token == 3
-    assert not Options.from_dict(tiny(lstm__projection_dim=8)).lstm.is_projected
-
-
 def test_unknown_keys_are_kept_and_to_dict_gives_the_options_back():
     content = tiny(n_tokens_vocab=77, dropout=0.1, lstm__note="x")
     before = json.dumps(content)

@@ -5,7 +5,6 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 from elmo_fast import BiLm, ConfigurationError, ElmoEmbedder, load, read_weights, write_weights
 from elmo_fast.ops.backend import native_module, number_of
@@ -76,21 +75,6 @@ def test_copies_read_the_file_again(folder, duplicate):
         np.testing.assert_array_equal(found, right)
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_keep_the_type_the_mode_and_cached_words(folder, duplicate):
-    model = BiLm.from_model(folder, precision="low", state="zero").bfloat16().eval()
-    model.cache_words(["<pad>", "a", "cat"])
-    model.drop_fp32()
-    twin, numbers = duplicate(model), torch.tensor([[1, 2], [2, 0]])
-    assert twin.is_packed and not twin.training and twin._elmo_lstm.B_0_0.dtype == torch.bfloat16
-    for found, right in zip(twin(None, word_inputs=numbers).activations, model(None, word_inputs=numbers).activations,
-                            strict=True):
-        assert torch.equal(found, right)
-    stored = read_weights(folder / "weights.hdf5", SIZES)
-    for name, values in twin.weights().items():
-        np.testing.assert_array_equal(values, torch.from_numpy(stored[name]).bfloat16().float().numpy())
-
-
 def test_another_file_is_refused(folder):
     elmo = load(folder, precision="low")
     write_weights(folder / "weights.hdf5", weights(SIZES, seed=7))
@@ -111,15 +95,6 @@ def test_what_is_refused(folder):
         bilm(backend="native").drop_fp32().weights()
     with pytest.raises(ConfigurationError, match="drop_fp32: expected a model that the native engine runs on the CPU"):
         bilm(backend="reference").drop_fp32()
-
-
-@pytest.mark.parametrize("backend", ["torch", "reference"])
-def test_another_backend_is_refused(folder, backend):
-    elmo = load(folder, precision="low")
-    elmo.bilm.backend = backend
-    for call in (elmo.embed, elmo.bilm.embed_tokens, lambda texts: elmo.encode_words(["a"])):
-        with pytest.raises(RuntimeError, match=f"backend: '{backend}' was asked for .* fp32 weights were dropped"):
-            call([["a", "b"]])
 
 
 def test_a_pickle_of_a_whole_model_has_no_path(folder):

@@ -53,12 +53,6 @@ def test_a_public_model_is_fetched_once(web, monkeypatch, capsys, tmp_path, name
     assert run(capsys, "embed", tmp_path / "in", tmp_path / "out", "--top", "--model", name, "--quiet")[0] == 0
 
 
-def test_a_number_that_the_repository_lacks(web, cache):
-    with pytest.raises(UnavailableError, match=r"^model 'nlpl:9': none of its 2 public copies.*\n.*/20/9.zip: 404 "):
-        elmo_fast.load("nlpl:9")
-    assert left(cache) == []
-
-
 @pytest.mark.parametrize("name, first", [
     *((name, [f"https://allennlp.s3.amazonaws.com/models/elmo/{size}/elmo_{size}_{kind}"
               for kind in ("options.json", "weights.hdf5")])
@@ -133,22 +127,6 @@ def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch
     assert left(cache, "*.zip*") != [] and seen[-1] == "/m.zip?good"
     with pytest.raises(MissingModelError, match="404"):
         fetch_any("model 'x'", [(RemoteFile(f"{web}/none.zip"),), (RemoteFile(f"{web}/none2.zip"),)])
-
-
-def test_a_redirect_is_followed_and_a_stored_copy_is_preferred(tmp_path, model, serve, monkeypatch):
-    (tmp_path / "web" / "d").mkdir(parents=True)
-    (tmp_path / "web" / "d" / "index.html").write_bytes(pack(tmp_path / "m.zip", contents(model)).read_bytes())
-    seen = []
-    web = serve(tmp_path / "web", seen)
-    monkeypatch.setitem(public.NAMED_MODELS, "small", tuple((RemoteFile(f"{web}/{path}"),) for path in ("no", "d")))
-    assert_is(find_model("small"), model)  # the server answers /d with a redirect to /d/
-    assert "/d/" in seen
-    seen.clear()
-    assert_is(find_model("small"), model)
-    assert seen == []  # not even the first address is asked again
-    listed = {row.name: row for row in public.public_models()}
-    assert listed["small"].last_seen.startswith("20") and listed["small"].addresses == "2"
-    assert listed["medium"].last_seen == listed["manylangs:en"].last_seen == "not tried"
 
 
 @pytest.mark.parametrize("name, message", [

@@ -1,4 +1,3 @@
-import concurrent.futures
 import sys
 import zipfile
 
@@ -6,7 +5,7 @@ import fsspec
 import pytest
 
 from elmo_fast import BiLm, ConfigurationError
-from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model, name_of
+from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import full_disk, names, paths, tiny, write_model
 from tests.support.sources import assert_is, contents, left, pack
 
@@ -33,13 +32,6 @@ def test_a_missing_path_is_named(model, name, value, error, message):
         find_model(**{**both, name: value})
     with pytest.raises(ConfigurationError, match="^model: expected either model or options_file and weight_file"):
         find_model(model, **{name: both[name]})
-
-
-def test_the_name_of_a_directory(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    monkeypatch.chdir(tmp_path / "model")
-    assert [name_of(each) for each in (".", "../model/", "bundled", "nlpl:12", "https://x.org/a.zip")] == [
-        "model", "model", "bundled", "nlpl:12", "a.zip"]
 
 
 @pytest.mark.parametrize("present, message", [
@@ -110,13 +102,6 @@ def test_a_zip_of_something_else_is_refused_and_leaves_nothing(model, tmp_path, 
         find_model(archive)
     assert members is not None or left(cache, "*.hdf5") == []
     assert left(tmp_path, "*.part") == []
-
-
-def test_threads_may_fetch_at_once(memory, cache):
-    memory.pipe("/remote", b"weights" * 100_000)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(fetch, ["memory://remote"] * 8))
-    assert cache_path("memory://remote").read_bytes() == b"weights" * 100_000 and left(cache, "*.part") == []
 
 
 @pytest.mark.parametrize("name, near", [("no", None), ("small.zip", None), ("Original", "original"),

@@ -4,10 +4,8 @@
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, batch_to_ids, build_token_table, load, write_weights
-from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.testing import SAME_MODEL
 from tests.support.engines import needs_native
@@ -205,33 +203,3 @@ def test_a_model_with_a_token_table():
     tabled.token_source.W_proj.data[3] += 1
     with pytest.raises(ConfigurationError, match="expected a table of this char encoder, whose weights were"):
         layers(tabled)
-
-
-def test_layers_by_themselves():
-    torch.manual_seed(0)
-    stack, x, mask = ElmoLstm(64, 64, 256, 2), torch.randn(2, 5, 64), torch.ones(2, 5)
-    stack.stateful = False
-    with torch.no_grad():
-        stack(x, mask)
-        for p in stack.parameters():
-            p.data.mul_(0.75)
-        found, stack.backend = stack(x, mask), "reference"
-        torch.testing.assert_close(found, stack(x, mask), atol=1e-5, rtol=0)
-
-
-def test_dropped_weights_and_an_edited_bias():
-    dropped = model().drop_fp32()
-    layers(dropped)
-    dropped.lstm.B_0_1.data[0] += 1
-    with pytest.raises(RuntimeError, match="weights: expected fp32 weights to pack .*they were dropped"):
-        layers(dropped)
-
-
-def test_replaced_weights_are_not_kept_in_memory():
-    edited = model()
-    layers(edited)
-    old = [StorageWeakRef(p.untyped_storage()) for p in edited.parameters()]
-    for p in edited.parameters():
-        p.data = p.data * 0.5
-    layers(edited)
-    assert all(storage.expired() for storage in old)

@@ -122,18 +122,6 @@ def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
     assert weights["CNN_proj/W_proj"].tolist() == np.eye(4).tolist() and weights["CNN_proj/b_proj"].tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("bits", range(1, 11))
-def test_short_mantissas_are_the_nearest(tmp_path, bits):
-    """Of every float16 number, ties to even, as exact arithmetic has them."""
-    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    values = values[np.abs(values) < 2.0**15].reshape(2, -1)
-    write_weights(tmp_path / "w.hdf5", {"W": values}, mantissa_bits=bits)
-    with h5py.File(tmp_path / "w.hdf5") as file:
-        found = file["W"][...]
-    step = 2.0 ** (np.frexp(np.maximum(np.abs(values.astype(np.float64)), 2.0**-14))[1] - 1 - bits)
-    np.testing.assert_array_equal(found.astype(np.float64), np.rint(values / step) * step)
-
-
 @pytest.mark.parametrize("how, value", [({"dtype": np.float16}, 7e4), ({"mantissa_bits": 4}, -7e4),
                                         ({"mantissa_bits": 3}, 65504)])
 def test_what_float16_does_not_hold_is_refused(tmp_path, how, value):
@@ -175,8 +163,3 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(weight_file):
     assert names(weight_file.parent) == ["options.json", "weights.hdf5"]
     with pytest.raises(FileNotFoundError, match="weight file: expected an existing directory"):
         write_weights(weight_file.parent / "no" / "w.hdf5", random_weights(OPTIONS))
-
-
-def test_weights_that_no_memory_holds_are_not_drawn():
-    with pytest.raises(ConfigurationError, match="^options: expected a model whose weights fit into the .* GB of this"):
-        random_weights(Options.from_dict(tiny(lstm__dim=1 << 20, lstm__projection_dim=1 << 20, lstm__n_layers=1000)))
