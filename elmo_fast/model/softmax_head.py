@@ -17,7 +17,7 @@ from elmo_fast.arguments import DIRECTIONS, check_choice, check_count, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.hdf5 import dataset_of, open_hdf5
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.weights import check_finite
+from elmo_fast.model.weights import read_values
 from elmo_fast.ops.linear import linear
 from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import SPECIAL_WORDS, Vocabulary
@@ -37,15 +37,8 @@ def read_softmax(path: str | os.PathLike, projection_dim: int, allow_nonfinite: 
         if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
             raise ConfigurationError(f"{where}: expected W [words, {projection_dim}] and b [words], got {w.shape} and "
                                      f"{b.shape}")
-        if {w.dtype.kind, b.dtype.kind} != {"f"}:
-            raise ConfigurationError(f"{where}: expected floating-point numbers, got {w.dtype!s:.80} and "
-                                     f"{b.dtype!s:.80}")
-        with np.errstate(over="ignore"):
-            w, b = (values[...].astype(np.float32, copy=False) for values in (w, b))
-    if not allow_nonfinite:
-        for name, values in zip(SOFTMAX, (w, b)):
-            check_finite(f"{where}: {name}", values)
-    return dict(zip(SOFTMAX, (w, b)))
+        return {name: read_values(dataset, f"{where}: {name}", allow_nonfinite)
+                for name, dataset in zip(SOFTMAX, (w, b))}
 
 
 @dataclass(frozen=True)

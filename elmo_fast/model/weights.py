@@ -136,14 +136,20 @@ def _take(datasets: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...
         if dataset is None or not (dataset.shape == shape or extra_row):
             raise ConfigurationError(f"{where}: expected shape {shape}, "
                                      f"found {'none' if dataset is None else dataset.shape}")
-        if dataset.dtype.kind != "f":
-            raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype!s:.80}")
-        with np.errstate(over="ignore"):
-            values = dataset[...].astype(np.float32, copy=False)
-        if not allow_nonfinite:
-            check_finite(where, values)
+        values = read_values(dataset, where, allow_nonfinite)
         weights[name] = np.ascontiguousarray(values[1:]) if extra_row else values
     return weights
+
+
+def read_values(dataset: h5py.Dataset, where: str, allow_nonfinite: bool = False) -> np.ndarray:
+    """The numbers of a dataset, float32; errors as in `read_weights`."""
+    if dataset.dtype.kind != "f":
+        raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype!s:.80}")
+    with np.errstate(over="ignore"):
+        values = dataset[...].astype(np.float32, copy=False)
+    if not allow_nonfinite:
+        check_finite(where, values)
+    return values
 
 
 def check_finite(name: str, values: np.ndarray) -> None:

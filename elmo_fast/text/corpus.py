@@ -285,18 +285,12 @@ class _Group:
 
     def __init__(self, shards: Sequence[Shard], order: Order, epoch: int, group: int):
         groups = order.groups(epoch, shards)
-        if not 0 <= group < len(groups):
-            raise ConfigurationError(f"checkpoint: expected positions in {len(groups)} groups of files, got group "
-                                     f"{group}")
         self.groups = len(groups)
         self._lines = [Lines(shards[number].path, shards[number].sentences) for number in groups[group]]
         self._firsts = np.cumsum([0, *map(len, self._lines)])  # the number of each shard's first line, and of all lines
         self.numbers = order.sentences(epoch, group, int(self._firsts[-1]))
 
     def tokens(self, sentence: int) -> list[str]:
-        if not 0 <= sentence < len(self.numbers):
-            raise ConfigurationError(f"checkpoint: expected positions in the {len(self.numbers)} sentences of a group "
-                                     f"of files, got sentence {sentence}")
         number = int(self.numbers[sentence])
         shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
         return self._lines[shard].tokens(number - int(self._firsts[shard]))

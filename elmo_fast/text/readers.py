@@ -20,9 +20,8 @@ from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, 
 from elmo_fast.text.records import FORMATS, Record, read_text
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer, is_tokenized
 
-_NAMED_BLANKS = 10  # line numbers in an error, from 1
 _JUDGED_TEXTS = 200  # by which raw text is recognized
-_REMEDY = "remove {}, or allow texts without tokens (--allow-blank; in Python allow_blank=True)"
+_REMEDY = "remove it, or allow texts without tokens (--allow-blank; in Python allow_blank=True)"
 _logger = logging.getLogger(__name__)
 
 
@@ -180,9 +179,6 @@ class _Source:
         if count_texts := FORMATS[self.format].count_texts:
             return count_texts(self.name, field)
         with _rewound(self.name):
-            if self.format == "text":
-                with open_text(self.name) as file:
-                    return _count_lines(file, allow_blank, self.name)
             texts = 0
             for texts, (_, text, tokens) in enumerate(stops.checked(self.read(field)), start=1):
                 if not (text if tokens is None else tokens) and not allow_blank:
@@ -194,7 +190,7 @@ class _Source:
         if self.format == "text" and not text:
             return _blank_line(index, self.name)
         return ConfigurationError(f"input file: expected tokens in every text, got none in text {index + 1} of "
-                                  f"{self.name}; {_REMEDY.format('it')}")
+                                  f"{self.name}; {_REMEDY}")
 
 
 def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Text]:
@@ -211,23 +207,9 @@ def scan(file: IO[str], allow_blank: bool = False) -> int | None:
         return None
     start = file.tell()
     try:
-        return _count_lines(file, allow_blank)
+        return sum(1 for _ in stops.checked(read_lines(file, allow_blank)))
     finally:
         file.seek(start)
-
-
-def _count_lines(file: IO[str], allow_blank: bool, name: str = "") -> int:
-    blank: list[int] = []
-    count = 0
-    for count, (_, text, _) in enumerate(stops.checked(read_text(_decoded(file, name), name, "")), start=1):
-        if not text and len(blank) <= _NAMED_BLANKS:
-            blank.append(count)
-    if blank and not allow_blank:
-        shown = f"line{'s' * (len(blank) > 1)} {', '.join(map(str, blank[:_NAMED_BLANKS]))}" + (
-            ", ..." if len(blank) > _NAMED_BLANKS else "")
-        raise ConfigurationError(f"input file: expected a sentence on every line, got none on {shown}"
-                                 f"{_of(name)}; {_REMEDY.format('them' if len(blank) > 1 else 'it')}")
-    return count
 
 
 def _decoded(file: IO[str], name: str = "") -> Iterator[str]:
@@ -311,7 +293,7 @@ def _rewound(name: str) -> Iterator[None]:
 
 def _blank_line(index: int, name: str = "") -> ConfigurationError:
     return ConfigurationError(f"input file: expected a sentence on every line, got none on line {index + 1}"
-                              f"{_of(name)}; {_REMEDY.format('it')}")
+                              f"{_of(name)}; {_REMEDY}")
 
 
 def _of(name: str) -> str:

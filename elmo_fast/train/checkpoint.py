@@ -5,7 +5,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,22 @@ from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
-from elmo_fast.files.json import read_json
+from elmo_fast.files.json import parse_json, read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
 from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.weights import check_finite, check_shapes, read_model
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.config import NETWORK_KEYS, TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
-from elmo_fast.train.run_files import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, choose, folder, in_order
+from elmo_fast.train.run_files import OPTIONS_FILE, VOCABULARY_FILE, choose, folder, in_order
 
-RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
-FORMAT = 2  # format 1, which has no manifest, can be read too
-_PIECE = 1 << 22  # bytes of a file read at a time
+FORMAT = 3  # formats 1 and 2, whose `files` do not hold the options, can be read too
+_CHANGEABLE = {"n_epochs", "max_steps"}  # options that a resumed run may replace
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 # The smallest valid values of an optimizer's state, by name.
 _STATE_MINIMA = {"step": 0.0, "sum": torch.finfo(torch.float32).tiny, "exp_avg_sq": 0.0}
-_MANIFEST = b'\n{"sha256": "%s"}\n'  # the last bytes of a file; hashes all bytes before them
 
 
 def name_of(step: int) -> str:
@@ -52,23 +51,12 @@ def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
         other.unlink(missing_ok=True)
 
 
-class _HashingFile(DeferredErrorFile):
-    def __init__(self, partial: Path, target: str | os.PathLike):
-        super().__init__(partial, target)
-        self.digest = hashlib.sha256()
-
-    def write(self, values) -> int:
-        self.digest.update(values)
-        return super().write(values)
-
-
 def write(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint atomically: it gets its name once its bytes are on disk. `OSError` names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with atomic_path(path) as partial, _HashingFile(partial, path) as file:
+        with atomic_path(path) as partial, DeferredErrorFile(partial, path) as file:
             torch.save({"format": FORMAT, **content}, file)
-            file.write(_MANIFEST % file.digest.hexdigest().encode())
             file.check()
             os.fsync(file.fileno())
     except OSError as error:
@@ -78,17 +66,16 @@ def write(path: Path, content: dict[str, Any]) -> None:
 def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
     """Read the content of a checkpoint: its step, its weights and the entries `required`.
 
-    `ConfigurationError` if the file is not a checkpoint, if any of its bytes has changed, or if an entry is invalid.
+    `ConfigurationError` if the file is not a checkpoint, if its content has changed, or if an entry is invalid.
     """
     path = local_path(path)
-    has_manifest = _has_manifest(path)
     content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train", _remedy(path))
     version = content.get("format") if isinstance(content, dict) else None
-    if type(version) is not int or version not in (1, FORMAT):
+    if type(version) is not int or version not in (1, 2, FORMAT):
         raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
-    if version == FORMAT and not has_manifest:
-        raise ConfigurationError(f"checkpoint {path}: expected its checksum at the end, found none: the file is damaged"
-                                 f"{_remedy(path)}")
+    if _is_damaged(path):
+        raise ConfigurationError(f"checkpoint {path}: expected the bytes of its checksums, found others: the file is "
+                                 f"damaged{_remedy(path)}")
     optional = {"losses", "files", "heldout"} & content.keys()  # earlier versions did not write them
     for name in ("step", "weights", *required, *optional):
         if not _FITS[name](content.get(name, ...)):
@@ -97,29 +84,13 @@ def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
     return content
 
 
-def _has_manifest(path: str | os.PathLike) -> bool:
-    """Return whether a file ends in a manifest. `ConfigurationError` if the bytes before it have another hash."""
-    if not os.path.isfile(path):
-        return False
-    size = max(0, os.path.getsize(path) - len(_MANIFEST % (b"0" * 64)))
-    with open(path, "rb") as file:
-        file.seek(size)
-        manifest = file.read()
-    if not manifest.startswith(_MANIFEST.partition(b"%")[0]):
-        return False
-    if manifest != _MANIFEST % _sha256_of(Path(path), size).encode():
-        raise ConfigurationError(f"checkpoint {path}: expected the bytes of its checksum, found others: the file is "
-                                 f"damaged{_remedy(path)}")
-    return True
-
-
-def _sha256_of(path: Path, size: int | None = None) -> str:
-    """SHA-256 of a file, or of its first `size` bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE if size is None else min(_PIECE, size - file.tell())):
-            digest.update(piece)
-    return digest.hexdigest()
+def _is_damaged(path: str) -> bool:
+    """Whether a part of the archive does not have its CRC; PyTorch writes the CRCs, but does not compare them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is not None
+    except Exception:  # a damaged archive may raise any error
+        return True
 
 
 def _is_tensor(value: Any, minimum: float = -math.inf) -> bool:
@@ -164,52 +135,42 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "heldout": lambda value: _FITS["shards"](value) and value is not None,
     "evaluations": lambda value: _is_list(
         value, lambda entry: isinstance(entry, dict) and isinstance(entry.get("perplexity"), float)),
-    "files": lambda value: isinstance(value, dict) and value.keys() == set(RUN_FILES),
+    "files": lambda value: (isinstance(value, dict) and value.keys() == {OPTIONS_FILE, VOCABULARY_FILE}
+                            and all(isinstance(described, str) for described in value.values())),
 }
 
 
-def file_digests(run: str | os.PathLike) -> dict[str, str]:
-    """Return SHA-256 digests of a run's options and vocabulary: the entry `files` of its checkpoints."""
-    return {name: _sha256_of(Path(run) / name) for name in RUN_FILES}
+def described_files(run: str | os.PathLike) -> dict[str, str]:
+    """Return a run's options in JSON, and its vocabulary's SHA-256, by file name: the entry `files` of checkpoints."""
+    return {OPTIONS_FILE: json.dumps(read_json(Path(run) / OPTIONS_FILE)),
+            VOCABULARY_FILE: _sha256_of(Path(run) / VOCABULARY_FILE)}
+
+
+def _sha256_of(path: Path) -> str:
+    if not path.is_file():
+        return "none"
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[str, Any],
-                names: Sequence[str] = RUN_FILES) -> None:
-    """Raise `ConfigurationError` if a run's files changed after the checkpoint `path` with `content` was written.
+                vocabulary: bool = True) -> None:
+    """Raise `ConfigurationError` if a run's options or vocabulary changed after the checkpoint `path` was written.
 
-    Options that `write_options` has replaced since are accepted.
+    Options that a resumed run may replace are not compared: of a run that starts its text anew, only the network's are.
     """
-    for name in names if "files" in content else ():
-        file, expected = Path(run) / name, content["files"][name]
-        digest = _sha256_of(file) if file.is_file() else "none"
-        replaced = _options_digests(run) if name == OPTIONS_FILE else []
-        if digest != expected and not (expected in replaced and digest in replaced[-2:]):  # before or after a kill
-            raise ConfigurationError(f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 "
-                                     f"{expected}, found {digest}: it was damaged or changed; put a copy of the "
-                                     f"original at {file}")
-
-
-def write_options(run: Path, options: dict[str, Any]) -> None:
-    """Replace the options of a run. Its checkpoints fit the old and the new ones, even if the process is killed."""
-    new, path = _json(options), run / OPTIONS_FILE
-    old, new = (hashlib.sha256(values).hexdigest() for values in (path.read_bytes() if path.is_file() else new, new))
-    if old != new:
-        settings = read_json(run / RUN_FILE, "run") if (run / RUN_FILE).is_file() else {}
-        write_json(run / RUN_FILE, {**settings, "options": [*_options_digests(run), old, new]})
-    write_json(path, options)
-
-
-def write_settings(run: Path, settings: dict[str, Any]) -> None:
-    """Replace the content of `run.json`, except the digests that `write_options` wrote."""
-    replaced = _options_digests(run)
-    write_json(run / RUN_FILE, {**settings, **({"options": replaced} if replaced else {})})
-
-
-def _options_digests(run: str | os.PathLike) -> list[str]:
-    """Return SHA-256 digests of all options of a run, the present ones last; empty if they were never replaced."""
-    file = Path(run) / RUN_FILE
-    digests = read_json(file, "run").get("options") if file.is_file() else None
-    return digests if isinstance(digests, list) else []
+    if "files" not in content:
+        return
+    found, stored = described_files(run), content["files"]
+    changed = [VOCABULARY_FILE] if vocabulary and found[VOCABULARY_FILE] != stored[VOCABULARY_FILE] else []
+    if content["format"] == FORMAT:  # earlier ones have a digest of the options
+        expected, options = (dict(parse_json(files[OPTIONS_FILE], f"checkpoint {path}")) for files in (stored, found))
+        starts_anew = content.get("streams", ()) is None
+        keys = NETWORK_KEYS if starts_anew else sorted((expected.keys() | options.keys()) - _CHANGEABLE)
+        changed += [f"{OPTIONS_FILE}: {key}" for key in keys if expected.get(key) != options.get(key)]
+    if changed:
+        raise ConfigurationError(f"run {run}: {changed[0]:.80}: expected what {path} was written with, found something "
+                                 "else: it was damaged or changed; put a copy of the original file there")
 
 
 def _remedy(path: str | os.PathLike) -> str:
@@ -222,11 +183,7 @@ def _remedy(path: str | os.PathLike) -> str:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    write_bytes(path, _json(content))
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1) + "\n").encode()
+    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def copy_vocabulary(source: str, run: Path) -> None:
@@ -247,17 +204,17 @@ def read_vocabulary(vocab_file: str | os.PathLike, size: int) -> Vocabulary:
 
 
 def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
-                   files: Sequence[str] = RUN_FILES,
+                   vocabulary: bool = True,
                    allow_nonfinite: bool = False) -> tuple[TrainConfig, dict[str, np.ndarray]]:
     """Read configuration and weights by dataset name, softmax included, from the checkpoint that `choose` returns.
 
-    The `files` of the run are compared with the checkpoint's digests. NaN and infinities are refused unless
-    `allow_nonfinite`.
+    The run's options, and its `vocabulary`, are compared with those that the checkpoint was written with. NaN and
+    infinities are refused unless `allow_nonfinite`.
     """
     run = local_path(run)
     path = choose(run, checkpoint)
     content = read(path)
-    check_files(run, path, content, files)
+    check_files(run, path, content, vocabulary)
     config = TrainConfig.from_file(Path(run) / OPTIONS_FILE)
     weights = {name: value.numpy() for name, value in content["weights"].items()}
     source = f"checkpoint {path}: weights"
@@ -278,8 +235,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
     """
     model = check_path("model", model)
     if folder(model).is_dir():
-        files = (OPTIONS_FILE,) if vocab_file else RUN_FILES
-        config, weights = weights_of_run(model, checkpoint, files, allow_nonfinite)
+        config, weights = weights_of_run(model, checkpoint, vocab_file is None, allow_nonfinite)
         model_vocabulary = Path(model) / VOCABULARY_FILE
     else:
         if checkpoint is not None:

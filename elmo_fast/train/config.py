@@ -15,7 +15,7 @@ from elmo_fast.model.options import Options
 DECAYS = ("constant", "linear", "cosine")
 OPTIMIZERS = ("adagrad", "adamw")
 _ADAMW = {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}  # AdamW's defaults, unlike the fields'
-_MODEL_KEYS = "bidirectional", "lstm", "char_cnn", "n_tokens_vocab", "n_train_tokens"
+NETWORK_KEYS = "bidirectional", "lstm", "char_cnn", "n_tokens_vocab"
 _MAX_INTEGER = (1 << 63) - 1
 FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
@@ -185,7 +185,7 @@ class TrainArguments:
             {field.name for field in dataclasses.fields(kind)} - {"run", "options"}
             for kind in (cls, RunConfig, OptimizerConfig))
         options = {name: value for name, value in given.items() if name not in names | names_of_run}
-        unknown = sorted(options.keys() - names_of_options - {*_MODEL_KEYS})
+        unknown = sorted(options.keys() - names_of_options - {*NETWORK_KEYS, "n_train_tokens"})
         if unknown:
             raise ConfigurationError(f"train: expected arguments of elmo-fast train and keys of options.json, got "
                                      f"{', '.join(unknown):.80}")

@@ -19,13 +19,14 @@ from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import vocabulary_in
 from elmo_fast.model.weights import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
+from elmo_fast.train.config import NETWORK_KEYS
+from elmo_fast.train.run_files import RUN_FILE, in_order
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
 # AllenNLP's tensors of the projections that keep the size, which a model may lack, and their datasets.
 _OPTIONAL = {"_token_embedder._projection.weight": "CNN_proj/W_proj",
              "_elmo_lstm.forward_layer_0.state_projection.weight": lstm_name(0, 0, "W_P_0")}
-_MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
 
 
 def export_run(run: str | os.PathLike, output: str | os.PathLike, *, softmax: bool = False, float16: bool = False,
@@ -52,7 +53,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, softmax: bo
 def _check_is_no_run(output: str | os.PathLike) -> None:
     """Raise `ConfigurationError` for the directory of a training run, whose options the model's would replace."""
     output = check_path("output", output)
-    if os.path.exists(os.path.join(output, runs.RUN_FILE)) or runs.in_order(output):
+    if os.path.exists(os.path.join(output, RUN_FILE)) or in_order(output):
         raise ConfigurationError(f"output: expected a directory other than that of a training run, got {output}")
 
 
@@ -118,4 +119,4 @@ def _storage(float16: bool, mantissa_bits: int | None) -> dict[str, Any]:
 
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], storage: dict) -> None:
     write_weights(output / WEIGHTS_FILE, weights, **storage)
-    runs.write_json(output / runs.OPTIONS_FILE, {name: content[name] for name in content if name in _MODEL_KEYS})
+    runs.write_json(output / runs.OPTIONS_FILE, {name: content[name] for name in content if name in NETWORK_KEYS})

@@ -174,9 +174,9 @@ class Trainer:
         for order, locations in zip(orders, position.tolist()):
             epochs = {location[0] for location in locations}
             known = {epoch: order.lengths(epoch, self.shards) for epoch in epochs if epoch >= 0}
-            for epoch, group, sentence, done in locations:
+            for number, (epoch, group, sentence, done) in enumerate(locations):
                 lengths = known.get(epoch, [])
-                if not (0 <= group < len(lengths) and 0 <= sentence <= lengths[group] and done >= -1):
+                if not (0 <= group < len(lengths) and 0 <= sentence < lengths[group] + (number == 0) and done >= -1):
                     raise ConfigurationError(f"checkpoint: expected positions in the text, got epoch {epoch}, group "
                                              f"{group} of files, sentence {sentence} and {done} inputs")
 
@@ -200,7 +200,7 @@ class Run:
         self._config, self._evaluations, self._steps = config, evaluations, trainer.total_steps
         self._is_first = trainer.replicas.is_first
         self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
-        self._files = checkpoint.file_digests(folder) if self._is_first else {}  # before they can be damaged
+        self._files = checkpoint.described_files(folder) if self._is_first else {}  # before they can be damaged
         self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
         self._saved = trainer.step_number or None
         self._bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",

@@ -57,19 +57,16 @@ def find_tf_checkpoint(path: str | os.PathLike) -> Path:
 
 def _last(folder: Path) -> Path:
     """The checkpoint named in the file `checkpoint` of a folder, which may have been moved since it was written."""
+    state = folder / STATE_FILE
+    text = state.read_text(encoding="utf-8", errors="replace") if state.is_file() else ""
+    if named := re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE):
+        for prefix in (folder / Path(named[1]).name, folder / named[1]):
+            if _exists(prefix):
+                return prefix
     beside = sorted({_EXTENSION.sub("", path.name) for path in folder.iterdir() if path.name.endswith(".index")})
-    others = f"found the checkpoints {', '.join(beside)}: name one of them" if beside else "found no checkpoint"
-    if not (folder / STATE_FILE).is_file():
-        raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, {others}")
-    text = (folder / STATE_FILE).read_text(encoding="utf-8", errors="replace")
-    named = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE)
-    if not named:
-        raise ConfigurationError(f"checkpoint {folder / STATE_FILE}: expected a line with model_checkpoint_path, "
-                                 f"{others}")
-    for prefix in (folder / Path(named[1]).name, folder / named[1]):
-        if _exists(prefix):
-            return prefix
-    raise FileNotFoundError(f"checkpoint: expected {Path(named[1]).name}, which {folder / STATE_FILE} names, {others}")
+    found = f"the checkpoints {', '.join(beside)}: name one of them" if beside else "no checkpoint"
+    raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, which names the last "
+                            f"checkpoint there, found {found}")
 
 
 def _exists(prefix: Path) -> bool:

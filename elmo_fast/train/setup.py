@@ -226,7 +226,6 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
     _check_changes(arguments, is_first=True)  # what no run accepts, before a checkpoint is read
     read_log(folder)  # a damaged log fails before any work; the log is read again later
     data, path = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
-    data.pop("options", None)
     state = _read_state(folder, path) if path else None
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.from_dict({**data, **arguments.run})
@@ -251,9 +250,9 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
     if state is None and replicas.is_first:
         (folder / BEST).unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
     if changes and replicas.is_first:
-        checkpoint.write_options(folder, config.to_dict())
+        write_json(folder / OPTIONS_FILE, config.to_dict())
     if is_first and replicas.is_first:
-        checkpoint.write_settings(folder, {**data, **dataclasses.asdict(run_config)})
+        write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
     if trainer.step_number >= trainer.total_steps:
         logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the "
                        "very first step, train longer", folder, trainer.step_number, trainer.total_steps)

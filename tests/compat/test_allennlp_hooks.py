@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import elmo_fast
 from elmo_fast import batch_to_ids
@@ -16,8 +15,6 @@ from tests.support.migrating import runs
 
 SENTENCES = [["The", "sea", "rose", "."], ["A"], [], ["dogs", "run"]]
 B, T, P, LAYERS = 4, 4, 11, 2
-WORDS = ["@@PADDING@@", "The", "sea", "dogs"]
-NUMBERS = torch.tensor([[1, 2, 3, 1], [3, 0, 0, 0], [0, 0, 0, 0], [2, 1, 0, 0]])
 CLASSES = pytest.mark.parametrize("make", [allennlp.Elmo, elmo_fast.Elmo])
 IDS = batch_to_ids(SENTENCES)
 
@@ -86,28 +83,6 @@ def test_what_hooks_return_is_used(files, make):
     assert torch.allclose(layers(elmo), layers(make(*files, 1, dropout=0, state="zero"), other), atol=SAME_MODEL)
     handle.remove()
     assert torch.equal(layers(elmo), plain)
-
-
-@CLASSES
-def test_cached_words(files, make):
-    elmo, plain = (make(*files, 1, dropout=0, vocab_to_cache=WORDS, state="zero") for _ in range(2))
-    seen, lstm = watch(elmo._elmo_lstm._word_embedding), watch(elmo._elmo_lstm._elmo_lstm)
-    tokens = watch(elmo._elmo_lstm._token_embedder)
-    expected = layers(plain, IDS, NUMBERS)
-    assert torch.allclose(layers(elmo, IDS, NUMBERS), expected, atol=SAME_MODEL)
-    (given,), result = seen[0]
-    assert torch.equal(given, NUMBERS) and result.shape == (B, T, P) and not result[NUMBERS == 0].any()
-    assert not tokens and lstm[0][0][0].shape == (B, T + 2, P)
-    elmo._elmo_lstm._word_embedding.register_forward_hook(lambda _, given, result: -result)
-    found = layers(elmo, IDS, NUMBERS)
-    assert torch.allclose(found[0, :, 1:3], -expected[0, :, 1:3] * (NUMBERS[:, :2, None] > 0)
-                          + expected[0, :, 1:3] * (NUMBERS[:, :2, None] == 0), atol=SAME_MODEL)
-    found, beyond = layers(elmo, IDS, NUMBERS + 9 * (NUMBERS == 2)), NUMBERS == 2
-    assert torch.equal(tokens[0][0][0], IDS)  # the words beyond them, and only those, are read off the characters
-    assert torch.allclose(found[0, :, 1:-1][beyond], layers(plain)[0, :, 1:-1][beyond], atol=SAME_MODEL)
-    assert torch.allclose(found[0, 0, 1], -expected[0, 0, 1], atol=SAME_MODEL)
-    with pytest.raises(ValueError, match="none negative"):
-        elmo(IDS, -NUMBERS)
 
 
 def test_a_forward_that_was_set_is_called(files):
@@ -199,31 +174,3 @@ def test_the_embedders_batches(files):
     handle = hooked.elmo_bilm._elmo_lstm.register_forward_hook(lambda _, given, result: result * 0)
     assert not hooked.embed_sentence(["a"])[1:].any()
     handle.remove()
-
-
-def test_hooks_for_every_module(files):
-    elmo, seen = allennlp.Elmo(*files, 1, dropout=0), []
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module).__name__))
-    try:
-        elmo(IDS)
-    finally:
-        handle.remove()
-    assert seen == ["_ElmoCharacterEncoder", "ElmoLstm", "_ElmoBiLm", "ScalarMix", "Dropout", "Elmo"]
-
-
-@pytest.mark.parametrize("ids", [IDS[:0], IDS[:, :0], IDS[2:3]])
-def test_batches_without_tokens(files, ids):
-    hooked, plain = (allennlp.Elmo(*files, 1, dropout=0) for _ in range(2))
-    watch(hooked._elmo_lstm._elmo_lstm), watch(hooked._elmo_lstm._elmo_lstm.forward_layers[0])
-    assert torch.allclose(layers(hooked, ids), layers(plain, ids), atol=SAME_MODEL)
-
-
-@pytest.mark.parametrize("ids, message", [
-    (IDS.float(), "inputs: expected integers"), (IDS[..., :3], "inputs: expected integers of shape"),
-    (None, "inputs: expected a tensor"), (IDS * 0 + 300, "expected character ids from 0 to 261"),
-    (IDS.flip(1), "inputs: expected every sentence's tokens before its padding")])
-def test_wrong_ids_are_refused(files, ids, message):
-    elmo = allennlp.Elmo(*files, 1)
-    watch(elmo._elmo_lstm._token_embedder)
-    with pytest.raises(ValueError, match=message):
-        elmo._elmo_lstm(ids)

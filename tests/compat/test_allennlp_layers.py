@@ -73,21 +73,6 @@ def test_new_weights_train():
     assert (bias[1] == 1).all() and not bias[[0, 2, 3]].any()
 
 
-@pytest.mark.parametrize("sizes", [(3, 5, 7, 2), (5, 5, 5, 1)])  # a projection also where h is as large as the cell
-def test_state_dict(sizes):
-    ours, other = lstm(*sizes), lstm(*sizes)
-    stored = ours.state_dict()
-    parts = "input_linearity.weight", "state_linearity.weight", "state_linearity.bias", "state_projection.weight"
-    assert set(stored) == {f"{direction}_layer_{layer}.{part}" for direction in ("forward", "backward")
-                           for layer in range(sizes[3]) for part in parts}
-    assert stored["forward_layer_0.input_linearity.weight"].shape == (4 * sizes[2], sizes[0])
-    with torch.no_grad():
-        for value in other.parameters():
-            value.zero_()
-    other.load_state_dict(stored)
-    assert torch.equal(other(*batch(size=sizes[0])), ours(*batch(size=sizes[0])))
-
-
 @runs("`..._elmo_lstm._elmo_lstm.stateful = False`")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_load_weights_and_carry_states(files, requires_grad):
@@ -209,13 +194,6 @@ def test_token_embedder_is_one_representation_projected_if_asked(files):
     assert {"_projection.weight", "_projection.bias"} <= set(embedder.state_dict())
 
 
-def test_dropout_and_mix(files):
-    assert 0.2 < (ElmoTokenEmbedder(*files)(batch_to_ids(SENTENCES[:1])) == 0).float().mean() < 0.8
-    mixed = ElmoTokenEmbedder(*files, scalar_mix_parameters=[-9e10, -9e10, 1])._elmo.scalar_mix_0
-    assert [float(value) for value in mixed.scalar_parameters] == [np.float32(-9e10)] * 2 + [1]
-    assert not any(value.requires_grad for value in mixed.parameters())
-
-
 def test_from_params(files):
     namespaces = {"tokens": {"@@PADDING@@": 0, "@@UNKNOWN@@": 1, "The": 2}}
     vocabulary = SimpleNamespace(get_token_to_index_vocabulary=namespaces.get)
@@ -254,19 +232,6 @@ def test_boundaries_on():
     assert torch.equal(bounded[1], torch.stack([first, vectors[1, 0], last, torch.zeros(3)]))
     with pytest.raises(ValueError, match="tensor: expected shape"):
         allennlp.add_sentence_boundary_token_ids(torch.ones(2), torch.ones(2), 1, 1)
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_mix(norm):
-    """By the names of its arguments and their order; tests/model/test_elmo.py has more numbers."""
-    tensors, mask = [torch.randn(2, 3, 4) + k for k in range(3)], torch.tensor([[1, 1, 1], [1, 1, 0]])
-    mix = allennlp.ScalarMix(3, norm, [1.0, 0.0, -1.0], False)
-    found, shares = mix(tensors, mask), torch.tensor([1.0, 0.0, -1.0]).softmax(0)
-    assert not any(value.requires_grad for value in list(mix.parameters())[:-1])
-    if norm:
-        assert found[mask.bool()].mean().abs() < 1e-5
-    else:
-        assert torch.allclose(found, torch.einsum("k,kbtd->btd", shares, torch.stack(tensors)), atol=SAME_MODEL)
 
 
 def test_highway():

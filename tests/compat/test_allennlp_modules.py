@@ -5,7 +5,6 @@ import importlib
 import inspect
 import logging
 import pickle
-import types
 
 import numpy as np
 import pytest
@@ -100,21 +99,6 @@ def test_character_encoder_arguments(files):
         name for name in Elmo(*files, 1).state_dict() if name.startswith(prefix)}
     assert encoder._beginning_of_sentence_characters.tolist()[:4] == [259, 257, 260, 261]
     assert encoder._end_of_sentence_characters.tolist()[:4] == [259, 258, 260, 261]
-
-
-def test_elmo(files, plain):
-    layers, mask = plain
-    elmo, shares = Elmo(*files, 2, True, False, 0.0, None, True, [1.0, 0.0, -1.0], None), [1.0, 0.0, -1.0]
-    output = elmo(batch_to_ids(SENTENCES))
-    assert output["mask"].dtype == torch.int64 and torch.equal(output["mask"], mask.long())
-    expected = torch.einsum("k,kbtd->btd", torch.tensor(shares).softmax(0), layers)
-    assert len(output["elmo_representations"]) == 2
-    assert torch.allclose(output["elmo_representations"][1], expected, atol=SAME_MODEL)
-    assert all(value.requires_grad for value in elmo._elmo_lstm.parameters()) and issubclass(Elmo, elmo_fast.Elmo)
-    shared = Elmo(None, None, 1, dropout=0, module=_ElmoBiLm(*files))(batch_to_ids(SENTENCES))
-    inner, inner_mask = allennlp.remove_sentence_boundaries(layers.mean(0), mask)
-    assert torch.allclose(shared["elmo_representations"][0], inner, atol=SAME_MODEL)
-    assert torch.equal(shared["mask"], inner_mask)
 
 
 @runs("`embedder.elmo_bilm`", "`allennlp.commands.elmo.empty_embedding()`")
@@ -228,22 +212,6 @@ def test_fine_tuning_warns_and_trains_the_table(files, caplog):
     assert cached._word_embedding.weight.grad[2].any() and not cached._word_embedding.weight.grad[[0, 1, 3]].any()
 
 
-def test_an_lstm_that_trains_over_cached_words(files):
-    """Parameters that the caller sets free one by one, through AllenNLP's paths."""
-    ids, numbers = batch_to_ids([["The", "children", "."]]), torch.tensor([[2, 3, 5]])
-    cached, plain = (Elmo(*files, 1, dropout=0, vocab_to_cache=words) for words in (WORDS, None))
-    for elmo in (cached, plain):
-        for parameter in elmo._elmo_lstm._elmo_lstm.parameters():
-            parameter.requires_grad = True
-        for _ in range(2):  # a second step must not run into a graph that is gone
-            elmo(ids, *[numbers] * (elmo is cached))["elmo_representations"][0].square().sum().backward()
-    expected = dict(plain.named_parameters())
-    for name, parameter in cached.named_parameters():
-        trained = name.startswith(("_elmo_lstm._elmo_lstm.", "scalar_mix"))
-        assert (parameter.grad is not None) == parameter.requires_grad == trained, name
-        assert not trained or torch.allclose(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-5), name
-
-
 @runs("`Elmo.from_params`")
 def test_from_params(files):
     model = {"options_file": files[0], "weight_file": files[1], "dropout": 0}
@@ -254,36 +222,6 @@ def test_from_params(files):
     assert params == given
     expected = Elmo(*files, 2, dropout=0, do_layer_norm=True, scalar_mix_parameters=[-9e10, 1, -9e10])
     assert torch.equal(elmo(ids)["elmo_representations"][0], expected(ids)["elmo_representations"][0])
-    vocabulary = types.SimpleNamespace(get_token_to_index_vocabulary=lambda _: dict(zip(WORDS, range(6))))
-    embedder = ElmoTokenEmbedder.from_params(vocabulary, {**model, "namespace_to_cache": "tokens"})
-    ids = batch_to_ids([WORDS[2:]])
-    found, expected = embedder(ids, torch.arange(2, 6)[None]), ElmoTokenEmbedder(*files, dropout=0)(ids)
-    assert torch.allclose(found, expected, atol=SAME_MODEL)
-
-
-def test_a_checkpoint(files, tmp_path):
-    """Names as AllenNLP's; tests/model/test_state_dict.py has the values."""
-    first, second = Elmo(*files, 1, dropout=0), Elmo(*files, 1, dropout=0, scalar_mix_parameters=[5.0, 0.0, 0.0])
-    state, ids = first.state_dict(), batch_to_ids(SENTENCES)
-    assert "_elmo_lstm._elmo_lstm.forward_layer_0.input_linearity.weight" in state
-    assert "_elmo_lstm._token_embedder._char_embedding_weights" in state and "scalar_mix_0.gamma" in state
-    torch.save(state, tmp_path / "old.th")
-    second.load_state_dict(torch.load(tmp_path / "old.th"))
-    found, expected = (elmo(ids)["elmo_representations"][0] for elmo in (second, first))
-    assert torch.allclose(found, expected, atol=SAME_MODEL)
-
-
-def test_a_fine_tuned_checkpoint_repeats_itself(files):
-    """Without carried states, every call of a model that was trained, saved and loaded gives the same."""
-    trained, loaded = (Elmo(*files, 1, requires_grad=True, dropout=0.5, state="zero") for _ in range(2))
-    ids = batch_to_ids(SENTENCES)
-    trained(ids)["elmo_representations"][0].square().sum().backward()
-    torch.optim.SGD(trained.parameters(), 0.01).step()
-    loaded.load_state_dict(trained.state_dict())
-    expected = trained.eval()(ids)["elmo_representations"][0]
-    for _ in range(3):
-        assert torch.allclose(loaded.eval()(ids)["elmo_representations"][0], expected, atol=SAME_MODEL)
-    assert not torch.allclose(Elmo(*files, 1, dropout=0)(ids)["elmo_representations"][0], expected, atol=1e-3)
 
 
 def test_what_is_not_there_says_so(files):

@@ -1,7 +1,9 @@
 """bilm-tf's data sets: rows of text, in the order that `random` gives."""
 
+import glob
 import itertools
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,14 +27,6 @@ def test_names():
     assert module.InvalidNumberOfCharacters is elmo_fast.ConfigurationError
     for count in (261, 262):
         assert elmo_fast.Options.from_dict({**TINY, "char_cnn": {**TINY["char_cnn"], "n_characters": count}})
-
-
-def test_vocabularies(vocab):
-    words, characters = Vocabulary(vocab, validate_file=True), UnicodeCharsVocabulary(vocab, 7)
-    assert (words.bos, words.eos, words.unk, words.size) == (2, 3, 4, 10) and words.word_to_id("none") == 4
-    assert words.decode(words.encode("the sea", reverse=True)) == "</S> the sea <S>"
-    assert characters.max_word_length == 7 and characters.word_char_ids.shape == (10, 7)
-    assert characters.encode_chars("the sea")[2].tolist() == characters.word_to_char_ids("sea").tolist()
 
 
 def lines(path):
@@ -69,13 +63,11 @@ def check_batches(found, pairs, vocabulary, suffix=""):
 
 
 @pytest.fixture
-def corpus(tmp_path, monkeypatch):
-    """A folder with three files in a known order for `glob`, and their vocabulary."""
+def corpus(tmp_path):
+    """A folder with files of a text, one of them empty, and a vocabulary; the files in the order of `glob`."""
     write_corpus(tmp_path, sentences=6)
     (tmp_path / "part-9.txt").write_text("")
-    names = sorted(tmp_path.glob("part-*.txt"), reverse=True)
-    monkeypatch.setattr("glob.glob", lambda pattern: list(map(str, names)))
-    return tmp_path, names
+    return tmp_path, list(map(Path, glob.glob(str(tmp_path / "part-*"))))
 
 
 @pytest.mark.parametrize("characters", [True, False])

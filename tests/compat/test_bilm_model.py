@@ -1,12 +1,10 @@
 """bilm-tf's `BidirectionalLanguageModel` on characters and on word ids, its two dumps and its usage scripts."""
 
 import copy
-import json
 import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -16,11 +14,9 @@ import torch
 from elmo_fast import BiLm, ConfigurationError, remove_boundaries
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
-from elmo_fast.embed import build_table, stream
-from elmo_fast.model.layers.encoder import CharacterEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
-from tests.support.files import ROOT, names, read_hdf5
+from tests.support.files import ROOT, read_hdf5
 from tests.support.migrating import runs
 
 BATCHES = [
@@ -73,16 +69,6 @@ def test_results_and_states(files, vocab):
             for values, carried in zip(pair, bilm._elmo_lstm._states[::-1]):
                 expected = carried[layer].chunk(2, dim=1)[number]
                 assert (values[:4] - expected).abs().max() < SAME_MODEL and not values[4:].any() and len(values) == 5
-
-
-def test_options_that_say_261_characters(tmp_path, files, ids):
-    """As those do that bilm-tf trained with; the weights are the same."""
-    options = json.loads(Path(files[0]).read_text())
-    options["char_cnn"]["n_characters"] = 261
-    (tmp_path / "options.json").write_text(json.dumps(options))
-    found, expected = (BidirectionalLanguageModel(path, files[1])(ids)
-                       for path in (tmp_path / "options.json", files[0]))
-    assert torch.equal(found["lm_embeddings"], expected["lm_embeddings"])
 
 
 @runs("two placeholders", "`sess.run(tf.global_variables_initializer())`")
@@ -187,9 +173,7 @@ def inputs(tmp_path, files):
     return tmp_path / "vocab.txt", tmp_path / "text.txt", *files
 
 
-@pytest.mark.parametrize("block", [3, 4096])
-def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
-    monkeypatch.setattr(build_table, "_WORDS_A_BLOCK", block)
+def test_token_embeddings(tmp_path, inputs):
     vocab, _, *model = inputs
     dump_token_embeddings(vocab, *model, tmp_path / "out.hdf5")
     found = read_hdf5(tmp_path / "out.hdf5")
@@ -214,19 +198,6 @@ def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, input
     dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=4, state="zero", progress=False)
     found = read_hdf5(tmp_path / "out.hdf5")
     np.testing.assert_allclose(found["0"], found["6"], rtol=0, atol=SAME_MODEL)
-
-
-def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
-    target = tmp_path / "out.hdf5"
-    target.write_text("old")
-    before = names(tmp_path)
-    monkeypatch.setattr(stream.SlotStream, "_collect", lambda self, chunk: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        dump_bilm_embeddings(*inputs, target, progress=False)
-    monkeypatch.setattr(CharacterEncoder, "encode_rows", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        dump_token_embeddings(inputs[0], *inputs[2:], target, progress=False)
-    assert target.read_text() == "old" and names(tmp_path) == before
 
 
 @pytest.mark.parametrize("change, named", [

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import re
 import sys
 
 import numpy as np
@@ -20,7 +21,7 @@ from elmo_fast.train import checkpoint, evaluate
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas, Updater
 from tests.support import plain_training
-from tests.support.files import run
+from tests.support.files import names, run
 from tests.support.migrating import runs
 from tests.support.tf_checkpoints import import_values, made_up, write_folder
 from tests.support.training import KINDS, VOCABULARY, write_corpus, write_options
@@ -132,18 +133,19 @@ def test_dumped_weights(tmp_path, corpus, n_characters):
 
 @runs("`python bin/train_elmo.py", "`python bin/restart.py --save_dir", "`python bin/run_test.py --save_dir",
      "`python bin/dump_weights.py --save_dir")
-def test_scripts(tmp_path, corpus, monkeypatch, capsys):
-    """Every flag of bilm-tf's four scripts."""
+def test_scripts(tmp_path, corpus, monkeypatch, capsys, caplog):
+    """Every flag of bilm-tf's four scripts. Options of published models have no key `bidirectional`."""
     def script(*arguments):
         monkeypatch.setattr(sys, "argv", ["bilm", *map(str, arguments)])
-        scripts.main()
+        assert scripts.main() == 0
         return capsys.readouterr().out
 
-    file = write_options(tmp_path / "o.json", KINDS["characters"], bidirectional=True, dropout=0)
+    file = write_options(tmp_path / "o.json", without(KINDS["characters"], "bidirectional"), dropout=0)
     save, text = ("--save_dir", tmp_path / "run"), ("--vocab_file", corpus[1], "--train_prefix", corpus[0])
     counts = ("--n_gpus", 2, "--n_train_tokens", 2 * 3 * 2 * 4, "--n_epochs", 2, "--batch_size", 3)
     script("train_elmo", *save, *text, *counts, "--options_file", file)
-    assert training.load_options_latest_checkpoint(tmp_path / "run")[1].endswith("step-00000004.pt")
+    options, last = training.load_options_latest_checkpoint(tmp_path / "run")
+    assert last.endswith("step-00000004.pt") and options["bidirectional"] and "no key bidirectional" in caplog.text
     script("restart", *save, *text, "--n_gpus", 2, "--n_epochs", 1)
     saved, last = training.load_options_latest_checkpoint(tmp_path / "run")
     assert last.endswith("step-00000006.pt")
@@ -151,34 +153,37 @@ def test_scripts(tmp_path, corpus, monkeypatch, capsys):
     found = training.test(saved, last, data_of(saved, corpus, test=True), 4)
     assert out.endswith(f"AVERAGE PERPLEXITY = {found}\n")
     script("dump_weights", *save, "--outfile", tmp_path / "weights.hdf5")
-    assert (tmp_path / "weights.hdf5").is_file()
+    assert "RNN_1/RNN/MultiRNNCell/Cell0/LSTMCell/B" in read_weights(tmp_path / "weights.hdf5",
+                                                                     Options.from_dict(saved))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["fly"], "unknown command 'fly'"),
+    (["restart", "--save_dir", "none"], "the following arguments are required: --vocab_file, --train_prefix"),
+    (["dump_weights", "--save_dir", "none", "--outfile", "o"], "tf_save_dir: expected a directory that train wrote"),
+    (["dump_weights", "--save_dir", "a", "--outfile", "b", "c.txt"], "unrecognized arguments: c.txt; quote a glob"),
+    (["train_elmo", "--save_dir", "new", "--vocab_file", "VOCAB", "--train_prefix", "none*"],
+     "filepattern: expected files of text, found none"),
+    (["train_elmo", "--save_dir", "new", "--vocab_file", "TEXT", "--train_prefix", "TEXT"],
+     "vocabulary: expected a file, found nothing"),
+    (["train_elmo", "--save_dir", "new", "--vocab_file", "VOCAB", "--train_prefix", "TEXT", "--options_file", "VOCAB"],
+     "expected JSON"),
+])
+def test_a_wrong_call_is_refused_in_one_line(tmp_path, corpus, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    places = {"TEXT": corpus[0], "VOCAB": str(corpus[1])}
+    monkeypatch.setattr(sys, "argv", ["bilm", *(places.get(argument, argument) for argument in arguments)])
+    try:
+        status = scripts.main()
+    except SystemExit as stop:
+        status = stop.code
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1 and error.startswith("bilm: error: ") and re.search(message, error)
+    assert names(tmp_path) == ["text"]
 
 
 def without(options, *keys):
     return {name: value for name, value in options.items() if name not in keys}
-
-
-def test_options_of_published_models_train_two_directions(tmp_path, corpus, monkeypatch, caplog):
-    """They have no key `bidirectional`. The weights are those of options that have it."""
-    named = options_of("characters")
-    published = write_options(tmp_path / "published.json", without(named, "bidirectional", "n_tokens_vocab"))
-    both = write_options(tmp_path / "both.json", without(named, "n_tokens_vocab"))
-    random_state = random.getstate()
-    for number, (file, warned) in enumerate([(published, True), (both, False)]):
-        caplog.clear()
-        random.seed(0)
-        monkeypatch.setattr(sys, "argv", ["bilm", "train_elmo", "--save_dir", str(tmp_path / f"run{number}"),
-                                          "--vocab_file", str(corpus[1]), "--train_prefix", str(corpus[0]),
-                                          "--options_file", str(file)])
-        scripts.main()
-        assert ("no key bidirectional" in caplog.text) == warned
-    random.setstate(random_state)
-    weights = [checkpoint.weights_of_run(tmp_path / f"run{number}")[1] for number in range(2)]
-    assert weights[0].keys() == weights[1].keys() and any(name.startswith("RNN_1") for name in weights[0])
-    for name, values in weights[0].items():
-        np.testing.assert_array_equal(values, weights[1][name])
-    training.dump_weights(tmp_path / "run0", tmp_path / "weights.hdf5")
-    assert read_weights(tmp_path / "weights.hdf5", Options.from_dict(named)).keys() < weights[0].keys()
 
 
 @pytest.mark.parametrize("kind, directions", [("characters", "two-direction"), ("one direction", "forward")])

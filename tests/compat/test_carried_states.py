@@ -8,7 +8,7 @@ import torch
 
 import elmo_fast
 from elmo_fast import batch_to_ids
-from elmo_fast.compat import allennlp, bilm, seqvec
+from elmo_fast.compat import allennlp, bilm
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.testing import AGAINST_FLOAT64, tiny
 from elmo_fast.text.batching import groups_of
@@ -20,7 +20,6 @@ OPTIONS = elmo_fast.Options.from_dict(tiny(lstm__dim=12, lstm__cell_clip=0.3, ls
 CALLS = [[["the", "sea"], ["grey", "and", "old", "salt"], []],
          [["wind"], ["the", "grey", "wind", "of", "the", "sea"], [], ["salt"], ["naïve", "café"]],
          [["of"], ["the", "x" * 60]]]
-PROTEINS = {"P1": "MKTAYIAKQR", "P2": "SEQWENCE", "P3": "ACDEFGHIKLMN", "P4": "MK", "P5": "GGG"}
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +138,6 @@ def test_each_stream_begins_where_its_last_call_ended(files, vocab, mixing):
         check(mixed, [values[2] if "use_top_only" in mixing else np.mean(values, axis=0) for values in expected])
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_every_dump_begins_from_zeros(files, vocab, tmp_path, size):
-    """Line i begins where line i - size ended."""
-    for batch in CALLS:
-        (tmp_path / "text").write_text("".join(f"{' '.join(sentence)}\n" for sentence in batch))
-        bilm.dump_bilm_embeddings(vocab, tmp_path / "text", *files, tmp_path / "dump", batch_size=size, progress=False)
-        found = read_hdf5(tmp_path / "dump")
-        check([found[str(number)] for number in range(len(batch))],
-              in_batches(PlainElmo(OPTIONS, models.weights(OPTIONS)), batch, size))
-
-
 # ---- simple_elmo, SeqVec, load ----
 
 
@@ -168,24 +156,6 @@ def test_calls_of_simple_elmo(folder, exact, in_session, warmup):
         rows[number] = exact.rows
         session = sessions[number] if in_session else None
         check(model.get_elmo_vectors(batch, warmup=warmup, layers="all", session=session), expected)
-
-
-def test_calls_of_seqvec(folder, exact, tmp_path):
-    """The embedder's carry states on; `get_embeddings` begins from zeros, and its batches carry theirs."""
-    sequences = [list(sequence) for sequence in PROTEINS.values()]
-    embedder = seqvec.get_elmo_model(folder, cpu=True)
-    for part in (sequences[:2], sequences, sequences[3:]):
-        check(embedder.embed_batch(part), inner(exact.batch(part)))
-        check([embedder.embed_sentence(part[0])], inner(exact.batch(part[:1])))
-    (tmp_path / "x.fasta").write_text("".join(f">sp|{name}|X\n{text}\n" for name, text in PROTEINS.items()))
-    batches = [["P4", "P5", "P2"], ["P1"], ["P3"]]  # shortest first; more than 12 residues, or a half of that, end one
-    for _ in range(3):
-        fresh = PlainElmo(OPTIONS, models.weights(OPTIONS))
-        expected = {name: layers.sum(0) for names in batches for name, layers in
-                    zip(names, inner(fresh.batch([list(PROTEINS[name]) for name in names])))}
-        found = dict(seqvec.get_embeddings(tmp_path / "x.fasta", folder, cpu=True, batchsize=12, progress=False))
-        assert list(found) == list(expected)
-        check(found.values(), expected.values())
 
 
 def test_carried_calls_of_a_loaded_model(folder, exact):

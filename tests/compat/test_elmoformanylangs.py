@@ -212,13 +212,6 @@ def test_other_sizes_are_refused(tmp_path, changes, message):
         Embedder(folder)
 
 
-def test_other_kinds_of_encoders_are_refused(common):
-    (common / "sizes.json").write_text(json.dumps({**CONFIG, "encoder": {"name": "lstm"}}))
-    with pytest.raises(ConfigurationError,
-                       match="encoder: expected a section with the name elmo, got {'name': 'lstm'}"):
-        Embedder(common)
-
-
 def test_what_it_cannot_do_is_refused(common, tmp_path):
     embedder = Embedder(common)
     for layer in (3, -3, True, "top"):
@@ -237,22 +230,6 @@ def test_what_it_cannot_do_is_refused(common, tmp_path):
     table = elmo_fast.build_token_table(elmo_fast.load().bilm, ["a"])
     with pytest.raises(ConfigurationError, match="token_table: expected None for a model whose sentences do not run"):
         embedder.model.token_table = table
-
-
-def test_every_method_of_load(common, tmp_path):
-    elmo, texts = elmo_fast.load(common), ["the cat", "東京 abcdefg naïve", "cat"]
-    expected = [plain_layers(common, text.split())[0] for text in texts]
-    near(elmo.embed(texts, state="zero"), expected)
-    words = ["the", "naïve"]
-    close([elmo.encode_words(words)], [np.stack([elmo.embed([word])[0][0, 0, :6] for word in words])], SAME_MODEL)
-    means = elmo.embed(texts[:2], layers="average", pool="mean")
-    cosine = np.dot(*means) / np.prod([np.linalg.norm(mean) for mean in means])
-    assert elmo.similarity(*texts[:2]) == pytest.approx(cosine) and abs(cosine) < 0.999
-    elmo.save_vectors(tmp_path / "saved.h5", texts, state="zero")
-    saved = read_hdf5(tmp_path / "saved.h5")
-    near([saved[str(number)] for number in range(3)], expected)
-    twice = [elmo.embed(["the cat"], state="carry")[0] for _ in range(2)]
-    assert np.abs(twice[0] - twice[1])[1:].max() > 1e-3 and elmo.bilm.state == "warm"
 
 
 @runs("`python -m elmoformanylangs test")

@@ -68,22 +68,6 @@ def test_a_call_begins_from_zeros_and_runs_its_first_batch_twice(folder, layers,
     assert vectors.shape == (*axes, 9, 8) and averages.shape == (*axes, 8) and vectors.dtype == np.float32
 
 
-def test_calls_of_a_session_carry_their_states_on(folder):
-    """Each session has states of its own, and a call without one neither reads nor changes them."""
-    model, sessions = loaded(folder), [object(), []]
-    expected = {id(session): BiLm.from_model(folder) for session in sessions}
-    for texts, number in ((TEXTS, 0), (TEXTS[:1], 1), (TEXTS[:3], 0), (TEXTS[1:], 0), (TEXTS, 1)):
-        session = sessions[number]
-        arrays = by_batches(expected[id(session)], texts, 2, True)
-        call = model.get_elmo_vectors if number else model.get_elmo_vector_average
-        found = call(texts, layers="top", session=session)
-        wanted = [values[2] if number else values[2].sum(0) / (np.linalg.norm(values[2].sum(0)) or 1)
-                  for values in arrays]
-        for row, values, text in zip(found, wanted, texts, strict=True):
-            np.testing.assert_allclose(row[: len(text)] if number else row, values, rtol=0, atol=1e-5)
-        model.get_elmo_vectors(TEXTS)
-
-
 def test_threads_share_a_model(full):
     model = loaded(full, full=True)
     alone = model.get_elmo_vectors(TEXTS), model.get_elmo_substitutes(["the cat sat"])
@@ -191,17 +175,3 @@ def test_substitutes_of_every_sentence_begin_from_zeros(full):
 def test_refuses(full, call, error, words):
     with pytest.raises(error, match=f"^{words}"):
         call(full)
-
-
-def test_classifiers_of_todays_scikit_learn_take_the_vectors(folder):
-    """As simple_elmo's two example scripts: a vector a sentence, and the vectors of single words."""
-    linear_model = pytest.importorskip("sklearn.linear_model")
-    from sklearn.model_selection import cross_validate
-
-    texts, labels = [["sea", "salt"], ["grey", "sea"], ["old", "bank"], ["old", "money"]] * 3, [0, 0, 1, 1] * 3
-    model = loaded(folder, state="zero")
-    words = [vectors[0] for vectors in model.get_elmo_vectors(texts, layers="top")]
-    for x in (model.get_elmo_vector_average(texts), words):
-        classifier = linear_model.LogisticRegression(max_iter=1000, class_weight="balanced", C=1e6)
-        scores = cross_validate(classifier, x, labels, cv=2, scoring=["f1_macro"])
-        assert scores["test_f1_macro"].mean() == 1

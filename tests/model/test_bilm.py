@@ -1,19 +1,12 @@
-import copy
 import itertools
-from unittest import mock
 
 import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, batch_to_ids
-from elmo_fast.model.layers import batch_layout
-from elmo_fast.model.layers.batch_layout import unique_rows
-from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.opening import WARM_TEXT
-from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
-from tests.support.engines import GPU, needs_native
+from tests.support.engines import GPU
 from tests.support.grid import mostly_long
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, weights, word_bilm
 
@@ -53,16 +46,6 @@ def check_model(shape, backend, limit, state="carry"):
         assert one.dtype == torch.float32 and relative_error(one, other) < limit
 
 
-@pytest.mark.parametrize("shape", ["four layers", "no skip connections"])
-def test_what_models_say_is_bounded(shape, monkeypatch):
-    """Inputs that are the outputs of one layer: without skip connections those of all layers but the first."""
-    op, of = mock.Mock(wraps=projected_lstm), SHAPES[shape].lstm
-    monkeypatch.setattr("elmo_fast.model.layers.lstm.projected_lstm", op)
-    bilm(SHAPES[shape], backend="torch").embed_tokens(SENTENCES)
-    assert [call.kwargs["bounded"] for call in op.call_args_list] == [
-        number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]
-
-
 def test_no_tokens_at_all():
     output = bilm()(torch.zeros(2, 0, 50, dtype=torch.int64))
     assert output.mask.tolist() == [[True, True]] * 2
@@ -70,20 +53,6 @@ def test_no_tokens_at_all():
     assert torch.stack(bilm()(torch.zeros(0, 4, 50, dtype=torch.int64)).activations).shape == (3, 0, 6, 22)
     padding = bilm()(torch.zeros(2, 3, 50, dtype=torch.int64), boundaries="present")
     assert not padding.mask.any() and not torch.stack(padding.activations).any()
-
-
-def test_weights_come_back_byte_for_byte():
-    given = weights(options())
-    model, same = bilm(), bilm()
-    back = model.weights()
-    assert list(back) == list(given)
-    assert all(back[name].tobytes() == given[name].tobytes() for name in given)
-    before = model.fingerprint()
-    assert before == same.fingerprint() != bilm(seed=1).fingerprint() and len(before) == 32
-    with torch.no_grad():
-        model._token_embedder.char_embed.zero_()
-        same._elmo_lstm.B_0_0[3] += 1
-    assert given["char_embed"].any() and before not in (model.fingerprint(), same.fingerprint())
 
 
 def test_word_ids():
@@ -111,33 +80,6 @@ def test_16_bit_parameters_compute_in_full_precision(dtype):
     assert all(state.dtype == torch.float32 for state in model._elmo_lstm._states)
 
 
-@pytest.mark.parametrize("dtype, operands", [(torch.float16, "fp16"), (torch.bfloat16, "bf16")])
-@pytest.mark.parametrize("backend", ["native", "torch"])
-def test_cached_words_of_16_bit_parameters(dtype, operands, backend):
-    """The engine computes as in `medium`, torch in fp32 with the parameters' values."""
-    limit = AGAINST_FLOAT64[PRECISIONS["medium"].cpu if backend == "native" else operands]
-    numbers = torch.tensor([[1, 2, 3], [2, 0, 0]])
-    model = bilm(state="zero", backend=backend)
-    model.cache_words(["<pad>", "a", "cat", "dog"])
-    expected = [layer.detach() for layer in model(None, word_inputs=numbers).activations]
-    model.to(dtype)
-    for _ in range(2):
-        for found, right in zip(model(None, word_inputs=numbers).activations, expected, strict=True):
-            assert relative_error(found.float(), right) < limit
-
-
-def test_token_vectors_of_another_type_than_the_lstm():
-    model = bilm(state="zero")
-    expected = layers(model, SENTENCES)
-    model.token_source.double()
-    assert relative_error(layers(model, SENTENCES), expected) < SAME_MODEL
-    words, other = word_bilm(state="zero"), word_bilm(state="zero")
-    words.token_source.embedding = torch.nn.Parameter(words.token_source.embedding.double(), requires_grad=False)
-    ids = torch.tensor([[1, 2, 3]])
-    for found, right in zip(*(each(ids, boundaries="present").activations for each in (words, other)), strict=True):
-        assert relative_error(found, right) < SAME_MODEL
-
-
 def test_a_warm_state_of_inference_serves_training():
     model, other = (bilm(state="warm", requires_grad=True) for _ in range(2))
     with torch.inference_mode():
@@ -148,22 +90,6 @@ def test_a_warm_state_of_inference_serves_training():
         assert torch.equal(one.grad, right.grad)
 
 
-@needs_native
-def test_the_default_device_is_not_the_models():
-    expected, model = layers(bilm(backend="native"), SENTENCES), bilm(backend="native")
-    torch.set_default_device("meta")
-    try:
-        found = torch.stack(model(IDS).activations)
-    finally:
-        torch.set_default_device(None)
-    assert torch.equal(found, expected)
-
-
-def test_other_memory_formats():
-    model = bilm(backend="torch").to(memory_format=torch.channels_last)
-    assert relative_error(layers(model, SENTENCES), layers(bilm(backend="torch"), SENTENCES)) < SAME_MODEL
-
-
 def test_autocast_does_not_change_single_tokens():
     source = bilm(requires_grad=True).token_source
     expected = source(IDS[0])
@@ -171,40 +97,7 @@ def test_autocast_does_not_change_single_tokens():
         assert torch.equal(source(IDS[0]), expected)
 
 
-@pytest.mark.parametrize("share_a_hash", [False, True])
-def test_unique_rows(monkeypatch, share_a_hash):
-    if share_a_hash:
-        monkeypatch.setattr(batch_layout, "_multipliers", lambda count, device: torch.ones(count, dtype=torch.int64))
-    rows = torch.tensor([[5, 1], [2, 2], [5, 1], [1, 5], [2, 2]])
-    for ids, count in ((rows, 3), (rows[:, 0], 3), (rows[:0], 0)):
-        unique, number = unique_rows(ids)
-        assert unique.shape == (count, *ids.shape[1:]) and torch.equal(unique[number], ids)
-
-
-def test_without_fp32_weights_the_numbers_stay():
-    whole, packed = bilm(backend="native", state="warm"), bilm(backend="native", state="warm").drop_fp32()
-    assert torch.equal(layers(packed, SENTENCES), layers(whole, SENTENCES))
-    held = sum(value.numel() for value in packed.parameters() if not value.is_meta)
-    assert held < 0.4 * sum(value.numel() for value in whole.parameters())
-    for call in (packed.weights, packed.state_dict, lambda: copy.deepcopy(packed)(IDS)):
-        with pytest.raises(RuntimeError, match="weights: expected fp32 weights"):
-            call()
-
-
 # ---- states: where a sentence starts ----
-
-
-@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
-def test_carried_over_batches_of_other_sizes(backend):
-    model, alone = bilm(backend=backend), [bilm(backend="reference") for _ in range(7)]
-    for batch in (texts(size, 8, seed=size) for size in (3, 5, 1, 7)):
-        together = layers(model, batch)
-        for row, sentence in enumerate(batch):
-            expected = layers(alone[row], [sentence])
-            assert (together[:, row : row + 1, : len(sentence) + 2] - expected).abs().max() < SAME_MODEL
-    for number, found in enumerate(model._elmo_lstm._states):
-        expected = torch.cat([single._elmo_lstm._states[number] for single in alone], dim=1)
-        torch.testing.assert_close(found, expected, atol=SAME_MODEL, rtol=0)
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
@@ -239,63 +132,17 @@ def test_a_warm_text_is_tokenized():
     assert model.warm_text == tuple(WARM_TEXT)
 
 
-@pytest.mark.parametrize("edit", ["in place", "load_state_dict", "double"])
-def test_warm_state_follows_the_weights(edit):
-    model, other = bilm(state="warm"), bilm(seed=5, state="warm")
-    before = layers(model, [FIVE])
-    if edit == "in place":
-        with torch.no_grad():
-            for mine, theirs in zip(model.parameters(), other.parameters()):
-                mine.copy_(theirs)
-    elif edit == "load_state_dict":
-        model.load_state_dict(other.state_dict())
-    else:
-        model, other = other.double(), bilm(seed=5, state="warm").double()
-    after = layers(model, [FIVE])
-    assert (after - layers(other, [FIVE])).abs().max() < SAME_MODEL
-    assert (after.float() - before).abs().max() > 100 * SAME_MODEL
-
-
-def test_private_handles():
+def test_states_are_set_and_reset_by_row():
     model = bilm()
     lstm = model._elmo_lstm
-    assert lstm.stateful is True and lstm._states is None
     layers(model, SENTENCES[:2])
-    kept = copy.deepcopy(lstm._states)
-    first = layers(model, SENTENCES[:2])
-    lstm._states = kept
-    assert torch.equal(layers(model, SENTENCES[:2]), first)
+    kept = lstm._states
     lstm.reset_states(torch.tensor([1, 0]))
     assert not lstm._states[0][:, 0].any() and lstm._states[0][:, 1].any()
     with pytest.raises(ValueError, match="mask: expected shape .2,."):
         lstm.reset_states(torch.tensor([1, 0, 0]))
     with pytest.raises(ValueError, match="_states: expected .h .2, rows, 22., c .2, rows, 74.., got"):
         lstm._states = kept[0][:1], kept[1]
-    model.reset_states()
-    from_zero = layers(model, SENTENCES)
-    lstm.reset_states()
-    lstm.stateful = False
-    assert torch.equal(layers(model, SENTENCES), from_zero) and model.state == "zero" and lstm._states is None
-    lstm.stateful = True
-    assert model.state == "carry"
-    warm = bilm(state="warm")
-    warm._elmo_lstm.stateful = False  # it is not
-    assert warm.state == "warm"
-
-
-@needs_native
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_written_outputs_are_those_of_layer_after_layer(state, dtype, monkeypatch):
-    ids = batch_to_ids(SENTENCES)
-    writes, collects = (bilm(backend="native", state=state).to(dtype) for _ in range(2))
-    for call in (lambda model: model(ids).activations, lambda model: model(ids[1:3], "present").activations,
-                 lambda model: model.embed_tokens(SENTENCES)[0]):
-        found = call(writes)
-        with monkeypatch.context() as patch:
-            patch.setattr(LstmStack, "can_write", lambda *_: False)
-            expected = call(collects)
-        assert all(one.dtype == dtype and torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_a_char_encoder_that_is_trained_alone():

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from elmo_fast import ConfigurationError
-from elmo_fast.model.sources import fetch, find_model
+from elmo_fast.model.sources import fetch
 from tests.support.files import run
 from tests.support.sources import left
 
@@ -28,10 +27,6 @@ def proxy(monkeypatch, status=200):
             self.send_header("Content-Length", "2")
             self.end_headers()
             self.wfile.write(b"{}" if self.command == "GET" else b"")
-
-        def do_CONNECT(self):
-            seen.append(self.path)
-            self.send_error(403, "no tunnel")
 
         do_HEAD = do_GET
 
@@ -52,23 +47,6 @@ def test_a_download_goes_through_the_proxy(monkeypatch, name):
         monkeypatch.setenv(name, url)
         assert fetch("http://models.invalid/options.json").read_bytes() == b"{}"
     assert set(seen) == {"http://models.invalid/options.json"}
-
-
-def test_https_goes_through_its_proxy_and_says_what_that_refuses(monkeypatch, cache):
-    with proxy(monkeypatch) as (seen, url):
-        monkeypatch.setenv("https_proxy", url)
-        with pytest.raises(OSError, match="the download failed .ProxyError: .*403 no tunnel.*; nothing"):
-            fetch("https://models.invalid/options.json")
-    assert set(seen) == {"models.invalid:443"} and left(cache) == []
-
-
-def test_no_proxy_is_heeded(monkeypatch, model, serve):
-    web = serve(model)
-    with proxy(monkeypatch) as (seen, url):
-        monkeypatch.setenv("http_proxy", url)
-        monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-        assert fetch(f"{web}/options.json").read_bytes() == (model / "options.json").read_bytes()
-    assert seen == []
 
 
 def free_port():
@@ -100,11 +78,3 @@ def test_a_refusal_of_the_server_has_its_status(monkeypatch, status, kind):
         with pytest.raises(kind, match=f"the download failed .the server answered {status} ") as caught:
             fetch("http://models.invalid/w")
     assert isinstance(caught.value, FileNotFoundError) == (status == 404)
-
-
-def test_a_named_model_keeps_the_kind_of_its_error(monkeypatch):
-    with proxy(monkeypatch) as (_, url):
-        monkeypatch.setenv("https_proxy", url)
-        with pytest.raises(OSError, match=r"^model 'seqvec': (.*\n)+  https://rostlab.*: Proxy.* 403 ") as caught:
-            find_model("seqvec")
-    assert not isinstance(caught.value, (FileNotFoundError, ConfigurationError))

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import shutil
 
 import h5py
 import numpy as np
@@ -11,11 +10,7 @@ import torch
 
 import elmo_fast
 from elmo_fast import BiLm, ConfigurationError, Vocabulary
-from elmo_fast.files import compressed, hdf5
-from elmo_fast.files.hdf5 import open_hdf5
 from elmo_fast.files.json import parse_json, read_json
-from elmo_fast.model.softmax_head import read_softmax
-from elmo_fast.text.fasta import read_fasta
 from tests.support.files import paths, write_model
 from tests.support.manylangs import write_manylangs
 
@@ -48,11 +43,10 @@ def test_groups_in_each_other_are_walked_to_a_limit(model):
         assert file.id.links.visit(lambda link: link.count(b"/") > 256 or None)
 
 
-def test_many_paths_through_groups_are_walked_to_a_limit(model, monkeypatch):
-    monkeypatch.setattr(hdf5, "_MOST_STEPS", 1000)
+def test_many_paths_through_groups_are_walked_to_a_limit(model):
     with h5py.File(paths(model)[1], "r+") as file:
-        for number in range(40):
-            file.create_group("/".join([f"g{number}", *"abcdefghij" * 8]))
+        for name in "bcd":
+            file.create_group("/".join([name, *["a"] * 249]))
     refused(model, "fewer paths in a file of this size")
 
 
@@ -70,45 +64,6 @@ def test_a_name_that_is_not_utf8_is_named(model, name):
     refused(model, "expected names in UTF-8, found other bytes")
 
 
-def test_long_names_are_cut_in_messages(model):
-    with h5py.File(paths(model)[1], "r+") as file:
-        file["CNN/" + "n" * 50_000] = np.zeros(3, np.float32)
-    refused(model, "beside them")
-
-
-@pytest.mark.parametrize("change, message", [
-    (lambda file: file.create_group("softmax/W"), "softmax/W, found a group"),
-    (lambda file: None, "expected the dataset softmax/W, found"),
-    (lambda file: file.create_dataset("softmax/W", data=np.zeros((3, 4), "c8")), "expected floating-point numbers"),
-    (lambda file: file.create_dataset("softmax/W", data=h5py.Empty("f4")), "softmax/W: expected values"),
-])
-def test_a_softmax_of_another_kind_is_named(tmp_path, change, message):
-    with h5py.File(tmp_path / "softmax.hdf5", "w") as file:
-        file["softmax/b"] = np.zeros(3, np.float32)
-        change(file)
-    with pytest.raises(ConfigurationError, match=f"softmax.hdf5: .*{message}"):
-        read_softmax(tmp_path / "softmax.hdf5", 4)
-
-
-def test_datasets_and_attributes_are_compared_with_what_is_needed(tmp_path):
-    with h5py.File(tmp_path / "file.h5", "w") as file:
-        file["a"], file.attrs["n"], file.attrs["s"] = np.zeros((2, 3), np.int64), 3, "x"
-        file["ends"], file["text"] = np.array([1, 2]), np.frombuffer(b"a\xff", np.uint8)
-    with open_hdf5(tmp_path / "file.h5", "file") as file:
-        assert hdf5.dataset_of(file, "a", "w", "i", None, 3).shape == (2, 3)
-        assert (hdf5.attribute_of(file, "n", "w", int), hdf5.attribute_of(file, "no", "w", str, "d")) == (3, "d")
-        for call, message in (
-                (lambda: hdf5.dataset_of(file, "a", "w", "f", 2, 3), "^w: a: expected floating-point numbers of shape"),
-                (lambda: hdf5.dataset_of(file, "a", "w", "i", 3, 3),
-                 r"of shape \[3, 3\], found int64 of shape \(2, 3\)"),
-                (lambda: hdf5.dataset_of(file, "b", "w", "i", 3),
-                 r"^w: expected the dataset b, found \[a, ends, text\]"),
-                (lambda: hdf5.attribute_of(file, "s", "w", int), "^w: attribute s: expected int, found 'x'"),
-                (lambda: hdf5.strings_of(file, "text", "ends", "w"), "^w: text, ends: expected strings in UTF-8")):
-            with pytest.raises(ConfigurationError, match=message):
-                call()
-
-
 def test_a_key_given_twice_is_refused_and_any_depth(model):
     options, _ = paths(model)
     text = options.read_text()
@@ -120,14 +75,6 @@ def test_a_key_given_twice_is_refused_and_any_depth(model):
         with pytest.raises(ConfigurationError, match="options.json: expected JSON"):
             read_json(options)
     assert parse_json(b'\xef\xbb\xbf{"a": [1, {"b": 2}], "b": 3}', "w") == {"a": [1, {"b": 2}], "b": 3}
-
-
-def test_long_keys_are_cut_in_messages(model):
-    options, _ = paths(model)
-    options.write_text(json.dumps({"k" * 9000: 1, "lstm": {}}))
-    with pytest.raises(ConfigurationError) as error:
-        BiLm.from_files(*paths(model))
-    assert len(str(error.value)) < 700
 
 
 def change(many, value):
@@ -153,32 +100,6 @@ def test_a_tensor_of_another_kind_is_named(many, value, message):
         elmo_fast.load(many)
 
 
-def test_a_tensor_of_another_float_type_is_read(many):
-    expected = elmo_fast.load(many).embed([["the", "cat"]])[0]
-    change(many, torch.Tensor.double)
-    assert np.array_equal(elmo_fast.load(many).embed([["the", "cat"]])[0], expected)
-
-
-@pytest.mark.parametrize("content", [
-    b"(" * 5000, b"(lp0\nI1\naI2\na.", b"0000.", b"\x80\x02K\x01K\x02R.", b"", b"cos\nsystem\n(S'true'\ntR.",
-    b"\x80\x02h\x05.", 900])
-def test_a_pickle_of_anything_is_refused(many, content):
-    path = many / "token_embedder.pkl"
-    path.write_bytes(path.read_bytes()[:content] if isinstance(content, int) else content)
-    with pytest.raises(ConfigurationError, match="token_embedder.pkl: expected tensors written by torch.save"):
-        elmo_fast.load(many)
-
-
-def test_compressed_tensors_are_refused(many):
-    import zipfile
-
-    with zipfile.ZipFile(many / "encoder.pkl", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("m/data.pkl", b"\x80\x02}.")
-        archive.writestr("m/data/0", bytes(1 << 20))
-    with pytest.raises(ConfigurationError, match="encoder.pkl: .* got a compressed file"):
-        elmo_fast.load(many)
-
-
 @pytest.mark.parametrize("name, content, message", [
     ("config.json", json.dumps({"config_path": "x" * 5000}), "config.json: expected the key config_path"),
     ("config.json", '{"config_path": "a", "config_path": "sizes.json"}', "config.json: .* twice in an object"),
@@ -192,38 +113,8 @@ def test_lexicons_and_configs_name_their_line(many, name, content, message):
     assert len(str(error.value)) < 600
 
 
-def test_words_unpack_to_a_bounded_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(compressed, "MOST_UNPACKED", 1 << 12)
+def test_words_unpack_to_a_bounded_size(tmp_path):
     path = tmp_path / "vocab.txt.gz"
-    with gzip.open(path, "wb") as file:
-        file.write(b"a\n" * (1 << 20))
+    path.write_bytes(gzip.compress(b"a" * (33 << 20)))
     with pytest.raises(ValueError, match="vocab.txt.gz: expected at most .* bytes when unpacked"):
         Vocabulary(path)
-    plain = [f"word{number}" for number in range(2000)]
-    with gzip.open(path, "wt") as file:
-        file.write("\n".join(plain))
-    assert list(Vocabulary(path).words) == plain
-
-
-def test_lines_and_records_have_a_limit(tmp_path, monkeypatch):
-    from elmo_fast.text import fasta, readers
-
-    for module in (compressed, readers, fasta):
-        monkeypatch.setattr(module, "MOST_LINE", 1000)
-    for name, content, message in (("a.txt.gz", b"a" * 5000, "lines of at most 1,000"),
-                                   ("a.fasta.gz", b">a\n" + b"A" * 5000, "lines of at most 1,000"),
-                                   ("b.fasta.gz", b">a\n" + b"AAAA\n" * 300, "sequences of at most 1,000 letters")):
-        with gzip.open(tmp_path / name, "wb") as file:
-            file.write(content)
-        with pytest.raises(ValueError, match=f"{message}.*{name}"):
-            elmo_fast.open_texts(tmp_path / name).count()
-        with pytest.raises(ValueError, match=name) if "fasta" in name else pytest.raises(ValueError):
-            list(read_fasta(tmp_path / name))
-    (tmp_path / "c.txt").write_text("\n".join(["a" * 999, "b" * 500]))
-    assert elmo_fast.open_texts(tmp_path / "c.txt").count() == 2
-
-
-def test_a_copy_is_still_the_model(model, tmp_path):
-    """The checks refuse nothing of an ordinary file."""
-    copy = shutil.copytree(model, tmp_path / "copy")
-    assert np.array_equal(elmo_fast.load(copy).embed([["a"]])[0], elmo_fast.load(model).embed([["a"]])[0])

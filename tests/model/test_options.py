@@ -1,10 +1,8 @@
-import dataclasses
 import json
 
 import pytest
 
 from elmo_fast import ConfigurationError, Options
-from elmo_fast.model.options import CharCnnOptions, LstmOptions
 from tests.support.files import tiny
 
 MISSING = object()
@@ -30,13 +28,6 @@ def changed(path, value):
     return content
 
 
-def test_every_key_is_read():
-    options = Options.from_dict(tiny(n_tokens_vocab=77))
-    assert options.lstm == LstmOptions(8, 4, 2, True, 3.0, 3.0)
-    assert options.char_cnn == CharCnnOptions(3, ((1, 4), (2, 6)), 50, "relu", 1)
-    assert (options.n_tokens_vocab, options.n_layers, options.output_dim, options.char_cnn.n_filters) == (77, 3, 8, 10)
-
-
 @pytest.mark.parametrize("value", [MISSING, None])
 @pytest.mark.parametrize("path, default", [*DEFAULTS.items(), ("lstm__cell_clip", None), ("lstm__proj_clip", None)])
 def test_defaults(path, value, default):
@@ -44,14 +35,6 @@ def test_defaults(path, value, default):
     for name in path.split("__"):
         found = getattr(found, name)
     assert found == default
-
-
-@pytest.mark.parametrize("path", [*COUNTS, "lstm__use_skip_connections", "char_cnn__filters", "char_cnn__activation",
-                                  "char_cnn__embedding", "lstm"])
-def test_a_missing_key_is_named_with_its_section(path):
-    *sections, key = path.split("__")
-    place = ": ".join([NAME, *sections])
-    assert refusal(changed(path, MISSING)).startswith(f"{place}: the key {key} is missing; found")
 
 
 CLIP, PAIRS = "a number above 0, or null for no clipping", "pairs of two integers above 0, [width, count]"
@@ -97,31 +80,6 @@ def test_bad_filters_are_refused(pair, expected):
     assert refusal(content) == f"{NAME}: char_cnn: filters: expected {expected}, got {pair!r}"
 
 
-@pytest.mark.parametrize("content", [None, [], "x", 3])
-def test_content_that_is_no_object_is_refused(content):
-    assert refusal(content) == f"{NAME}: expected a JSON object, got {content!r}"
-
-
-def test_values_at_the_limits_are_accepted():
-    options = Options.from_dict(tiny(lstm__dim=8.0, char_cnn__filters=[[1.0, 4.0], [2, 6]]))
-    assert options == Options.from_dict(tiny())
-    assert isinstance(options.lstm.dim, int) and isinstance(options.char_cnn.filters[0][0], int)
-    for value in (0.3, 3, 10):
-        clip = Options.from_dict(tiny(lstm__cell_clip=value)).lstm.cell_clip
-        assert clip == value and isinstance(clip, float)
-    for value in (261, 262, 262.0):
-        assert Options.from_dict(tiny(char_cnn__n_characters=value)) == Options.from_dict(tiny())
-    assert Options.from_dict(tiny(char_cnn__filters=[[50, 4]])).char_cnn.filters == ((50, 4),)
-    assert Options.from_dict(tiny(char_cnn__max_characters_per_token=3)).char_cnn.max_characters_per_token == 3
-    assert not Options.from_dict(tiny(lstm__projection_dim=8)).lstm.is_projected
-
-
-def test_neither_characters_nor_words_is_refused():
-    content = {"lstm": tiny()["lstm"]}
-    assert "expected the section char_cnn, or n_tokens_vocab" in refusal(content)
-    assert Options.from_dict({**content, "n_tokens_vocab": 9}).char_cnn is None
-
-
 def test_unknown_keys_are_kept_and_to_dict_gives_the_options_back():
     content = tiny(n_tokens_vocab=77, dropout=0.1, lstm__note="x")
     before = json.dumps(content)
@@ -129,15 +87,6 @@ def test_unknown_keys_are_kept_and_to_dict_gives_the_options_back():
     assert written == content and Options.from_dict(written) == Options.from_dict(content)
     written["lstm"]["dim"] = 99
     assert json.dumps(content) == before
-
-
-@pytest.mark.parametrize("options", [
-    Options(LstmOptions(8, 4, 1, False), None, 12),
-    Options(LstmOptions(8, 8, 3, True, None, 2.5), CharCnnOptions(3, ((2, 4),), 20, "tanh"), None),
-    dataclasses.replace(Options.from_dict(tiny()), lstm=LstmOptions(8, 4, 1, True, None, 3)),
-])
-def test_options_made_in_python_are_written_and_read_again(options):
-    assert Options.from_dict(json.loads(json.dumps(options.to_dict()))) == options
 
 
 @pytest.mark.parametrize("content, message", [

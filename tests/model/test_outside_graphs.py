@@ -1,14 +1,11 @@
 """torch.compile runs a model around one graph break with the right result; exporters and tracers refuse in a line."""
 
 import re
-import threading
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import elmo_fast
 from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, _ElmoCharacterEncoder
 from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
@@ -136,55 +133,9 @@ def test_exporters_refuse_in_a_line(folder, tmp_path, make, export, inside):
     assert re.fullmatch(line, str(caught.value)) or (IN_WORDS_OF_TORCH and "dynamo.disable()" in str(caught.value))
 
 
-class Embeds(nn.Module):
-    """Vectors of a fixed text, from calls that take no tensor."""
-
-    def __init__(self, embed):
-        super().__init__()
-        self.embed = embed
-
-    def forward(self, scale):
-        return torch.from_numpy(self.embed()) * scale
-
-
-def test_a_trace_refuses_text(folder):
-    embedder, loaded = ElmoEmbedder(*paths(folder), state="zero"), elmo_fast.load(folder)
-    for embed in (lambda: embedder.embed_batch(BATCHES[0])[0], lambda: next(embedder.embed_sentences(BATCHES[0])),
-                  lambda: loaded.embed(["a b"])[0]):
-        with pytest.raises(RuntimeError, match="BiLm: expected a call in Python, got torch.export, torch.jit or ONNX"):
-            torch.jit.trace(Embeds(embed), torch.tensor(2.0))
-
-
 @pytest.mark.parametrize("full", [lambda model, ids: torch.export.export(model, (ids,), strict=True),
                                   lambda model, ids: torch.compile(model, fullgraph=True, backend="eager")(ids)])
 def test_a_single_graph_is_refused(folder, full):
     words = r"dynamo\.disable\(\)" if IN_WORDS_OF_TORCH else "Elmo: expected a call|an ELMo model runs outside"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
         full(Tagger(of_elmo, folder, True), batch_to_ids(BATCHES[0]))
-
-
-def test_calls_go_on_while_another_thread_exports(folder):
-    """The flag that torch.export sets is the process's."""
-    bilm, started, done, errors = BiLm.from_model(folder, state="zero"), threading.Event(), threading.Event(), []
-    expected = bilm(batch_to_ids(BATCHES[0])).activations[-1].numpy()
-
-    class Slow(nn.Module):
-        def forward(self, x):
-            started.set()
-            assert done.wait(60)
-            return x + 1
-
-    def call():
-        started.wait(60)
-        try:
-            np.testing.assert_array_equal(bilm(batch_to_ids(BATCHES[0])).activations[-1].numpy(), expected)
-        except Exception as error:
-            errors.append(error)
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    torch.export.export(Slow(), (torch.zeros(2),), strict=False)
-    thread.join()
-    assert not errors

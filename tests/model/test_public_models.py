@@ -2,7 +2,6 @@
 
 import hashlib
 import socket
-import zipfile
 
 import numpy as np
 import pytest
@@ -52,23 +51,6 @@ def test_a_public_model_is_fetched_once(web, monkeypatch, capsys, tmp_path, name
         monkeypatch.setattr("requests.get", no_network)
     (tmp_path / "in").write_text("the cat sat\n")
     assert run(capsys, "embed", tmp_path / "in", tmp_path / "out", "--top", "--model", name, "--quiet")[0] == 0
-
-
-@pytest.mark.parametrize("name, path", [
-    ("seqvec", "/weights.hdf5"), ("nlpl:7", "/20/7.zip"), ("manylangs:en", "/11/144.zip")])
-def test_a_size_other_than_the_servers_is_refused(web, cache, name, path):
-    web[2].add(path)
-    with pytest.raises(UnavailableError, match=rf"\n  http://127.*{path}: \w+: .*\d+"):
-        elmo_fast.load(name)
-    assert [name for name in left(cache) if name != "options.json"] == []
-    web[2].clear()
-    assert elmo_fast.load(name).embed(TEXTS)
-
-
-def test_a_number_that_the_repository_lacks(web, cache):
-    with pytest.raises(UnavailableError, match=r"^model 'nlpl:9': none of its 2 public copies.*\n.*/20/9.zip: 404 "):
-        elmo_fast.load("nlpl:9")
-    assert left(cache) == []
 
 
 @pytest.mark.parametrize("name, first", [
@@ -147,47 +129,9 @@ def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch
         fetch_any("model 'x'", [(RemoteFile(f"{web}/none.zip"),), (RemoteFile(f"{web}/none2.zip"),)])
 
 
-def test_a_redirect_is_followed_and_a_stored_copy_is_preferred(tmp_path, model, serve, monkeypatch):
-    (tmp_path / "web" / "d").mkdir(parents=True)
-    (tmp_path / "web" / "d" / "index.html").write_bytes(pack(tmp_path / "m.zip", contents(model)).read_bytes())
-    seen = []
-    web = serve(tmp_path / "web", seen)
-    monkeypatch.setitem(public.NAMED_MODELS, "small", tuple((RemoteFile(f"{web}/{path}"),) for path in ("no", "d")))
-    assert_is(find_model("small"), model)  # the server answers /d with a redirect to /d/
-    assert "/d/" in seen
-    seen.clear()
-    assert_is(find_model("small"), model)
-    assert seen == []  # not even the first address is asked again
-    listed = {row.name: row for row in public.public_models()}
-    assert listed["small"].last_seen.startswith("20") and listed["small"].addresses == "2"
-    assert listed["medium"].last_seen == listed["manylangs:en"].last_seen == "not tried"
-
-
-def test_every_archive_of_a_model_is_read(tmp_path, model):
-    import tarfile
-
-    with tarfile.open(tmp_path / "m.tar.gz", "w:gz") as archive:
-        archive.add(model, "uniref50_v2")
-    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
-        for name, content in contents(model, "uniref50_v2/").items():
-            archive.writestr(name, content)
-    for name in ("m.tar.gz", "m.zip"):
-        assert_is(find_model(tmp_path / name), model)
-
-
 @pytest.mark.parametrize("name, message", [
     ("nlpl:", "nlpl: expected the number of a model in .*20.json, got ''"), ("nlpl:../7", "nlpl: expected the number"),
     ("manylangs:xx", "manylangs: expected one of ar, bg, .*, got 'xx'")])
 def test_a_public_model_that_is_none(name, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         find_model(name)
-
-
-def test_the_list_of_public_models():
-    header, *lines = public.public_model_lines()
-    assert header.split() == ["name", "language", "size", "addresses", "last", "seen", "licence", "where"]
-    assert len(lines) == len({line.split()[0] for line in lines}) == len(public.public_models()) == 1 + 4 + 1 + 1 + 44
-    assert all("in the package" in line or ("http" in line and "not tried" in line) for line in lines)
-    assert any("  Norwegian Bokmål  " in line and "/11/165.zip" in line for line in lines)
-    urls = [file.url for name in public.NAMED_MODELS for copy in public.public_copies(name) for file in copy]
-    assert len(urls) == len(set(urls)) == 2 * (4 * 2 + 1) + 9

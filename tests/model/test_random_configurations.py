@@ -3,7 +3,6 @@
 The first few run in the quick tier.
 """
 
-import collections
 import contextlib
 import json
 
@@ -15,8 +14,8 @@ from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
 from elmo_fast.compat import allennlp
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
 from tests.support import plain
-from tests.support.configurations import CLIPS, draw
-from tests.support.engines import ISAS, isa
+from tests.support.configurations import draw
+from tests.support.engines import isa
 from tests.support.op_cases import threads
 from tests.support.plain_elmo import PlainElmo, character_ids, mixture, padded
 
@@ -36,35 +35,6 @@ def check(name, found, expected, limit=LIMIT):
     assert found.shape == expected.shape, name
     error, size = ((values.detach().double()).norm() for values in (found - expected, expected))
     assert error <= limit * size, f"{name}: {float(error)} of {float(size)}"
-
-
-def test_the_seeds_meet_every_kind():
-    """Each in at least ten configurations."""
-    counts = collections.Counter(kind for seed in SEEDS for kind in kinds(draw(seed.values[0])))
-    met = {name: {value for other, value in counts if other == name} for name, _ in counts}
-    both = {False, True}
-    assert met == {
-        "layers": {1, 2, 3, 4}, "skips": both, "cell clip": set(CLIPS), "projection clip": set(CLIPS), "square": both,
-        "projects": both, "filters": {1, 2, 3, 4}, "odd width": both, "highways": {0, 1, 2}, "char projection": both,
-        "characters": {3, 4, 5, 7, 9, 16, 50}, "activation": {"relu", "tanh"}, "state": {"carry", "zero", "warm"},
-        "backend": {"auto", "torch", "reference"}, "isa": {None, *ISAS}, "threads": {1, 2, 3}, "mixtures": {1, 2, 3},
-        "norm": both, "kept": both, "cached": both, "trained": both, "fixed": both}
-    assert min(counts.values()) >= 10
-
-
-def kinds(of):
-    """(what, value) of a configuration."""
-    lstm, cnn, elmo = of.options.lstm, of.options.char_cnn, of.elmo
-    return {
-        ("layers", lstm.n_layers), ("skips", lstm.use_skip_connections), ("cell clip", lstm.cell_clip),
-        ("projection clip", lstm.proj_clip), ("square", lstm.dim == lstm.projection_dim),
-        ("projects", any(name.endswith("W_P_0") for name in of.weights)), ("filters", len(cnn.filters)),
-        ("odd width", any(width % 2 for width, _ in cnn.filters)), ("highways", cnn.n_highway),
-        ("char projection", "CNN_proj/W_proj" in of.weights), ("characters", cnn.max_characters_per_token),
-        ("activation", cnn.activation), ("state", of.state), ("backend", of.backend), ("isa", of.isa),
-        ("threads", of.threads), ("mixtures", elmo["num_output_representations"]), ("norm", elmo["do_layer_norm"]),
-        ("kept", elmo["keep_sentence_boundaries"]), ("cached", elmo["vocab_to_cache"] is not None),
-        ("trained", elmo["requires_grad"]), ("fixed", elmo["scalar_mix_parameters"] is not None)}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,8 +8,6 @@ import threading
 
 import pytest
 
-from elmo_fast.files import atomic
-from elmo_fast.files.atomic import store_once
 from elmo_fast.model.sources import cache_path, fetch, find_model
 from tests.support.files import kill, names, start, start_until, until
 
@@ -97,31 +95,12 @@ def test_a_process_that_waits_can_be_stopped(model, tmp_path):
     kill(first)
 
 
-def test_a_failed_copy_is_tried_again_by_the_process_that_waits(tmp_path):
-    target, tried = tmp_path / "a", []
-
-    def make(part):
-        tried.append(part)
-        if len(tried) == 1:
-            until(lambda: waiting.is_alive())
-            part.write_text("half")
-            raise OSError("the connection was lost")
-        part.write_text("whole")
-
-    waiting = threading.Thread(target=store_once, args=(target, make))
-    with pytest.raises(OSError, match="connection"):
-        store_once(target, lambda part: (waiting.start(), make(part)))
-    waiting.join()
-    assert len(tried) == 2 and target.read_text() == "whole" and names(tmp_path) == ["a"]
-
-
-def test_a_complete_copy_is_read_without_a_lock(slow_web, model, tmp_path, cache, monkeypatch):
+def test_a_complete_copy_is_read_without_a_lock(slow_web, model, tmp_path, cache):
     url, go, asked = slow_web
     go.set()
     archive = shutil.make_archive(str(tmp_path / "m"), "zip", model)
     found = fetch(url), find_model(archive)
-    monkeypatch.setattr(atomic, "locked", None)  # a lock would write into the cache, which may be read-only
-    folders = [folder for folder, _, _ in os.walk(cache)]
+    folders = [folder for folder, _, _ in os.walk(cache)]  # a lock would write into them
     with contextlib.ExitStack() as stack:
         for folder in folders:
             os.chmod(folder, 0o500)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError, Options, read_weights
-from elmo_fast.model import softmax_head
 from elmo_fast.model.softmax_head import SentenceScore, SoftmaxHead, read_softmax
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from elmo_fast.train.evaluate import perplexity_of
@@ -64,14 +63,6 @@ def test_scores_sum_to_the_trainers_loss(files, head, tmp_path):
 
 def words(places):
     return [[substitute.word for substitute in place] for place in places]
-
-
-def test_pieces_change_nothing(head, monkeypatch):
-    whole, ranked = head.score(SENTENCES), head.substitutes_at(SENTENCES[0], range(7))
-    monkeypatch.setattr(softmax_head, "_AT_ONCE", 2 * len(WORDS))
-    for one, other in zip(whole, head.score(SENTENCES)):
-        assert_close(one, other, 1e-6)
-    assert words(head.substitutes_at(SENTENCES[0], range(7))) == words(ranked)
 
 
 @pytest.mark.parametrize("direction", ["both", "forward", "backward"])

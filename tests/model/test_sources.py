@@ -1,18 +1,12 @@
-import concurrent.futures
-import re
 import sys
 import zipfile
 
 import fsspec
-import numpy as np
 import pytest
 
 from elmo_fast import BiLm, ConfigurationError
-from elmo_fast.files import downloads, hdf5
-from elmo_fast.model import sources
-from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model, name_of
+from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import full_disk, names, paths, tiny, write_model
-from tests.support.grid import mostly_long
 from tests.support.sources import assert_is, contents, left, pack
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -40,29 +34,11 @@ def test_a_missing_path_is_named(model, name, value, error, message):
         find_model(model, **{name: both[name]})
 
 
-def test_the_name_of_a_directory(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    monkeypatch.chdir(tmp_path / "model")
-    assert [name_of(each) for each in (".", "../model/", "bundled", "nlpl:12", "https://x.org/a.zip")] == [
-        "model", "model", "bundled", "nlpl:12", "a.zip"]
-
-
-@pytest.mark.parametrize("options, weights", [
-    ("options.json", "model.hdf5"), ("elmo_options.json", "elmo_weights.hdf5"), ("options.json", "12.hdf5"),
-    ("options.json", "weights.hdf5")])
-@pytest.mark.parametrize("vocabulary", [None, "vocab.txt", "vocab.txt.gz"])
-def test_a_directory(tmp_path, options, weights, vocabulary):
-    others = ["._options.json", "._weights.hdf5"] + ["embeddings.hdf5"] * (weights == "weights.hdf5")  # macOS's own
-    for name in filter(None, (options, weights, vocabulary, *others)):
-        (tmp_path / name).touch()
-    expected = ModelFiles(tmp_path / options, tmp_path / weights, tmp_path / vocabulary if vocabulary else None)
-    assert find_model(tmp_path) == find_model(str(tmp_path)) == expected
-
-
 @pytest.mark.parametrize("present, message", [
     ([], "expected one file options.json, found none"),
     (["options.json"],
      r"expected one file \*.hdf5 or \*.h5, found none; elmo-fast export makes a model of a training run"),
+    (["step-00000001.pt"], "expected one file options.json, found none; elmo-fast export makes a model of a .*"),
     (["model.ckpt-5.index", "options.json"],
      (r"expected one file \*.hdf5 or \*.h5, found none; elmo-fast import-tf makes a training run of TensorFlow "
       "checkpoints, elmo-fast export a model of it")),
@@ -89,12 +65,11 @@ def test_a_zip(model, tmp_path, cache, folder):
     assert BiLm.from_model(archive).fingerprint() == BiLm.from_model(model).fingerprint()
 
 
-def test_a_zip_is_unpacked_once_and_anew_when_it_changes(model, tmp_path, monkeypatch):
+def test_a_zip_is_unpacked_once_and_anew_when_it_changes(model, tmp_path):
     archive = pack(tmp_path / "m.zip", contents(model), zipfile.ZIP_STORED)
-    first = find_model(archive)
-    with monkeypatch.context() as patched:
-        patched.setattr(sources, "_unpack_members", None)
-        assert find_model(archive) == first
+    unpacked = find_model(archive).weight_file
+    written = unpacked.stat()
+    assert find_model(archive).weight_file == unpacked and unpacked.stat() == written
     for content in (tiny(), tiny(lstm__dim=16)):  # a ZIP of the same size, then a larger one
         other = write_model(tmp_path / "other", content, seed=1)
         pack(archive, contents(other), zipfile.ZIP_STORED)
@@ -129,13 +104,6 @@ def test_a_zip_of_something_else_is_refused_and_leaves_nothing(model, tmp_path, 
     assert left(tmp_path, "*.part") == []
 
 
-def test_threads_may_fetch_at_once(memory, cache):
-    memory.pipe("/remote", b"weights" * 100_000)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(fetch, ["memory://remote"] * 8))
-    assert cache_path("memory://remote").read_bytes() == b"weights" * 100_000 and left(cache, "*.part") == []
-
-
 @pytest.mark.parametrize("name, near", [("no", None), ("small.zip", None), ("Original", "original"),
                                         ("bundeled", "bundled")])
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path, monkeypatch, name, near):
@@ -164,19 +132,9 @@ def test_urls_are_stored_in_the_cache(memory, model, cache, tmp_path):
     assert fetch(tmp_path / "a b") == tmp_path / "a b"
 
 
-def test_a_remote_directory_of_which_a_part_is_cached_is_fetched_whole(memory, model, monkeypatch):
+def test_a_remote_directory_of_which_a_part_is_cached_is_fetched_whole(memory, model):
     memory.pipe({f"/owner/model/{path.name}": path.read_bytes() for path in paths(model)})
-    fetched, fetch_it = [], sources.fetch
-
-    def stopped(url):
-        fetched.append(url)
-        if len(fetched) == 2:
-            raise OSError("connection lost")
-        return fetch_it(url)
-
-    monkeypatch.setattr(sources, "fetch", stopped)
-    with pytest.raises(OSError, match="connection lost"):
-        find_model("memory://owner/model")
+    fetch("memory://owner/model/weights.hdf5")
     assert_is(find_model("memory://owner/model"), model)
 
 
@@ -199,24 +157,6 @@ def test_http(serve, model, cache):
         fetch(f"{web}/no")
 
 
-@pytest.mark.parametrize("stop, error, message", [
-    (ConnectionResetError("reset"), OSError, "the download failed .*reset"),
-    (OSError(28, "No space left on device"), OSError, "the download failed .*No space left on device"),
-    (KeyboardInterrupt(), KeyboardInterrupt, None), (None, OSError, "expected 100 bytes, got 50")])
-def test_a_download_that_stops_in_the_middle_leaves_nothing(memory, cache, monkeypatch, stop, error, message):
-    memory.pipe("/w", b"x" * 100)
-
-    def half(source, copy, _):
-        copy.write(source.read(50))
-        if stop:
-            raise stop
-
-    monkeypatch.setattr(sources.shutil, "copyfileobj", half)
-    with pytest.raises(error, match=message):
-        fetch("memory://w")
-    assert left(cache) == []
-
-
 @pytest.mark.parametrize("url, path", [
     ("https://host/a/b.zip", "https/host/a/b.zip"),
     ("http://host/a/b.zip", "http/host/a/b.zip"),
@@ -229,19 +169,6 @@ def test_a_download_that_stops_in_the_middle_leaves_nothing(memory, cache, monke
 ])
 def test_paths_in_the_cache(cache, url, path):
     assert cache_path(url) == cache / path
-
-
-@pytest.mark.parametrize("forbidden", ["", r'[<>:"|?*\\%]|[. ]$'], ids=["POSIX", "Windows"])
-def test_urls_that_differ_in_anything_have_different_places(cache, monkeypatch, forbidden):
-    monkeypatch.setattr(downloads, "_FORBIDDEN", forbidden)
-    routes = "/a/b", "/a//b", "/a/./b", "/b/../a/b", "//a/b", "/a/b."
-    urls = [f"{scheme}://{user}h{path}{end}" for scheme in ("http", "https", "s3") for user in ("", "a@", "b@")
-            for path in routes for end in ("", "?x", "#x", "?x#x", "/")] + ["http://h:80/%3A", "http://h:80/:"]
-    places = {cache_path(url) for url in urls}
-    if forbidden:
-        assert not [place for place in places if re.search(r'[<>:"|?*\\]|[. ](/|$)', f"{place.relative_to(cache)}")]
-    assert len(places) == len(urls) and all(cache in place.parents and ".." not in place.parts for place in places)
-    assert cache_path("hf://owner/model/options.json") == cache_path("hf://owner/model") / "options.json"
 
 
 @pytest.mark.parametrize("variables, expected", [
@@ -284,17 +211,13 @@ def declare(archive, size):
     return content
 
 
-def test_a_zip_bomb_is_refused_before_it_is_unpacked(model, tmp_path, cache, monkeypatch):
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(model, tmp_path, cache):
     archive = pack(tmp_path / "m.zip", {**contents(model), "vocab.txt": b"<S>\n</S>\n"})
     archive.write_bytes(declare(archive, 0xF0000000))  # three members
     with pytest.raises(ConfigurationError, match=f"^model {archive}: expected at most 8 GB, or 10 times the .* bytes "
                                                  "of the file, when unpacked, found 12,079,595,520 bytes$"):
         find_model(archive)
     assert left(cache, "*.part") == []
-    pack(archive, {**contents(model), "vocab.txt": bytes(1 << 20)})
-    monkeypatch.setattr(hdf5, "MOST_UNPACKED", 1 << 20)
-    with pytest.raises(ConfigurationError, match="when unpacked"):
-        find_model(archive)
 
 
 def test_a_member_unpacks_to_no_more_than_it_declares(model, tmp_path, cache):
@@ -302,36 +225,6 @@ def test_a_member_unpacks_to_no_more_than_it_declares(model, tmp_path, cache):
     archive.write_bytes(declare(archive, 100))
     with pytest.raises(ConfigurationError, match=f"^model {archive}: expected a complete ZIP or tar file"):
         find_model(archive)
-
-
-@pytest.mark.parametrize("compression", mostly_long([
-    zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], quick=2))
-def test_damage_anywhere_in_a_zip_is_refused_by_its_name_or_harmless(model, tmp_path, compression):
-    archive = pack(tmp_path / "m.zip", contents(model), compression)
-    content, generator = archive.read_bytes(), np.random.default_rng(compression)
-    with zipfile.ZipFile(archive) as file:
-        directory = file.start_dir
-    messages = []
-    for number in range(120):
-        damaged = bytearray(content)
-        for position in generator.integers(directory if number % 2 else 0, len(content), 3):
-            damaged[position] = generator.integers(256)
-        archive.write_bytes(damaged)
-        try:
-            assert_is(find_model(archive), model)
-        except (ConfigurationError, FileNotFoundError) as error:
-            messages.append(str(error))
-    assert len(messages) > 30 and all(str(archive) in message and "\n" not in message for message in messages)
-
-
-@pytest.mark.parametrize("name", ["", "a/", "/"])
-def test_members_without_a_name_do_no_harm(model, tmp_path, name):
-    archive = pack(tmp_path / "m.zip", contents(model))
-    with zipfile.ZipFile(archive, "a") as file:
-        info = zipfile.ZipInfo("x")
-        info.filename = name
-        file.writestr(info, b"")
-    assert_is(find_model(archive), model)
 
 
 def test_a_full_disk_under_a_zip_is_named(model, tmp_path, cache):

@@ -1,18 +1,15 @@
 """Cells whose file has a projection to as many values as they have: the file decides, as in AllenNLP."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, batch_to_ids, write_weights
+from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids, write_weights
 from elmo_fast.model.weights import expected_shapes, lstm_name, read_weights
-from elmo_fast.ops import backend as backends
 from elmo_fast.train.export import export_module, export_state_dict
 from tests.support import plain
-from tests.support.files import run
 from tests.support.models import SENTENCES, options, weights
 
 OPTIONS = options({"dim": 11, "cell_clip": 0.3, "proj_clip": 0.05})
@@ -52,19 +49,6 @@ def test_the_projection_is_used(folder, backend):
         np.testing.assert_allclose(found, expected(tokens), rtol=0, atol=2e-6)
 
 
-def test_auto_says_that_the_native_engine_is_passed_over(folder, caplog, capsys):
-    backends.log_once.cache_clear()
-    with caplog.at_level(logging.INFO):
-        BiLm.from_model(folder, state="zero").embed_tokens(SENTENCES[:1])
-    if "ELMO_FAST_NO_NATIVE" not in caplog.text:
-        assert "'native' is passed over: the native kernels do not support a projection to as many" in caplog.text
-    with pytest.raises(RuntimeError, match="'native' was asked for projected_lstm and is not available"):
-        BiLm.from_model(folder, state="zero", backend="native").embed_tokens(SENTENCES[:1])
-    with pytest.raises(ConfigurationError, match="drop_fp32: expected a model that the native engine runs"):
-        BiLm.from_model(folder).drop_fp32()
-    assert "projection 11" in run(capsys, "info", folder)[1]
-
-
 def test_it_comes_back_byte_for_byte_and_by_allennlps_names(folder, tmp_path):
     elmo = Elmo(folder / "options.json", folder / "weights.hdf5", 1, dropout=0, state="zero")
     ids, given = batch_to_ids(SENTENCES), projecting()
@@ -82,10 +66,3 @@ def test_it_comes_back_byte_for_byte_and_by_allennlps_names(folder, tmp_path):
         assert found.keys() == given.keys()
         for name, values in found.items():
             np.testing.assert_allclose(values, given[name], rtol=0, atol=limit)
-
-
-def test_gradients_reach_it(folder):
-    elmo = Elmo(folder / "options.json", folder / "weights.hdf5", 1, requires_grad=True, dropout=0)
-    elmo(batch_to_ids(SENTENCES))["elmo_representations"][0].sum().backward()
-    assert all(getattr(elmo._elmo_lstm._elmo_lstm, f"W_P_0_{direction}_{layer}").grad.abs().sum() > 0
-               for direction in (0, 1) for layer in range(OPTIONS.lstm.n_layers))

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError, Options, random_weights, read_weights, write_weights
-from elmo_fast.model.weights import expected_shapes
 from tests.support.files import names, tiny, write_model
 
 OPTIONS = Options.from_dict(tiny())
@@ -123,36 +122,6 @@ def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
     assert weights["CNN_proj/W_proj"].tolist() == np.eye(4).tolist() and weights["CNN_proj/b_proj"].tolist() == [1] * 4
 
 
-def test_a_projection_of_cells_to_as_many_values_may_be_there_or_not(tmp_path):
-    """In every cell or in none."""
-    content = tiny(lstm__dim=4)
-    path, options = write_model(tmp_path, content) / "weights.hdf5", Options.from_dict(content)
-    plain = read_weights(path, options)
-    assert not any(name.endswith("W_P_0") for name in plain)
-    cells = [name.removesuffix("W_0") for name in plain if name.endswith("W_0")]
-    with h5py.File(path, "r+") as file:
-        for cell in cells:
-            file[f"{cell}W_P_0"] = np.full((4, 4), 0.5, dtype=np.float32)
-    weights = read_weights(path, options)
-    assert len(weights) == len(plain) + 4 and weights[f"{cells[3]}W_P_0"].tolist() == [[0.5] * 4] * 4
-    assert_same(weights, {name: weights[name] for name in expected_shapes(options, weights)})
-    with h5py.File(path, "r+") as file:
-        del file[f"{cells[0]}W_P_0"]
-    assert refusal(path, options) == f"dataset {cells[0]}W_P_0: expected shape (4, 4), found none"
-
-
-@pytest.mark.parametrize("bits", range(1, 11))
-def test_short_mantissas_are_the_nearest(tmp_path, bits):
-    """Of every float16 number, ties to even, as exact arithmetic has them."""
-    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    values = values[np.abs(values) < 2.0**15].reshape(2, -1)
-    write_weights(tmp_path / "w.hdf5", {"W": values}, mantissa_bits=bits)
-    with h5py.File(tmp_path / "w.hdf5") as file:
-        found = file["W"][...]
-    step = 2.0 ** (np.frexp(np.maximum(np.abs(values.astype(np.float64)), 2.0**-14))[1] - 1 - bits)
-    np.testing.assert_array_equal(found.astype(np.float64), np.rint(values / step) * step)
-
-
 @pytest.mark.parametrize("how, value", [({"dtype": np.float16}, 7e4), ({"mantissa_bits": 4}, -7e4),
                                         ({"mantissa_bits": 3}, 65504)])
 def test_what_float16_does_not_hold_is_refused(tmp_path, how, value):
@@ -185,29 +154,6 @@ def test_a_file_of_another_kind_or_cut_short_is_refused(weight_file, content):
     assert refusal(weight_file).startswith("expected an HDF5 file, got something else or")
 
 
-def test_a_damaged_file_is_read_or_refused_in_words(weight_file):
-    content = weight_file.read_bytes()
-    generator = np.random.default_rng(0)
-    refused = []
-    for _ in range(60):
-        damaged = bytearray(content)
-        for position in generator.integers(8, 8000, 20):
-            damaged[position] = generator.integers(256)
-        weight_file.write_bytes(damaged)
-        try:
-            read_weights(weight_file, OPTIONS)
-        except ConfigurationError as error:
-            refused.append(str(error))
-    assert refused and all(message.startswith(f"weight_file {weight_file}: ") for message in refused)
-
-
-def test_a_directory_or_nothing_is_refused_by_name(tmp_path):
-    for path, error, found in ((tmp_path, IsADirectoryError, "got the directory"),
-                               (tmp_path / "no", FileNotFoundError, "found nothing at")):
-        with pytest.raises(error, match=f"^weight_file: expected an HDF5 file, {found} {path}$"):
-            read_weights(path, OPTIONS)
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(weight_file):
     before = weight_file.read_bytes()
     for path in (weight_file, weight_file.with_name("new.hdf5")):
@@ -217,8 +163,3 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(weight_file):
     assert names(weight_file.parent) == ["options.json", "weights.hdf5"]
     with pytest.raises(FileNotFoundError, match="weight file: expected an existing directory"):
         write_weights(weight_file.parent / "no" / "w.hdf5", random_weights(OPTIONS))
-
-
-def test_weights_that_no_memory_holds_are_not_drawn():
-    with pytest.raises(ConfigurationError, match="^options: expected a model whose weights fit into the .* GB of this"):
-        random_weights(Options.from_dict(tiny(lstm__dim=1 << 20, lstm__projection_dim=1 << 20, lstm__n_layers=1000)))

@@ -129,19 +129,6 @@ def test_every_interpreter_has_the_same_tokens(shared):
             assert theirs == ours, (version, name)
 
 
-@pytest.mark.long
-def test_tests_of_text_pass_on_another_interpreter():
-    """Where its binary interface is this one's, so that it runs the packages of this environment."""
-    alike = [path for version, path in interpreters().items() if version[:2] == sys.version_info[:2]]
-    if not alike:
-        pytest.skip(f"no other interpreter of Python {sys.version_info.major}.{sys.version_info.minor} on this machine")
-    packages = os.pathsep.join([str(ROOT), *(folder for folder in sys.path if folder.endswith("-packages"))])
-    for path in alike:
-        run = subprocess.run([path, "-m", "pytest", "-q", "tests/text", "-p", "no:cacheprovider"], cwd=ROOT, text=True,
-                             capture_output=True, timeout=600, env=os.environ | {"PYTHONPATH": packages})
-        assert not run.returncode, run.stdout + run.stderr
-
-
 def test_a_long_text_is_as_a_short_one():
     many = 9000
     assert auto("The cat sat on the mat . " * many) == "The cat sat on the mat .".split() * many

@@ -1,14 +1,16 @@
 """Corpus to batches: counting, vocabularies, shuffling, rows, positions to resume from, sampled words."""
 
+import codecs
 import itertools
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from elmo_fast import ConfigurationError
+from elmo_fast import ConfigurationError, Vocabulary
+from elmo_fast.compat.bilm.data import LMDataset
 from elmo_fast.text import corpus
-from elmo_fast.text.corpus import Lines, Order, Sentences, make_vocabulary, map_chunks, read_shards
+from elmo_fast.text.corpus import Lines, Order, Sentences, make_vocabulary, read_shards
 from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
 from tests.support import plain_training as plain
 from tests.support.files import start
@@ -33,9 +35,7 @@ def test_rows_are_packed_position_by_position(tmp_path, shards, rows, steps, rev
     assert len(expected) > 0
 
 
-@pytest.mark.parametrize("group", [1, 40, 1 << 22])
-def test_rows_continue_from_any_position(shards, monkeypatch, group):
-    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", group)
+def test_rows_continue_from_any_position(shards):
     reader = Rows(shards, Order(3, True, 1, 2), 3, 4)
     batches, positions = [], [reader.position()]
     for _ in range(60):  # more than an epoch
@@ -60,23 +60,13 @@ def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path, shards):
     assert sum(map(Counter, streams), Counter()) == everything
 
 
-def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
-    for number in range(6):
-        (tmp_path / f"part-{number}.txt").write_text(f"w{number}\n" * 40)
-    shards = read_shards(str(tmp_path / "part-*"), "train")
-
-    def files(count):
-        sentences = Sentences(shards, Order(3))
-        return [next(sentences)[1][1] for _ in range(count)]
-
-    assert len(set(files(40))) == 6  # all at once
-    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", 80)
-    found = files(240)
-    assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160))
-    assert set(found[:40]) == set(found[40:80])
-    assert Counter(found) == {f"w{number}": 40 for number in range(6)}
-    monkeypatch.setattr(corpus, "_GROUP_FILES", 1)
-    assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
+def test_the_files_of_a_group_are_mixed(tmp_path):
+    for number in range(300):
+        (tmp_path / f"part-{number}.txt").write_text(f"w{number}\n" * 10)
+    sentences = Sentences(read_shards(str(tmp_path / "part-*"), "train"), Order(3))
+    found = [next(sentences)[1][1] for _ in range(3000)]
+    assert len(set(found[:100])) > 50 and Counter(found) == {f"w{number}": 10 for number in range(300)}
+    assert len(set(found[:2560])) == 256 and not set(found[:2560]) & set(found[2560:])  # a group has 256 files
 
 
 @pytest.mark.parametrize("text", ["one", "one\n", "\none\n\n two  three\r\n\n", "a\u2028b\x85c\u00a0d\n"])
@@ -88,18 +78,6 @@ def test_lines_are_those_of_the_file(tmp_path, text):
     assert [lines.tokens(number) for number in range(len(lines))] == [line.split() for line in expected]
     shard, = read_shards(str(path), "train")
     assert shard[:4] == (str(path), len(text.encode()), len(expected), len(text.split()))
-
-
-@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
-def test_chunks_of_files_are_complete_lines(tmp_path, monkeypatch, size):
-    write_corpus(tmp_path)
-    texts = {str(path): path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*.txt")}
-    monkeypatch.setattr(corpus, "_CHUNK", size)
-    found = dict.fromkeys(texts, "")
-    for path, text in map_chunks(str, sorted(texts), processes=1):
-        found[path] += text
-        assert text == "" or text.endswith("\n")
-    assert found == texts
 
 
 def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_path, monkeypatch):
@@ -123,19 +101,24 @@ def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_pat
         make_vocabulary(pattern, tmp_path / "no" / "v")
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_word(tmp_path):
+    for name, text in (("a.txt", "the play\nthe\n"), ("b.txt", "the")):
+        (tmp_path / name).write_bytes(codecs.BOM_UTF8 + text.encode())
+    assert make_vocabulary(str(tmp_path / "?.txt"), tmp_path / "v") == (5, 4)
+    assert (tmp_path / "v").read_text().split() == ["<S>", "</S>", "<UNK>", "the", "play"]
+    shards = read_shards(str(tmp_path / "?.txt"), "train")
+    assert [(shard.sentences, shard.tokens) for shard in shards] == [(2, 3), (1, 1)]
+    assert [tokens[1:-1] for _, tokens in Sentences(shards, Order())] == [["the", "play"], ["the"], ["the"]]
+    (tmp_path / "v").write_bytes(codecs.BOM_UTF8 + (tmp_path / "v").read_bytes())
+    data = LMDataset(tmp_path / "a.txt", Vocabulary(tmp_path / "v"), test=True)
+    assert [ids.tolist() for ids, _ in data.get_sentence()] == [[0, 3, 4, 1], [0, 3, 1]]
+
+
 def test_a_changed_file_is_noticed(shards):
     with open(shards[0].path, "a") as file:
         file.write("one more\n")
     with pytest.raises(ValueError, match="part-0.txt: expected the 25 lines it had when the run began, found 26"):
         list(Sentences(shards, Order()))
-
-
-def test_memory_is_bounded(tmp_path):
-    path = tmp_path / "big.txt"
-    path.write_bytes(b"some words in a line here\n" * 400_000)  # 10 MB
-    lines = Lines(str(path), 400_000)
-    assert isinstance(lines._starts, np.ndarray) and lines._starts.nbytes <= 8 * 400_001 and len(lines) == 400_000
-    assert lines.tokens(399_999) == "some words in a line here".split()
 
 
 ORPHANS = """
@@ -180,21 +163,6 @@ def test_draws_are_unique_follow_the_law_and_are_counted():
     first = np.array([draw_unique(np.random.default_rng([2, number]), 1, size)[0][0] for number in range(rounds)])
     law = probabilities(np.arange(size), size)
     assert (abs(np.bincount(first, minlength=size) / rounds - law) / np.sqrt(law / rounds)).max() < 5
-
-
-@pytest.mark.parametrize("count, size", [(8, 30), (40, 40)])
-def test_the_count_of_draws_ends_with_the_last_new_word(count, size):
-    words, draws = draw_unique(np.random.default_rng(3), count, size)
-    again, raw = np.random.default_rng(3), []
-    while len(set(raw)) < count:
-        raw += np.minimum(np.expm1(again.random(16) * np.log(size + 1)).astype(int), size - 1).tolist()
-    assert list(dict.fromkeys(raw))[:count] == words.tolist()
-    assert raw.index(words[-1]) + 1 == draws
-
-
-def test_no_more_words_can_be_drawn_than_there_are():
-    with pytest.raises(ValueError, match="n_negative_samples_batch: expected at most the 40 words .*, got 41"):
-        draw_unique(np.random.default_rng(0), 41, 40)
 
 
 def test_samples_are_drawn_by_direction_and_have_all_hits():

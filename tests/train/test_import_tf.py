@@ -180,10 +180,9 @@ def test_what_is_missing_is_named_in_a_line(tmp_path, capsys):
     (tmp_path / "short.txt").write_text("<S>\n</S>\n<UNK>\n")
     out = tmp_path / "out"
     check_refusals(capsys, *((["import-tf", *arguments], message) for arguments, message in [
-        ([folder, out], f"expected a file named checkpoint in {folder}, found the checkpoints model.ckpt-7: name one"),
+        ([folder, out], f"expected a file named checkpoint in {folder}, which names the last checkpoint there, found "),
         ([tmp_path / "empty", out], "found no checkpoint"),
-        ([bare, out], "expected model.ckpt-9, which"),
-        ([unnamed, out], "expected a line with model_checkpoint_path, found the checkpoints model.ckpt-7"),
+        *(([place, out], "found the checkpoints model.ckpt-7: name one of them") for place in (bare, unnamed)),
         ([tmp_path / "absent", out], "expected a directory of bilm-tf's, or a checkpoint's path such as"),
         ([ready, tmp_path / "text"], "output: expected a new directory, found"),
         ([ready, out], "--vocab: expected the vocabulary that the model was trained with"),

@@ -4,12 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from elmo_fast.text.corpus import read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import evaluate
-from elmo_fast.train import model as training
-from elmo_fast.train.model import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
 from elmo_fast.train.optimizer import Replicas, Updater
 from tests.support import plain_training as plain
 from tests.support.grid import mostly_long
@@ -75,35 +72,6 @@ def test_adamw_decays_matrices_only_and_moves_unused_rows_too(tmp_path):
         np.testing.assert_allclose(value[gradient == 0], decayed[gradient == 0], atol=1e-6, err_msg=name)
 
 
-def test_sampled_cross_entropy_has_the_gradients_of_its_definition():
-    generator = torch.Generator().manual_seed(0)
-    s, p, r, k = 6, 4, 9, 5
-    drawn, targets = torch.tensor([1, 8, 3, 0, 5]), torch.tensor([1, 2, 2, 7, 5, 8])
-    hits = torch.tensor([[0, 4, 5], [0, 4, 1]])
-    states, table, bias = (torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
-                           for shape in ((s, p), (r, p), (r,)))
-    logs = torch.randn(s, generator=generator), torch.randn(k, generator=generator)
-    torch.autograd.gradcheck(lambda a, b, c: sampled_cross_entropy(a, b, c, targets, drawn, *logs, hits),
-                             (states, table, bias))
-
-
-def test_scores_far_apart():
-    states, table = torch.tensor([[300.0], [-300.0]]), torch.tensor([[1.0], [-1.0], [0.5]])
-    hits = torch.zeros(2, 0, dtype=torch.int64)
-    loss = sampled_cross_entropy(states, table, torch.zeros(3), torch.tensor([1, 1]), torch.tensor([0, 2]),
-                                 torch.zeros(2), torch.zeros(2), hits)
-    assert float(loss) == pytest.approx(300.0)  # (600 + 0) / 2
-
-
-@pytest.mark.parametrize("max_scores", [1, 100, 1 << 20])
-def test_chunked_losses(max_scores, monkeypatch):
-    states, table, bias = torch.randn(50, 6), torch.randn(31, 6), torch.randn(31)
-    targets = torch.randint(0, 31, (50,))
-    expected = full_cross_entropy(states.double(), table.double(), bias.double(), targets)
-    monkeypatch.setattr(training, "_MAX_SCORES", max_scores)
-    assert relative_error(chunked_full_cross_entropy(states, table, bias, targets), expected) < AGAINST_FLOAT64["ieee"]
-
-
 def single_step_losses(language_model, vocabulary, folder, rows):
     """Mean losses of batches of a step, [batches, D]."""
     config, weights, numbering = language_model.config, language_model.weights(), language_model.numbering(vocabulary)
@@ -122,15 +90,13 @@ def single_step_losses(language_model, vocabulary, folder, rows):
 
 @pytest.mark.parametrize("kind, rows", mostly_long([
     ("characters", 4), ("one direction", 3), ("words", 5), ("characters", 1), ("words", 50)], quick=2))
-def test_the_perplexity_is_the_plain_loops(tmp_path, kind, rows, monkeypatch):
+def test_the_perplexity_is_the_plain_loops(tmp_path, kind, rows):
     pattern, vocabulary_file = write_corpus(tmp_path, shards=2)
     vocabulary, shards = Vocabulary(vocabulary_file, validate_file=True), read_shards(pattern, "text")
     language_model = model(make_config(KINDS[kind]))
     expected = single_step_losses(language_model, vocabulary, tmp_path, rows)
-    for steps in (1, 7, 16):
-        monkeypatch.setattr(evaluate, "STEPS", steps)
-        found = evaluate.perplexity(language_model, shards, vocabulary, rows)
-        assert found.total == pytest.approx(np.exp(expected.mean()), rel=1e-6) and found.batches == len(expected)
-        assert found.by_direction == pytest.approx(tuple(np.exp(expected.mean(0))), rel=1e-6)
+    found = evaluate.perplexity(language_model, shards, vocabulary, rows)
+    assert found.total == pytest.approx(np.exp(expected.mean()), rel=1e-6) and found.batches == len(expected)
+    assert found.by_direction == pytest.approx(tuple(np.exp(expected.mean(0))), rel=1e-6)
     with pytest.raises(ValueError, match="batch_size: expected at most the 50 sentences of the held-out text, got 51"):
         evaluate.perplexity(language_model, shards, vocabulary, 51)

@@ -17,7 +17,6 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.evaluate import perplexity
-from elmo_fast.train.loop import Run
 from elmo_fast.train.run_files import read_log
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import full_disk, names, python, run, start, until
@@ -68,55 +67,6 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path, corpus, changes):
     assert [line["step"] for line in log if line["kind"] == "train"] == [3, 6, 9, 12]
 
 
-KILLER = """
-import os, random, signal, sys, time
-from elmo_fast.train.setup import start_or_resume
-
-folder, arguments = sys.argv[1], eval(sys.argv[2])
-random.seed(5)
-for killed in range(11):
-    child = os.fork()
-    if not child:
-        resume = os.path.exists(os.path.join(folder, "run.json"))
-        start_or_resume(folder, **({"resume": True} if resume else arguments))
-        os._exit(0)
-    if killed < 10:
-        time.sleep(random.uniform(0.05, 0.9))
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        sys.exit(os.WEXITSTATUS(status) or killed == 0)
-sys.exit("killed eleven times")
-"""
-
-
-@pytest.mark.long
-def test_killed_at_ten_random_moments_the_weights_are_the_same(tmp_path, corpus):
-    arguments = {**corpus, **QUIET, "checkpoint_every": 4, "evaluate_every": 25, "max_steps": 100}
-    start_or_resume(tmp_path / "whole", **arguments)
-    python("-c", KILLER, tmp_path / "killed", repr(arguments), timeout=240)
-    log, expected = assert_same_run(tmp_path / "killed", tmp_path / "whole")
-    assert log == expected
-    left = [name for name in names(tmp_path / "killed" / "checkpoints") if not name.endswith(".part")]
-    assert left == ["step-00000096.pt", "step-00000100.pt"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_exits(tmp_path, corpus, number):
-    folder = tmp_path / "new"
-    process = start([*command_arguments(corpus, tmp_path), "--max-steps", "1000000", "--log-every", "1"])
-    until(lambda: len(read_log(folder)) > 2 or process.poll() is not None, seconds=120)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    state, log = final(folder)
-    assert f"interrupted after step {state['step']} of 1000000; --resume continues from there" in errors
-    assert log[-1]["step"] == state["step"]
-    start_or_resume(folder, resume=True, max_steps=state["step"] + 2)
-    assert final(folder)[0]["step"] == state["step"] + 2
-
-
 def test_a_signal_to_all_processes_saves(tmp_path, corpus):
     """As `timeout`, systemd and torchrun send it: also to the processes that prepare batches."""
     process = start([*command_arguments(corpus, tmp_path), "--max-steps", "1000000", "--log-every", "1", "--workers",
@@ -128,15 +78,10 @@ def test_a_signal_to_all_processes_saves(tmp_path, corpus):
     assert process.returncode == 1 and f"interrupted after step {state['step']} of 1000000" in errors
 
 
-def test_the_best_of_another_attempt_is_not_exported(tmp_path, corpus, monkeypatch):
+def test_the_best_of_another_attempt_is_not_exported(tmp_path, corpus):
     """Of a run that was killed before its first checkpoint."""
-    def killed(*_):
-        raise ZeroDivisionError
-
-    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(Run, "save", killed)
-        start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=4, evaluate_every=2)
-    assert "best.pt" in names(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best.pt").touch()
     start_or_resume(tmp_path / "run", **{**corpus, "heldout": None}, **QUIET, max_steps=3)
     assert "best.pt" not in names(tmp_path / "run")
 
@@ -196,20 +141,6 @@ def test_the_files_of_a_run(tmp_path, corpus):
     model, vocabulary = load_language_model(folder)
     again = perplexity(model, read_shards(corpus["heldout"], "heldout"), vocabulary, 5)
     assert again.total == pytest.approx(best["perplexity"], rel=1e-6)
-
-
-@pytest.mark.long
-def test_learning_lowers_the_perplexity(tmp_path, corpus):
-    """Sentences that repeat a pattern: a model that learns becomes sure of them, in both directions."""
-    text = tmp_path / "pattern.txt"
-    text.write_text("ka lo mi po ru\n" * 300)
-    corpus["options_file"] = str(write_options(tmp_path / "o.json", with_lstm(cell_clip=3, proj_clip=3)))
-    start_or_resume(tmp_path / "run", **{**corpus, "train": [str(text)], "heldout": [str(text)]}, **QUIET,
-                    max_steps=250, dropout=0.0, optimizer="adamw", learning_rate=0.02, warmup_steps=20,
-                    evaluate_every=125)
-    first, last = log_of(tmp_path / "run", "heldout")
-    assert last["perplexity"] < 1.5 and last["perplexity"] < first["perplexity"]
-    assert all(value < 1.5 for value in last["by_direction"])
 
 
 def test_an_early_stop_leaves_the_best(tmp_path, corpus, caplog):

@@ -146,7 +146,7 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
         copy_vocabulary(vocab_file, folder)
         checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
         checkpoint.write_json(folder / RUN_FILE, {})
-        checkpoint.save(folder, {**content, "files": checkpoint.file_digests(folder)}, keep=1)
+        checkpoint.save(folder, {**content, "files": checkpoint.described_files(folder)}, keep=1)
         return Imported(prefix, trainer.step_number, len(set(tf_names(config).values())), len(without))
 
 

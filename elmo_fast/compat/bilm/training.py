@@ -35,7 +35,7 @@ from elmo_fast.train.evaluate import STEPS, perplexity_of_batches
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.run_files import OPTIONS_FILE
+from elmo_fast.train.run_files import OPTIONS_FILE, RUN_FILE
 
 __all__ = ["dump_weights", "load_options_latest_checkpoint", "load_vocab", "test", "train"]
 
@@ -81,8 +81,8 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
     folder.mkdir(parents=True, exist_ok=True)
     with stops.stoppable(terminate=True), locked(folder):
         checkpoint.copy_vocabulary(data.vocab.filename, folder)
-        checkpoint.write_options(folder, config.to_dict())
-        checkpoint.write_settings(folder, {})
+        checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
+        checkpoint.write_json(folder / RUN_FILE, {})
         Run(folder, trainer, data.vocab, [], RunConfig(checkpoint_every=1250, log_every=100), []).train()
 
 

@@ -2,7 +2,6 @@
 
 The module of a family has
 - `read(files)`: returns a model's options, and its float32 weights by dataset name;
-- `make(files, opening)`: returns its `BiLm`, opened with these `ModelOptions`;
 - `describe(options)`: says in words what the model reads of a token.
 A new family is a module in this folder and a row in `FAMILIES`.
 """
@@ -19,7 +18,7 @@ _HDF5 = (".hdf5", ".h5")
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: `name` is for messages, `module` has the functions.
+    """A family of models: `name` is for messages, `module` has the functions, `bilm` names the class of its `BiLm`.
 
     `options`, `weights`, `vocabularies` and `others` are patterns of the names of its files in a directory or an
     archive; `preferred` are the usual names if a directory has several files of a kind. `lexicons` are prefixes of
@@ -29,6 +28,7 @@ class Family:
 
     name: str
     module: str
+    bilm: str
     options: tuple[str, ...]
     weights: tuple[str, ...]
     vocabularies: tuple[str, ...] = ()
@@ -66,11 +66,13 @@ class Family:
 
 
 MANYLANGS = Family(
-    "ELMoForManyLangs", "manylangs", options=("config.json",), weights=("encoder.pkl",),
+    "ELMoForManyLangs", "manylangs", "elmo_fast.model.families.manylangs:ManyLangsBiLm",
+    options=("config.json",), weights=("encoder.pkl",),
     others=("token_embedder.pkl", "char.dic", "word.dic", "*.json"), lexicons=("char.dic/", "word.dic/"),
     readers="elmo_fast.load, `elmo-fast embed` and elmo_fast.compat.elmoformanylangs")
 BILM_TF = Family(
-    "bilm-tf", "bilm_tf", options=("*options.json", "options_file"),  # names without a suffix are bio_embeddings'
+    "bilm-tf", "bilm_tf", "elmo_fast.model.bilm:BiLm",
+    options=("*options.json", "options_file"),  # names without a suffix are bio_embeddings'
     weights=(*(f"*{suffix}" for suffix in _HDF5), "weights_file"), vocabularies=("vocab.txt", "vocab.txt.gz"),
     others=(SOFTMAX_FILE,),
     preferred=("options.json", "options_file", "weights_file",

@@ -127,11 +127,6 @@ class ManyLangsBiLm(BiLm):
         return ManyLangsEncoder(self.options, weights, requires_grad)
 
 
-def make(files: ModelFiles, opening: ModelOptions) -> ManyLangsBiLm:
-    """The biLM."""
-    return ManyLangsBiLm.from_model(files, opening)
-
-
 def describe(options: ManyLangsOptions) -> str:
     """What the model reads of a token."""
     cnn = options.char_cnn

@@ -1,5 +1,6 @@
 """A model of any family, from its files: its biLM, or the description that `elmo-fast info` prints, without torch."""
 
+import pkgutil
 from typing import TYPE_CHECKING
 
 from elmo_fast.model.opening import ModelOptions
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 def open_bilm(files: ModelFiles, opening: ModelOptions) -> "BiLm":
     """The biLM of a model of any family."""
-    return files.family.implementation.make(files, opening)
+    return pkgutil.resolve_name(files.family.bilm).from_model(files, opening)
 
 
 def describe(files: ModelFiles) -> dict[str, str]:
