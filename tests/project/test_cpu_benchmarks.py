@@ -166,11 +166,9 @@ def test_the_token_table_has_its_three_lines(bench):
 
 
 @pytest.mark.long
-def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
+def test_the_token_table_runs_every_precision_there_is(bench):
     if "high" in models.absent_precisions():
-        monkeypatch.setenv("ELMO_FAST_CPU_ISA", "amx-emulated")
-    if "high" in models.absent_precisions():
-        pytest.skip("16-bit tiles need AMX, and their emulation AVX-512")
+        pytest.skip("16-bit tiles need AMX")
     settings, cases = bench(bench_table, "--lines", "proteins", "building")
     assert [(case["variant"], case["precision"]) for case in cases if case["workload"] == "building"] == [
         ("reference", "highest"), *(("with a table", name) for name in ("highest", "high", "medium", "low"))]
