@@ -1,4 +1,4 @@
-"""The persistent LSTM kernel, executed as PTX, against float64 and the graph path; every line of it."""
+"""The persistent LSTM kernel, executed as PTX, against float64 and the graph path."""
 
 import dataclasses
 import re
