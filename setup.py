@@ -39,8 +39,7 @@ CMAKE = [sys.executable, "-m", "cmake"] if find_spec("cmake") else [
 NINJA = shutil.which("ninja", path=PATH)
 # Engines to do without, one after the other, where the build fails.
 _NEWEST = ("AMX", "AVX_VNNI", "AVX512_VNNI", "AVX512_BF16", "NEON_DOTPROD")
-LEFT_OUT = ((), ("AMX",), _NEWEST, (*_NEWEST, "AMX_EMULATED", "AVX512"),
-            (*_NEWEST, "AMX_EMULATED", "AVX512", "AVX2", "NEON"))
+LEFT_OUT = (), ("AMX",), _NEWEST, (*_NEWEST, "AVX512"), (*_NEWEST, "AVX512", "AVX2", "NEON")
 
 
 def why_no_native() -> str | None:

@@ -42,15 +42,13 @@ struct LinearCall {
   LinearShape shape;
   const void* packed;
   size_t packed_size;
-  const float* x;      // [rows, K], row r at x + r * x_stride; rows may overlap (a sliding window)
+  const float* x;      // [rows, K]
   int64_t rows;
-  int64_t x_stride;    // floats
-  float* y;            // [rows, M], row r at y + r * y_stride; must not alias x
-  int64_t y_stride;    // >= M
+  float* y;            // [rows, M]; must not alias x
   int threads;
 };
 
-// Throws std::invalid_argument on inconsistent sizes or packed weights. The bits of an output row depend neither on the
+// Throws std::invalid_argument on packed weights that do not fit. The bits of an output row depend neither on the
 // other rows of the call nor on the thread count.
 void linear_forward(const LinearCall& call);
 

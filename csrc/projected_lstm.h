@@ -28,8 +28,8 @@ struct LstmShape {
 };
 
 // Name of the instruction set that runs the LSTM and linear layers in `precision` here: generic, neon,
-// neon-dotprod, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx, amx-emulated. ELMO_FAST_CPU_ISA caps it. Empty
-// when the precision is not available.
+// neon-dotprod, avx2, avx-vnni, avx512, avx512-vnni, avx512-bf16, amx. ELMO_FAST_CPU_ISA caps it. Empty when
+// the precision is not available.
 std::string lstm_isa(Precision precision);
 
 // Bytes of the packed weights of both directions.
@@ -81,7 +81,7 @@ struct LstmAddresses {
   bool add_input;              // in == P: x + h is written
 };
 
-// Throws std::invalid_argument on sizes, indices or packed weights that do not fit together.
+// Throws std::invalid_argument on packed weights, rows or slots that do not fit. The caller checks everything else.
 void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision);
 void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision);
 
@@ -118,14 +118,9 @@ struct LstmBackwardCall {
   float* grad_projections[2];  // [D, P]
   float* grad_initial_h;  // [2P]
   float* grad_initial_c;  // [2D]
-
-  void* scratch;  // [lstm_backward_scratch_size], aligned to 4 bytes; 64 is faster
-  size_t scratch_size;
 };
 
-size_t lstm_backward_scratch_size(const LstmCall& forward, const LstmRows& from);
-
-// Throws std::invalid_argument on sizes, indices or buffers that do not fit together.
+// Throws std::invalid_argument on packed weights or a saved buffer that do not fit.
 void lstm_backward(const LstmBackwardCall& call);
 
 }  // namespace elmo_fast

@@ -4,11 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 namespace elmo_fast {
 
@@ -48,31 +46,20 @@ class Arguments {
     const py::handle value = find(name);
     if (!value) throw py::type_error(function_ + "() misses the argument '" + name + "'");
     try {
-      known_.emplace_back(name);
       return value.cast<T>();
     } catch (const py::cast_error&) {
       throw py::type_error(function_ + "(): " + name + ": unexpected value " + std::string(py::repr(value)));
     }
   }
 
-  // run(), without the interpreter's lock. TypeError for a name that nothing has read.
+  // run(), without the interpreter's lock.
   template <class Run>
   auto finish(const Run& run) const {
-    if (known_.size() < keywords_.size()) throw py::type_error(function_ + "() has no argument '" + unknown() + "'");
     const py::gil_scoped_release released;
     return run();
   }
 
  private:
-  // A name that nothing has read; there is one.
-  std::string unknown() const {
-    for (const auto& [key, value] : keywords_) {
-      const std::string name = py::str(key);
-      if (std::find(known_.begin(), known_.end(), name) == known_.end()) return name;
-    }
-    return "";
-  }
-
   py::handle find(const char* name) const { return PyDict_GetItemString(keywords_.ptr(), name); }
 
   template <class T>
@@ -92,7 +79,6 @@ class Arguments {
 
   const std::string function_;
   const py::kwargs keywords_;
-  std::vector<std::string> known_;
 };
 
 }  // namespace elmo_fast

@@ -27,8 +27,7 @@ void run_linear(const py::kwargs& keywords) {
   LinearCall call = {};
   given.read("input", call.shape.input, "output", call.shape.output, "epilogue", call.shape.epilogue);
   given.read("precision", call.shape.precision, "packed", call.packed, "packed_size", call.packed_size);
-  given.read("x", call.x, "rows", call.rows, "x_stride", call.x_stride, "y", call.y, "y_stride", call.y_stride);
-  given.read("threads", call.threads);
+  given.read("x", call.x, "rows", call.rows, "y", call.y, "threads", call.threads);
   given.finish([&] { linear_forward(call); });
 }
 

@@ -77,13 +77,6 @@ void run_lstm_saving(const py::kwargs& keywords) {
   given.finish([&] { lstm_forward_saving(call, from, saved, saved_size); });
 }
 
-size_t backward_scratch_size_of(const py::kwargs& keywords) {
-  Arguments given("lstm_backward_scratch_size", keywords);
-  const LstmCall forward = lstm_call(given);
-  const LstmRows from = lstm_rows(given);
-  return given.finish([&] { return lstm_backward_scratch_size(forward, from); });
-}
-
 void run_lstm_backward(const py::kwargs& keywords) {
   Arguments given("lstm_backward", keywords);
   LstmBackwardCall to = {};
@@ -94,7 +87,6 @@ void run_lstm_backward(const py::kwargs& keywords) {
   given.read("grad_inputs", to.grad_inputs, "grad_weights", to.grad_weights, "grad_biases", to.grad_biases);
   given.read("grad_projections", to.grad_projections);
   given.read("grad_initial_h", to.grad_initial_h, "grad_initial_c", to.grad_initial_c);
-  given.read("scratch", to.scratch, "scratch_size", to.scratch_size);
   given.finish([&] { lstm_backward(to); });
 }
 
@@ -110,7 +102,6 @@ void bind_lstm(py::module_& m) {
   m.def("lstm_forward_saving", run_lstm_saving);
   m.def("lstm_backward_packed_size", backward_packed_size_of, release());
   m.def("lstm_backward_pack", pack_backward, release());
-  m.def("lstm_backward_scratch_size", backward_scratch_size_of);
   m.def("lstm_backward", run_lstm_backward);
 }
 

@@ -11,7 +11,7 @@ namespace elmo_fast::cpu {
 
 // Constants of engine_isa.cpp: a lookup runs no code of their instruction set. CMake determines which are built.
 extern const Engines generic_engine, neon_engine, neon_dotprod_engine, avx2_engine, avx_vnni_engine, avx512_engine,
-    avx512_vnni_engine, avx512_bf16_engine, amx_engine, amx_emulated_engine;
+    avx512_vnni_engine, avx512_bf16_engine, amx_engine;
 
 namespace {
 
@@ -20,7 +20,7 @@ constexpr const Engines *generic = ELMO_FAST_BUILT(generic), *neon = ELMO_FAST_B
                         *neon_dotprod = ELMO_FAST_BUILT(neon_dotprod), *avx2 = ELMO_FAST_BUILT(avx2),
                         *avx_vnni = ELMO_FAST_BUILT(avx_vnni), *avx512 = ELMO_FAST_BUILT(avx512),
                         *avx512_vnni = ELMO_FAST_BUILT(avx512_vnni), *avx512_bf16 = ELMO_FAST_BUILT(avx512_bf16),
-                        *amx = ELMO_FAST_BUILT(amx), *amx_emulated = ELMO_FAST_BUILT(amx_emulated);
+                        *amx = ELMO_FAST_BUILT(amx);
 #undef ELMO_FAST_BUILT
 
 constexpr Level levels[] = {
@@ -32,8 +32,7 @@ constexpr Level levels[] = {
     {Isa::avx512, "avx512", {avx512}},
     {Isa::avx512_vnni, "avx512-vnni", {avx512_vnni, avx512}},
     {Isa::avx512_bf16, "avx512-bf16", {avx512_bf16, avx512_vnni, avx512}},
-    {Isa::amx, "amx", {amx, avx512}},
-    {Isa::amx_emulated, "amx-emulated", {amx_emulated, avx512}}};
+    {Isa::amx, "amx", {amx, avx512}}};
 
 constexpr bool are_in_order() {
   for (int k = 0; k < isa_count; ++k)

@@ -1,7 +1,7 @@
 // The engine of an instruction set. CMakeLists.txt compiles this file once per instruction set, with its flags:
 // ELMO_FAST_ENGINE is the name of the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_DOTS
-// that of an engine for 8-bit products, ELMO_FAST_BF16 the products of a bf16 engine, ELMO_FAST_TILES the tiles of an
-// AMX engine, and ELMO_FAST_HEADER the header that defines them.
+// that of an engine for 8-bit products, ELMO_FAST_BF16 the products of a bf16 engine; ELMO_FAST_TILES makes an AMX
+// engine; ELMO_FAST_HEADER is the header that defines them.
 #include ELMO_FAST_HEADER
 
 #include "char_cnn/backward.h"
@@ -12,7 +12,6 @@
 #include "lstm/weight_gradients.h"
 #ifdef ELMO_FAST_TILES
 #include "gemm/amx.h"
-#include "gemm/amx_int8.h"
 #endif
 
 namespace elmo_fast::cpu {
@@ -26,9 +25,9 @@ constexpr Engine make_engine() {
 constexpr Engines make_engines() {
   Engines engines = {};
 #if defined(ELMO_FAST_TILES)
-  engines[Precision::high] = make_engine<AmxGemm<ELMO_FAST_TILES, 2>>();
-  engines[Precision::medium] = make_engine<AmxGemm<ELMO_FAST_TILES, 1>>();
-  engines[Precision::low] = make_engine<AmxInt8Gemm<ELMO_FAST_TILES>>();
+  engines[Precision::high] = make_engine<AmxGemm<2>>();
+  engines[Precision::medium] = make_engine<AmxGemm<1>>();
+  engines[Precision::low] = make_engine<AmxInt8Gemm>();
 #elif defined(ELMO_FAST_BF16)
   engines[Precision::medium] = make_engine<ELMO_FAST_BF16>();
 #elif defined(ELMO_FAST_DOTS)

@@ -8,12 +8,11 @@
 
 namespace elmo_fast {
 
-// The levels in ascending order. AArch64 has generic and the levels of NEON, x86 the others. amx_emulated is AVX-512
-// code with results bitwise equal to AMX, for tests; it is never detected.
+// The levels in ascending order. AArch64 has generic and the levels of NEON, x86 the others.
 enum class Isa : int32_t {
-  generic, neon, neon_dotprod, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx, amx_emulated
+  generic, neon, neon_dotprod, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx
 };
-constexpr int isa_count = static_cast<int>(Isa::amx_emulated) + 1;
+constexpr int isa_count = static_cast<int>(Isa::amx) + 1;
 
 // Internal linkage: what is compiled differs between translation units.
 namespace {

@@ -25,8 +25,6 @@ void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
-void check_threads(int threads) { require(threads >= 1 && threads <= 1024, "threads: expected 1 to 1024"); }
-
 void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name) {
   for (int64_t k = 0; k < count; ++k)
     if (values[k] < low || values[k] >= high)

@@ -1,4 +1,4 @@
-// Checks of a caller's arguments, and the label that packed weights begin with.
+// Checks of what a caller cannot check, and the label that packed weights begin with.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,6 @@ struct Label {
 
 // Throws std::invalid_argument with `what` unless `holds`.
 void require(bool holds, const char* what);
-
-void check_threads(int threads);
 
 // Throws std::invalid_argument unless all values lie in [low, high).
 void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name);

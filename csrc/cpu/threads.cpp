@@ -200,18 +200,21 @@ int threads_for(double nanoseconds, int threads) {
 double least_share() { return least_share_of_process.load(std::memory_order_relaxed); }
 void set_least_share(double nanoseconds) { least_share_of_process.store(nanoseconds, std::memory_order_relaxed); }
 
+void FreeAligned::operator()(char* memory) const { ::operator delete(memory, std::align_val_t{alignment}); }
+
+AlignedMemory aligned_memory(size_t bytes, size_t alignment) {
+  return {static_cast<char*>(::operator new(bytes, std::align_val_t{alignment})), {alignment}};
+}
+
 char* thread_scratch(size_t bytes) {
   constexpr size_t page = 4096;
-  struct Free {
-    void operator()(char* memory) const { ::operator delete(memory, std::align_val_t{page}); }
-  };
-  thread_local std::unique_ptr<char, Free> memory;
+  thread_local AlignedMemory memory;
   thread_local size_t size = 0;
   if (size < bytes) {
     size = 0;
     memory.reset();
     const size_t pages = (bytes + page - 1) / page * page;
-    memory.reset(static_cast<char*>(::operator new(pages, std::align_val_t{page})));
+    memory = aligned_memory(pages, page);
     size = pages;
   }
   return memory.get();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace elmo_fast::cpu {
 
@@ -44,6 +45,14 @@ int threads_for(double nanoseconds, int threads);
 // The least work that is worth waking a thread, in nanoseconds: 100,000, unless set otherwise, as in tests.
 double least_share();
 void set_least_share(double nanoseconds);
+
+// Uninitialized memory.
+struct FreeAligned {
+  size_t alignment;
+  void operator()(char* memory) const;
+};
+using AlignedMemory = std::unique_ptr<char, FreeAligned>;
+AlignedMemory aligned_memory(size_t bytes, size_t alignment);
 
 // At least `bytes` of the calling thread's memory, aligned to 4 KB, valid until its next call of this function. It
 // grows to the largest request and is freed when the thread ends.

@@ -109,7 +109,7 @@ def _other_engines(module) -> str:
     """The engines of the build that this processor cannot run, and the features that it lacks for them."""
     features_present = module.cpu_features()
     lacking = {isa: [name for name, needed in features.items() if needed and not features_present[name]]
-               for isa, features in module.engines().items() if isa != "amx-emulated"}
+               for isa, features in module.engines().items()}
     if "amx" in lacking and not lacking["amx"] and not module.amx_permitted():
         lacking["amx"] = ["the system's permission"]
     return "".join(f"; {isa} needs {', '.join(names)}" for isa, names in lacking.items() if names)

@@ -8,7 +8,6 @@ from elmo_fast.compat.bilm import BidirectionalLanguageModel, dump_token_embeddi
 from elmo_fast.compat.seqvec import embed_fasta
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.integrations.datasets import Embed
 from elmo_fast.model.opening import ModelOptions
 from tests.support.files import paths, write_model
 from tests.support.models import bilm
@@ -24,7 +23,6 @@ from tests.support.models import bilm
     (lambda folder: ElmoModel(precission="low"), "did you mean precision"),
     (lambda folder: ElmoModel().load(folder, allow_nonfinit=True), "did you mean allow_nonfinite"),
     (lambda folder: embed_fasta(folder / "a.fasta", folder / "o.h5", folder, resum=True), "did you mean resume"),
-    (lambda folder: Embed("text", model=folder, layer="top"), "did you mean layers"),
     (lambda folder: LoadedElmo(bilm()).save_vectors(folder / "o.h5", [], layot="npz"), "did you mean layout"),
 ])
 def test_an_unknown_option_is_refused(call, nearest, tmp_path):

@@ -16,10 +16,8 @@ FAKES = {
     "refuses the host compiler": (
         NEW + "echo 'host_config.h:143:2: error: #error -- \"unsupported\"; GNU version!' >&2\nexit 1\n",
         "NVCC cannot compile a small kernel: host_config.h:143:2: error:  error --  unsupported , GNU version "),
-    "crashes without a word": (NEW + "kill -9 $$\n", "NVCC cannot compile a small kernel: it printed nothing"),
     "no compiler at all": ("echo libc.so.6: cannot open shared object file\nexit 127\n",
                            "NVCC does not run: libc.so.6: cannot open shared object file"),
-    "says nothing of its version": ("exit 0\n", "NVCC --version names no release"),
 }
 pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
 
@@ -38,7 +36,7 @@ def reason(folder: Path, *arguments) -> str:
 def test_the_project_is_built_without_kernels_where_a_compiler_will_not_do(script, expected, tmp_path):
     pytest.importorskip("pybind11")
     said = configure(ROOT, tmp_path / "build", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
-                     *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("GENERIC", "AVX2", "AVX512", "AMX_EMULATED", "AMX")))
+                     *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("GENERIC", "AVX2", "AVX512", "AMX")))
     assert f"elmo-fast: no CUDA kernels: {expected.replace('NVCC', f'{tmp_path}/nvcc')}\n" in said
     definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
     assert expected.replace("NVCC", "/nvcc") in definitions.replace("\\ ", " ")

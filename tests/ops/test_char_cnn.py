@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from elmo_fast.ops.char_cnn.pytorch import token_lengths
 from tests.support.engines import HIGHEST, REFERENCE, TORCH, TRITON, Engine
 from tests.support.models import SHAPES, options
 from tests.support.op_cases import char_cnn_case
@@ -84,11 +83,3 @@ def test_learned_padding_decides_where_it_is_largest():
     char_cnn_case(of, SHORT, change).check(*ENGINES)
     unpadded, expected = (char_cnn_case(of, each, change).run(REFERENCE)[0] for each in (SHORT[:, :7], SHORT))
     assert not torch.allclose(unpadded, expected)
-
-
-def test_token_lengths():
-    ids = torch.full((4, 6), 261)
-    ids[0, :3] = 5
-    ids[1, 4] = 5
-    ids[2, 5] = 0
-    assert token_lengths(ids).tolist() == [3, 5, 6, 0]

@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch.optim import SGD, Adagrad, AdamW
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from elmo_fast import Elmo, batch_to_ids
-from elmo_fast.model.layers.lstm import LstmStack
-from elmo_fast.ops.projected_lstm import pytorch as plain
-from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support import op_cases
-from tests.support.engines import GPU_GRADIENTS, HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, Engine, isa
+from tests.support.engines import GPU_GRADIENTS, HIGHEST, NATIVE, TRITON, Engine
 from tests.support.grid import grid, mostly_long
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
-from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, char_cnn_case, linear_case, lstm_case, normal, on_threads
+from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, char_cnn_case, linear_case, lstm_case, on_threads
 
 WIDE = options(char_cnn={"filters": [[1, 33], [2, 4], [6, 47], [7, 3]]})
 LSTM, CHAR_CNN = lstm_case(starts=True, clips=TIGHT), char_cnn_case(WIDE)
@@ -54,52 +50,6 @@ def test_one_operand_alone(engine, case, wanted):
     found = case.gradients(engine, [wanted])
     assert torch.equal(found[wanted], case.gradients(engine)[wanted])
     assert [name for name in found if isinstance(name, str)] == [wanted]
-
-
-class _Shapes(TorchDispatchMode):
-    """The shapes of all results inside a with block."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), named=None):
-        result = function(*arguments, **(named or {}))
-        if isinstance(result, torch.Tensor):
-            self.shapes.append((str(function), tuple(result.shape)))
-        return result
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_step_of_plain_torch_neither_fills_nor_converts_a_matrix_of_all_weights(autocast):
-    def count(steps):
-        case = lstm_case((11, 37, 11), [steps] * 3)
-        call, _ = case.given(case.leaves(), precision="highest", bounded=False)
-        with _Shapes() as seen, torch.autocast("cpu", enabled=autocast):
-            out, (h, c) = plain.projected_lstm(LstmCall(**vars(call)))
-            (out.sum() + h.sum() + c.sum()).backward()
-        return [sum(shape == (22, 148) for _, shape in seen.shapes),
-                sum("_to_copy" in name and shape in ((11, 148), (37, 11)) for name, shape in seen.shapes)]
-
-    assert count(12) == count(4)
-
-
-@pytest.mark.parametrize("engine", [NATIVE, *GPU_GRADIENTS], ids=str)
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_gradient_of_one_result_alone(which, engine):
-    case = lstm_case()
-    expected, found = (case.gradients(engine, of=slice(which, which + 1)) for engine in (REFERENCE, engine))
-    for name in case.operands:
-        assert relative_error(found[name], expected[name]) < GRADIENT_AGAINST_FLOAT64
-
-
-def test_two_backwards_through_one_graph_add_up():
-    leaves = LSTM.leaves()
-    loss = sum((each * (k + 2)).sin().sum() for k, each in enumerate(LSTM.call(leaves, "native")))
-    loss.backward(retain_graph=True)
-    once = {name: each.grad.clone() for name, each in leaves.items()}
-    loss.backward()
-    assert all(torch.equal(each.grad, 2 * once[name]) for name, each in leaves.items())
 
 
 @pytest.mark.parametrize("case", [LSTM, LINEAR])
@@ -138,27 +88,12 @@ def test_an_edit_between_forward_and_backward_is_refused(case, name):
         case.backward(results)
 
 
-def test_outputs_may_be_edited():
-    leaves, expected = LSTM.leaves(), LSTM.leaves()
-    LSTM.call(leaves, "native")[0].mul_(3.0).sum().backward()
-    (LSTM.call(expected, "native")[0] * 3.0).sum().backward()
-    assert torch.equal(leaves["w_0"].grad, expected["w_0"].grad)
-
-
 @pytest.mark.parametrize("case, op", [(LSTM, "projected_lstm"), (CHAR_CNN, "char_cnn")])
 def test_no_second_derivatives(case, op):
     leaves = case.leaves()
     grad, = torch.autograd.grad(case.call(leaves, "native")[0].square().sum(), leaves["w_0"], create_graph=True)
     with pytest.raises(RuntimeError, match=f"{op}: the native backend has no second derivatives"):
         grad.sum().backward()
-
-
-@pytest.mark.skipif(len(ISAS) < 2, reason="one instruction set here")
-def test_a_forward_of_another_instruction_set_is_refused():
-    with isa(ISAS[0]):
-        results = LSTM.call(LSTM.leaves(), "native")
-    with isa(ISAS[1]), pytest.raises(ValueError, match="packed: expected a training forward for"):
-        LSTM.backward(results)
 
 
 @pytest.mark.parametrize("engine", [NATIVE, *GPU_GRADIENTS], ids=str)
@@ -176,13 +111,6 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip, engine):
         limited = dataclasses.replace(case, operands=operands, clips={clip: value})
         found = limited.gradients(engine, of=slice(3 if clip == "cell_clip" else 2))  # c goes around h's clip
         assert bool(found["b_0"][:6].any()) == passes
-
-
-@pytest.mark.parametrize("engine", mostly_long([TORCH, REFERENCE]), ids=str)
-def test_gradcheck_of_what_the_native_gradients_are_held_to(engine):
-    case = lstm_case((2, 4, 3), [2, 1, 3], np.array([0, 0, 1]), True, True, {"cell_clip": 0.4, "proj_clip": 0.2})
-    assert torch.autograd.gradcheck(lambda *given: case.call(dict(zip(case.operands, given)), engine.backend),
-                                    [*case.leaves(torch.float64).values()])
 
 
 @pytest.mark.parametrize("engine, case, op", mostly_long([
@@ -205,16 +133,6 @@ def test_registered_ops(engine, case, op):
             torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
 
 
-def test_inference_saves_nothing(monkeypatch):
-    monkeypatch.setattr(LstmStack, "can_write", lambda *_: False)  # which calls no op
-    monkeypatch.setattr("elmo_fast.model.layers.encoder.runs_on_engine", lambda *_: False)  # so does `encode`
-    model = bilm(backend="native", requires_grad=True)
-    with torch.no_grad(), RecordedOps() as ran:
-        model(batch_to_ids(SENTENCES))
-    saving = {func.name(): args[-1] for func, args in ran.calls if func.name().endswith(("projected_lstm", "char_cnn"))}
-    assert saving == {"elmo_fast::projected_lstm": False, "elmo_fast::char_cnn": False}
-
-
 @pytest.mark.parametrize("backend", ["native", "torch", "reference"])
 def test_low_has_no_gradients(backend):
     model, ids = bilm(backend=backend, precision="low", requires_grad=True, state="zero"), batch_to_ids(SENTENCES)
@@ -226,21 +144,6 @@ def test_low_has_no_gradients(backend):
     factor = torch.ones((), requires_grad=True)
     (frozen(ids).activations[-1] * factor).sum().backward()
     assert torch.equal(factor.grad, expected.sum())
-
-
-def test_gradients_of_a_model_are_its_slopes():
-    """From every layer's output down to the characters, in both directions: what all backends have in common."""
-    model = bilm(backend="reference", state="zero").double()
-    ids = batch_to_ids([["One", "more"], ["."]])
-    directions = {name: normal(*each.shape, seed=len(name)) for name, each in model.named_parameters()}
-
-    def result(step):
-        moved = {name: each.detach() + step * directions[name] for name, each in model.named_parameters()}
-        return torch.stack(torch.func.functional_call(model, moved, (ids,)).activations).sin().sum()
-
-    step = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    result(step).backward()
-    assert step.grad.item() == pytest.approx((result(1e-6) - result(-1e-6)).item() / 2e-6, rel=1e-6)
 
 
 @pytest.mark.parametrize("shape, state", grid(["two layers", "no projection", "clips that fire"],

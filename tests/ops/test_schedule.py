@@ -24,13 +24,6 @@ def test_each_slot_reads_its_sentences_in_turn(sentences, are_new):
     assert (np.diff(schedule.batch_sizes) <= 0).all() and (schedule.batch_sizes > 0).all()
 
 
-def test_one_sentence_a_slot_by_default():
-    schedule = make_schedule([2, 0, 3])
-    assert schedule.slots.tolist() == [2, 0, 1]
-    assert schedule.batch_sizes.tolist() == [2, 2, 1]
-    assert schedule.tokens.tolist() == [[2, 0, 3, 1, 4], [4, 1, 3, 0, 2]]
-
-
 @pytest.mark.parametrize("lengths, slots, count, named", [
     ([-1], None, None, "lengths"),
     ([1.5], None, None, "lengths"),

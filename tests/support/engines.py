@@ -88,18 +88,17 @@ def _runs(name, precision):
 REFERENCE, TORCH = (Engine(backend, dtype=torch.float64) for backend in ("reference", "torch"))
 NATIVE = Engine()
 ISAS = [name for name in ("generic", "neon", "avx2", "avx512") if _runs(name, "highest")]
-TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")]  # the emulation needs AVX-512
+TILE_ISAS = ["amx"] if _runs("amx", "medium") else []
 HIGHEST = [Engine(isa=name) for name in ISAS]
 BF16_WEIGHTS = [Engine("native", name, "medium") for name in ISAS]
 BF16_DOTS = [Engine("native", "avx512-bf16", "medium")] if _runs("avx512-bf16", "medium") else []
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
-LOW_ISAS = [name for name in ("generic", "neon", "neon-dotprod", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx",
-                              "amx-emulated") if _runs(name, "low")]
+LOW_ISAS = [name for name in ("generic", "neon", "neon-dotprod", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx")
+            if _runs(name, "low")]
 LOW = [Engine("native", name, "low") for name in LOW_ISAS]
-# Tests compare these bit for bit with another engine: emulated tiles, and `low` on levels with the vectors of another.
-TWINS = [*(engine for engine in TILES if engine.isa != TILE_ISAS[0]),
-         *(engine for vectors in (("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx", "amx-emulated"))
-           for engine in [each for each in LOW if each.isa in vectors][1:])]
+# check_engines compares these bit for bit with another engine: `low` on levels with the vectors of another.
+TWINS = [engine for vectors in (("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx"))
+         for engine in [each for each in LOW if each.isa in vectors][1:]]
 FAST = [Engine("torch"), TORCH, *HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
@@ -108,20 +107,3 @@ GPU = [*GRAPHS, *(Engine("cuda", kernels, precision) for kernels, precision in (
     ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"), ("triton sm_80", "highest")))]
 GPU_GRADIENTS = [Engine("cuda")] * cuda_ops.MAY_BE_REGISTERED + [Engine("cuda", "triton sm_90")] * _TRITON_RUNS
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
-
-
-@contextlib.contextmanager
-def altered(name, **changes):
-    """Inside the block the native function `name` has other arguments: numbers, tensors by their address, or functions
-    of the number that is replaced."""
-    original = getattr(native, name)
-
-    def call(**arguments):
-        for key, value in changes.items():
-            value = value.data_ptr() if isinstance(value, torch.Tensor) else value
-            arguments[key] = value(arguments.get(key)) if callable(value) else value
-        return original(**arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, name, call)
-        yield

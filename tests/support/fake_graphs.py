@@ -16,23 +16,21 @@ _WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_non
 
 
 class Watch(TorchDispatchMode):
-    """Raises where an operation waits, or touches memory neither in `known`, if given, nor made under this watch."""
+    """Raises where an operation waits, or touches memory neither in `known` nor made under this watch."""
 
     def __init__(self, known):
         super().__init__()
-        self._known, self._any = set(known or ()), known is None
+        self._known = set(known)
         self._made = []  # kept alive, so that no address is used twice
-        self.operations = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         assert name not in _WAITING, f"{name} waits for the device"
         for touched in addresses((args, kwargs or {})):
-            assert self._any or touched in self._known, f"{name} touches memory that is not the graph's"
+            assert touched in self._known, f"{name} touches memory that is not the graph's"
         result = function(*args, **(kwargs or {}))
         self._made.append(result)
         self._known |= addresses(result)
-        self.operations += 1
         return result
 
 

@@ -16,23 +16,12 @@ BUILD = ROOT / "build" / "native-programs"
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 CMAKE, NINJA = (shutil.which(name, path=PATH) for name in ("cmake", "ninja"))
-_AMX = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mamx-tile",
-        "-mamx-bf16")
-FLAGS = ("-std=c++17", "-ffp-contract=off", f"-I{ROOT / 'csrc'}")
 
 
 def compiles(*flags: str) -> bool:
     """Whether an empty program can be compiled and linked with `flags`."""
     command = [COMPILER, *flags, "-x", "c++", "-", "-o", os.devnull]
     return COMPILER is not None and subprocess.run(command, input=b"int main() {}", capture_output=True).returncode == 0
-
-
-def header_errors(header: Path) -> str:
-    """What the compiler says of a file that includes nothing but `header`."""
-    flags = [*FLAGS, *_AMX, "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
-    run = subprocess.run([COMPILER, *flags, "-x", "c++", "-"], input=f'#include "{header}"\n', capture_output=True,
-                         text=True)
-    return run.stderr
 
 
 def native_module(name: str, *definitions: str) -> Path:

@@ -3,11 +3,9 @@
 `machine(90)` and `machine(80)` are modules with every function of the native CUDA bindings, run as the PTX that ships.
 """
 
-import contextlib
 import functools
 import importlib.util
 import os
-import random
 import re
 import shutil
 import sysconfig
@@ -96,14 +94,3 @@ def _bits(value) -> int:
 def lines(kernels) -> list[Line]:
     """Their instructions, with all that they did."""
     return [Line(*found) for kernel in kernels for found in kernel.executed()]
-
-
-def check_mutations(same, text, ran, pattern, to, count, equivalent):
-    """Changes some of the lines that ran and hold `pattern`: but for so many, a trap or another result must follow."""
-    rows, left = text.split("\n"), []
-    sites = [line for line in sorted(ran) if re.search(pattern, rows[line - 1])]
-    for line in random.Random(1).sample(sites, min(count, len(sites))):
-        changed = re.sub(pattern, to, rows[line - 1])
-        with contextlib.suppress(RuntimeError):
-            left += [changed] * same("\n".join([*rows[: line - 1], changed, *rows[line:]]))
-    assert len(left) <= equivalent, left

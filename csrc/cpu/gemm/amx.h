@@ -1,5 +1,4 @@
 // bf16 products on 16 x 16 tiles with fp32 sums, for one part (bf16) or two (value = high + low, three products).
-// `Tiles` are the tile registers or their emulation (tiles.h).
 //
 // Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
 // one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
@@ -16,10 +15,10 @@ namespace {
 
 constexpr int64_t tile_k = 32;
 
-template <class Tiles, int Parts>
+template <int Parts>
 struct AmxGemm {
   using Vec = Avx512Vec;
-  using Product = TileProduct<Tiles, Parts, false>;
+  using Product = TileProduct<Parts, false>;
   using Activations = ApproximateActivations<Vec, Parts == 2>;
   using InputRows = std::conditional_t<Parts == 1, HalfRows, StreamedFloatRows>;
   static constexpr int panel_width = 2 * Vec::width;
@@ -118,17 +117,7 @@ struct AmxGemm {
 
   // Rounds to the nearest bf16, ties to even. A NaN stays NaN. Denormals become zero, as in the dots.
   static __m256i to_bf16(__m512 x) {
-#ifdef __AVX512BF16__
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-#else
-    const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
-    const __m512i all = _mm512_castps_si512(x);
-    const __m512i bits = _mm512_mask_and_epi32(all, _mm512_fpclass_ps_mask(x, 0x20), all, sign);
-    const __m512i half = _mm512_srli_epi32(bits, 16), odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
-    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(_mm512_srli_epi32(up, 16), nan, half, _mm512_set1_epi32(0x40)));
-#endif
   }
 };
 

@@ -11,10 +11,9 @@
 namespace elmo_fast::cpu {
 namespace {
 
-template <class Tiles>
 struct AmxInt8Gemm : QuantizedCells<Avx512Vec>, QuantizedPanels<Avx512Vec, 16> {
   using Vec = Avx512Vec;
-  using Product = TileProduct<Tiles, 1, true>;
+  using Product = TileProduct<1, true>;
   using Panels = QuantizedPanels<Vec, 16>;
   using Panels::panel_width, Panels::bytes_per_k, Panels::bytes_per_unit;
   static constexpr int64_t block_rows = 2 * tile_rows;

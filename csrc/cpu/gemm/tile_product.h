@@ -13,6 +13,7 @@
 
 #include "../vec/avx512.h"
 #include "packing.h"
+#include "tiles.h"
 
 namespace elmo_fast::cpu {
 
@@ -23,7 +24,7 @@ constexpr int64_t tile_bytes = 1024;
 constexpr int64_t tile_rows = 16;
 
 // With Bytes, operands are signed 8-bit integers and sums are int32, stored in buffers of floats.
-template <class Tiles, int Parts, bool Bytes>
+template <int Parts, bool Bytes>
 class TileProduct {
   using Vec = Avx512Vec;
 
@@ -101,15 +102,15 @@ class TileProduct {
     const Numbers<products * sizeof...(T)> all;
     const Start start = sums.start;
     Tiles::fence();
-    if (!start.rows) (Tiles::template zero<T>(), ...);
-    else if (start.stride) (Tiles::template load<T>(at(start.rows, T), 64), ...);
-    else (Tiles::template load<T>(start.rows + (First + T % Vectors) * Vec::width, 0), ...);
+    if (!start.rows) (Tiles::zero<T>(), ...);
+    else if (start.stride) (Tiles::load<T>(at(start.rows, T), 64), ...);
+    else (Tiles::load<T>(start.rows + (First + T % Vectors) * Vec::width, 0), ...);
     for (int64_t k = 0; k < sums.steps; ++k, from.left += Parts * tile_bytes, from.right += 2 * Parts * tile_bytes) {
       if (between.active()) dots<First, Vectors, LeftStays>(all, from, next, between);
       else dots<First, Vectors, LeftStays>(all, from, next, Nothing());
       for (int64_t row = 1; row < between.at_once && between.active(); ++row) run_quarters(between);
     }
-    (Tiles::template store<T>(at(sums.c, T), 64), ...);
+    (Tiles::store<T>(at(sums.c, T), 64), ...);
     Tiles::fence();
   }
 
@@ -127,15 +128,15 @@ class TileProduct {
     if constexpr (vector == 0 && product != 2)
       load<4 + row, LeftStays>(from.left + row * from.second + (Parts - 1 - product) * tile_bytes);
     next.between_dots();
-    if constexpr (Bytes) Tiles::template dot_bytes<t, 4 + row, 6 + vector>();
-    else Tiles::template dot<t, 4 + row, 6 + vector>();
+    if constexpr (Bytes) Tiles::dot_bytes<t, 4 + row, 6 + vector>();
+    else Tiles::dot<t, 4 + row, 6 + vector>();
     run_quarters<4 * N / Count, 4 * (N + 1) / Count>(between);
   }
 
   template <int T, bool Stays>
   static void load(const char* from) {
-    if constexpr (Stays) Tiles::template load<T>(from, 64);
-    else Tiles::template stream<T>(from);
+    if constexpr (Stays) Tiles::load<T>(from, 64);
+    else Tiles::stream<T>(from);
   }
 };
 

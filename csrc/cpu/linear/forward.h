@@ -67,7 +67,7 @@ class LinearLoop {
     for (int64_t row = rows.begin; row < rows.end; row += Gemm::cached_rows) {
       const int64_t count = smaller(Gemm::cached_rows, rows.end - row);
       const Blocks blocks = Gemm::blocks(count);
-      left_.gather(blocks, Partition(0, blocks.count), [&](int64_t r) { return call_.x + (row + r) * call_.x_stride; });
+      left_.gather(blocks, Partition(0, blocks.count), [&](int64_t r) { return x_at(row + r); });
       gemm_.begin(count);
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
         multiply_panel(gemm_, left_, blocks, packed_ + panel * panel_bytes<Gemm>(shape_.input), {bias(panel), 0}, sums_,
@@ -79,6 +79,7 @@ class LinearLoop {
   }
 
  private:
+  const float* x_at(int64_t row) const { return call_.x + row * shape_.input; }
   const float* bias(int64_t panel) const {
     return reinterpret_cast<const float*>(packed_ + layout_.bias) + panel * panel_width;
   }
@@ -89,8 +90,8 @@ class LinearLoop {
     const int64_t count = smaller(layout_.columns_per_panel, shape_.output - first);
     float z[panel_width];
     for (int v = 0; v < 2; ++v) Vec::store(z + v * Vec::width, Vec::load(Gemm::sum_at(sums_, panel_width, r, v)));
-    if (shape_.epilogue == Epilogue::highway) highway(z, call_.x + row * call_.x_stride + first, count);
-    copy_floats(call_.y + row * call_.y_stride + first, z, count);
+    if (shape_.epilogue == Epilogue::highway) highway(z, x_at(row) + first, count);
+    copy_floats(call_.y + row * shape_.output + first, z, count);
   }
 
   // z has a vector of x Wc + bc and a vector of x Wt + bt; the first is replaced by y.

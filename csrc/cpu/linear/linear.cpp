@@ -1,4 +1,4 @@
-// The entry points of linear.h: check arguments, select the engine, split the work between threads.
+// The entry points of linear.h: check packed weights, select the engine, split the work between threads.
 #include "../../linear.h"
 
 #include <algorithm>
@@ -14,16 +14,6 @@ using namespace cpu;
 void check_shape(const LinearShape& s) {
   require(s.input > 0 && s.output > 0 && s.input <= INT32_MAX && s.output <= INT32_MAX,
           "shape: expected positive input and output");
-  require(s.epilogue == Epilogue::none || s.epilogue == Epilogue::highway, "epilogue: expected 0 or 1");
-  require(s.epilogue != Epilogue::highway || s.input == s.output,
-          "shape: a highway layer has as many outputs as inputs");
-}
-
-void check_call(const LinearCall& call) {
-  require(call.rows >= 0 && call.x_stride >= 0 && call.y_stride >= call.shape.output,
-          "rows, x_stride, y_stride: expected rows >= 0, x_stride >= 0, y_stride >= output");
-  check_threads(call.threads);
-  require(call.rows == 0 || (call.x && call.y), "x, y: expected pointers");
 }
 
 // An estimate: 32 multiply-adds or 16 bytes of weights per nanosecond.
@@ -49,9 +39,6 @@ void linear_pack(const LinearShape& shape, const float* weight, const float* bia
   check_shape(shape);
   const LinearEngine& engine = engine_for(shape.precision).linear;
   begin_packed(packed, packed_size, engine.packed_size(shape), label_for(shape));
-  const bool highway = shape.epilogue == Epilogue::highway;
-  require(weight && bias && highway == (transform_weight != nullptr) && highway == (transform_bias != nullptr),
-          "weight: expected a matrix and a bias, and two of each for a highway layer");
   engine.pack(shape, {{weight, transform_weight}, {bias, transform_bias}}, static_cast<char*>(packed) + sizeof(Label));
 }
 
@@ -59,7 +46,6 @@ void linear_forward(const LinearCall& call) {
   check_shape(call.shape);
   const LinearEngine& engine = engine_for(call.shape.precision).linear;
   check_packed(call.packed, call.packed_size, engine.packed_size(call.shape), label_for(call.shape));
-  check_call(call);
   if (call.rows == 0) return;
   LinearCall split = call;
   const double work = nanoseconds_of(call);

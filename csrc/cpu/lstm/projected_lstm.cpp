@@ -1,10 +1,9 @@
-// The entry points of projected_lstm.h: check arguments, make a schedule, split the work between threads.
+// The entry points of projected_lstm.h: check packed weights, make a schedule, split the work between threads.
 #include "../../projected_lstm.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 
 #include "../packed.h"
@@ -38,50 +37,18 @@ T* half(T* both, int64_t offset) {
   return both ? both + offset : nullptr;
 }
 
-void check_batch_sizes(const LstmCall& call) {
-  int64_t total = 0, last = call.slots;
-  for (int64_t t = 0; t < call.steps; ++t) {
-    if (call.batch_sizes[t] < 0 || call.batch_sizes[t] > last)
-      throw std::invalid_argument("batch_sizes: expected a non-increasing count within slots, got " +
-                                  std::to_string(call.batch_sizes[t]) + " after " + std::to_string(last));
-    last = call.batch_sizes[t];
-    total += last;
-  }
-  if (total != call.packed_rows)
-    throw std::invalid_argument("batch_sizes: expected a sum of " + std::to_string(call.packed_rows) + ", got " +
-                                std::to_string(total));
-}
-
-// Checks everything except packed weights, inputs and outputs.
-void check_call(const LstmCall& call) {
-  require(call.steps >= 0 && call.packed_rows >= 0 && call.slots >= 0,
-          "steps, packed_rows, slots: expected no negative number");
-  check_threads(call.threads);
-  require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
-  require(call.packed_rows <= INT32_MAX, "packed_rows: expected less than 2^31");
-  require(call.steps == 0 || call.batch_sizes != nullptr, "batch_sizes: expected a pointer");
-  check_batch_sizes(call);
-  require(call.packed_rows == 0 || (call.h && call.c), "h, c: expected pointers");
-}
-
 void check_forward(const LstmCall& call, Precision precision) {
   check_shape(call.shape);
   check_packed(call.packed, call.packed_size, 2 * engine_for(precision).lstm.packed_size(call.shape),
                label_for("lstm", precision, call.shape));
-  check_call(call);
-  require(call.packed_rows == 0 || call.outputs, "outputs: expected a pointer");
+  require(call.packed_rows == 0 || call.batch_sizes[0] <= call.slots, "batch_sizes: expected at most the slots");
 }
 
 using Inputs = std::array<DirectionInputs, 2>;
 
-// The inputs of both directions, checked.
 Inputs inputs_of(const LstmCall& call, const LstmRows& from) {
   Inputs inputs = {};
   if (call.packed_rows == 0) return inputs;
-  require(from.input_rows >= 0 && from.input_rows <= INT32_MAX, "input_rows: expected 0 to 2^31 - 1");
-  require(from.rows || from.input_rows == call.packed_rows,
-          "rows: expected a pointer, or as many input_rows as packed_rows");
-  require(from.inputs, "inputs: expected a pointer");
   if (from.rows) check_range(from.rows, 2 * call.packed_rows, 0, from.input_rows, "rows");
   for (size_t d = 0; d < 2; ++d) {
     inputs[d].count = from.input_rows;
@@ -95,11 +62,6 @@ Inputs inputs_of(const LstmCall& call, const LstmRows& from) {
 Inputs inputs_of(const LstmCall& call, const LstmAddresses& from) {
   Inputs inputs = {};
   if (call.packed_rows == 0) return inputs;
-  require(!from.add_input || call.shape.input == call.shape.projection,
-          "add_input: expected false, or as many columns of x as of h");
-  require(from.inputs, "inputs: expected a pointer");
-  const auto end = from.inputs + 2 * call.packed_rows;
-  require(std::find(from.inputs, end, nullptr) == end, "inputs: expected no null");
   for (size_t d = 0; d < 2; ++d) {
     inputs[d].count = call.packed_rows;
     inputs[d].addresses = half(from.inputs, d * call.packed_rows);
@@ -115,9 +77,6 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   const size_t of_direction = engine.packed_size(shape);
   begin_packed(packed, packed_size, 2 * of_direction, label);
   for (int d = 0; d < 2; ++d) {
-    const bool projected = shape.dim != shape.projection;
-    require(weights[d] && (!biases || biases[d]) && projected == (projections[d] != nullptr),
-            "weights: expected W and B, and W_P exactly when dim and projection differ");
     char* to = static_cast<char*>(packed) + sizeof label + size_t(d) * of_direction;
     engine.pack(shape, {weights[d], biases ? biases[d] : nullptr, projections[d]}, to);
   }
@@ -200,7 +159,7 @@ void run_directions(const LstmCall& call, const Run& run) {
   else run_together(threads, task);
 }
 
-// Runs a checked call with the engine's `run` or `run_saving`.
+// Runs a call with the engine's `run` or `run_saving`.
 void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& engine, decltype(LstmEngine::run) run,
                  void* saved) {
   if (given.packed_rows == 0) return;
@@ -280,7 +239,6 @@ void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision pre
 
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
   check_shape(shape);
-  require(packed_rows >= 0, "packed_rows: expected no negative number");
   return sizeof(Label) + 2 * training_engine().saved_size(shape, packed_rows);
 }
 
@@ -304,39 +262,24 @@ void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], c
   pack_both(training_engine(), gradients_label(shape), shape, weights, nullptr, projections, packed, packed_size);
 }
 
-size_t lstm_backward_scratch_size(const LstmCall& given, const LstmRows& from) {
-  check_shape(given.shape);
-  check_call(given);
-  const Inputs inputs = inputs_of(given, from);
-  if (given.packed_rows == 0) return 0;
-  const LstmCall forward = with_worthwhile_threads(given);
-  const LstmSchedule schedule(forward, inputs.data(), INT64_MAX);
-  const int teams = teams_of(forward.threads);
-  return size_t(teams) *
-         training_engine().scratch_size(make_direction(forward, inputs, schedule, 0, 0), forward.threads / teams);
-}
-
 void lstm_backward(const LstmBackwardCall& call) {
   const LstmTrainingEngine& engine = training_engine();
   check_shape(call.forward.shape);
   const LstmCall forward = with_worthwhile_threads(call.forward);
   check_packed(forward.packed, forward.packed_size, 2 * engine.packed_size(forward.shape),
                gradients_label(forward.shape));
-  check_call(forward);
   const Inputs inputs = inputs_of(forward, call.from);
   check_packed(call.saved, call.saved_size, lstm_saved_size(forward.shape, forward.packed_rows) - sizeof(Label),
                saved_label(forward.shape, forward.packed_rows));
   if (forward.packed_rows == 0) return clear_gradients(call);
-  require(call.grad_output && call.grad_h && call.grad_c, "grad_output, grad_h, grad_c: expected pointers");
   const LstmSchedule schedule(forward, inputs.data(), INT64_MAX);
   const size_t packed_size = engine.packed_size(forward.shape);
   LstmDirection directions[] = {make_direction(forward, inputs, schedule, 0, packed_size),
                                 make_direction(forward, inputs, schedule, 1, packed_size)};
   const int teams = teams_of(forward.threads);
   const size_t scratch_size = engine.scratch_size(directions[0], forward.threads / teams);
-  require(call.scratch && call.scratch_size >= scratch_size * size_t(teams),
-          "scratch: expected lstm_backward_scratch_size bytes");
-  give_memory(directions, call.scratch, scratch_size, call.saved);
+  const AlignedMemory scratch = aligned_memory(scratch_size * size_t(teams), 64);  // too much to keep
+  give_memory(directions, scratch.get(), scratch_size, call.saved);
   const LstmBackward backward[] = {make_backward(call, 0, inputs[0].first, directions[0]),
                                    make_backward(call, 1, inputs[1].first, directions[1])};
   run_directions(forward, [&](int d, Team team) { engine.run(backward[d], team); });

@@ -16,8 +16,8 @@ def product(x: torch.Tensor, packed: torch.Tensor, outputs: int, epilogue: str, 
     module, x, y = native_module()[0], x.contiguous(), x.new_empty(len(x), outputs)
     module.linear_forward(
         input=x.shape[1], output=outputs, epilogue=module.epilogues[epilogue], precision=number_of(precision),
-        packed=packed.data_ptr(), packed_size=packed.numel(), x=x.data_ptr(), rows=len(x), x_stride=x.shape[1],
-        y=y.data_ptr(), y_stride=outputs, threads=threads())
+        packed=packed.data_ptr(), packed_size=packed.numel(), x=x.data_ptr(), rows=len(x), y=y.data_ptr(),
+        threads=threads())
     return y
 
 

@@ -26,7 +26,7 @@ def forward(*arguments):
         module.lstm_forward_saving(**common, saved=saved.data_ptr(), saved_size=saved.numel())
     else:
         module.lstm_forward(**common, precision=number_of(call.precision))
-    return out, _in_caller_order(operands.h, call.slots), _in_caller_order(operands.c, call.slots), saved
+    return out, *(in_caller_order(x, operands.slots) for x in (operands.h, operands.c)), saved
 
 
 def _halves_at(rows: torch.Tensor) -> np.ndarray:
@@ -37,10 +37,10 @@ def _halves_at(rows: torch.Tensor) -> np.ndarray:
 
 def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
     call, module, needed = LstmArguments(*arguments), native_module()[0], LstmGradients.unflatten(needed)
-    operands, inputs, slots = _Operands(call, _packed_for_gradients(call)), call.inputs, call.slots
+    operands, inputs = _Operands(call, _packed_for_gradients(call)), call.inputs
     common, grads = operands.arguments(), memory_for_gradients(call, needed)
     grads = grads._replace(**{
-        name: torch.zeros_like(getattr(grads, name)) if given is None else _in_slot_order(given, slots)
+        name: torch.zeros_like(getattr(grads, name)) if given is None else in_slot_order(given, operands.slots)
         for name, given in (("h", grad_h), ("c", grad_c))})
     grad_out = call.h.new_zeros(call.packed_rows, call.h.shape[1]) if grad_out is None else grad_out.contiguous()
     is_split = call.rows is None
@@ -48,17 +48,16 @@ def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
     half = 4 * (inputs.shape[1] // 2 if is_split else inputs.numel())  # bytes between the two directions
     grad_inputs = pointer(by_direction)
     weights, biases, *projections = _by_direction([pointer(grad) for grad in grads.weights])
-    scratch = torch.empty(module.lstm_backward_scratch_size(**common), dtype=torch.uint8, device="cpu")
     module.lstm_backward(
         **common, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(),
         grad_h=grads.h.data_ptr(), grad_c=grads.c.data_ptr(),
         grad_inputs=[grad_inputs, grad_inputs and grad_inputs + half], grad_weights=weights, grad_biases=biases,
         grad_projections=projections[0] if projections else [0, 0],
-        grad_initial_h=grads.initial_h.data_ptr(), grad_initial_c=grads.initial_c.data_ptr(),
-        scratch=scratch.data_ptr(), scratch_size=scratch.numel())
+        grad_initial_h=grads.initial_h.data_ptr(), grad_initial_c=grads.initial_c.data_ptr())
     if not is_split and needed.inputs:
         grads = grads._replace(inputs=by_direction[0] + by_direction[1])
-    return grads._replace(h=_in_caller_order(grads.h, slots), c=_in_caller_order(grads.c, slots)).flatten()
+    h, c = (in_caller_order(x, operands.slots) for x in (grads.h, grads.c))
+    return grads._replace(h=h, c=c).flatten()
 
 
 def _packed_for_gradients(call: LstmArguments) -> torch.Tensor:
@@ -84,7 +83,8 @@ class _Operands:
         self.call, self.packed = call, packed
         self.rows = None if call.rows is None else call.rows.to(torch.int32).contiguous()
         self.inputs = call.inputs.contiguous()
-        self.h, self.c = (_in_slot_order(x, call.slots) for x in (call.h, call.c))
+        self.slots = None if call.slots is None else call.slots.numpy()
+        self.h, self.c = (in_slot_order(x, self.slots) for x in (call.h, call.c))
         self.initial_h, self.initial_c = (None if x is None else x.contiguous()
                                           for x in (call.initial_h, call.initial_c))
 
@@ -100,18 +100,15 @@ class _Operands:
             cell_clip=call.cell_clip, proj_clip=call.proj_clip, threads=threads())
 
 
-def _in_slot_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
+def in_slot_order(x: torch.Tensor, slots: np.ndarray | None, axis: int = 0) -> torch.Tensor:
     """A contiguous copy of state or its gradient, which the engine updates in place (see `ops.calling_thread`)."""
     values = x.detach().numpy()
-    return torch.from_numpy(np.array(values, order="C") if slots is None else values.take(slots.numpy(), 0))
+    return torch.from_numpy(np.array(values, order="C") if slots is None else values.take(slots, axis))
 
 
-def _in_caller_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
-    if slots is None:
-        return x
-    restored = np.empty_like(x.numpy())
-    restored[slots.numpy()] = x.numpy()
-    return torch.from_numpy(restored)
+def in_caller_order(x: torch.Tensor, slots: np.ndarray | None, axis: int = 0) -> torch.Tensor:
+    """The inverse of `in_slot_order`."""
+    return x if slots is None else torch.from_numpy(x.numpy().take(np.argsort(slots), axis))
 
 
 def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from elmo_fast.ops.backend import effective_precision, native_module, number_of
 from elmo_fast.ops.cpu import on_this_machine, threads
 from elmo_fast.ops.projected_lstm.arguments import limit
-from elmo_fast.ops.projected_lstm.cpu import packed_lstm
+from elmo_fast.ops.projected_lstm.cpu import in_caller_order, in_slot_order, packed_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
 from elmo_fast.ops.weight_cache import cached
@@ -27,7 +27,8 @@ def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, st
     not changed. The bits are those of `elmo_fast.ops.projected_lstm.projected_lstm`, layer by layer.
     """
     module, precision = native_module()[0], effective_precision(precision)
-    h, c = (_in_slot_order(values, schedule) for values in state)  # [L, slots, 2 P], [L, slots, 2 D]
+    slots = None if schedule.is_in_order else schedule.slots
+    h, c = (in_slot_order(values.float(), slots, axis=1) for values in state)  # [L, slots, 2 P], [L, slots, 2 D]
     initial = None if initial_state is None else [_array(values) for values in initial_state]  # [L, 2 P], [L, 2 D]
     projection, dim = h.shape[2] // 2, c.shape[2] // 2
     inputs, rows = inputs.float().contiguous(), np.ascontiguousarray(rows, dtype=np.int32)
@@ -41,14 +42,14 @@ def write_outputs(inputs: torch.Tensor, rows: np.ndarray, schedule: Schedule, st
     for layer, (weights, packed) in enumerate(zip(layers, all_packed)):
         arguments = common | {
             "input": len(weights[0][0]) - projection, "packed": packed.data_ptr(), "packed_size": packed.numel(),
-            "h": h[layer].ctypes.data, "c": c[layer].ctypes.data, "outputs": addresses[layer].ctypes.data,
+            "h": h[layer].data_ptr(), "c": c[layer].data_ptr(), "outputs": addresses[layer].ctypes.data,
             "initial_h": initial[0][layer].ctypes.data if initial else 0,
             "initial_c": initial[1][layer].ctypes.data if initial else 0}
         if layer == 0:
             module.lstm_forward(**arguments, inputs=inputs.data_ptr(), input_rows=len(inputs), rows=rows.ctypes.data)
         else:
             module.lstm_forward_at(**arguments, inputs=addresses[layer - 1].ctypes.data, add_input=skips)
-    return tuple(_in_caller_order(values, schedule) for values in (h, c))
+    return tuple(in_caller_order(values, slots, axis=1) for values in (h, c))
 
 
 def flat_stack(layers: Iterable[tuple[LstmWeights, LstmWeights]]) -> list[torch.Tensor | None]:
@@ -58,17 +59,3 @@ def flat_stack(layers: Iterable[tuple[LstmWeights, LstmWeights]]) -> list[torch.
 
 def _array(values: torch.Tensor) -> np.ndarray:
     return np.ascontiguousarray(values.detach().float().numpy())
-
-
-def _in_slot_order(values: torch.Tensor, schedule: Schedule) -> np.ndarray:
-    """A contiguous copy of states [L, slots, n], which the engine updates in place."""
-    values = values.detach().float().numpy()
-    return np.array(values, order="C") if schedule.is_in_order else values.take(schedule.slots, 1)
-
-
-def _in_caller_order(values: np.ndarray, schedule: Schedule) -> torch.Tensor:
-    if schedule.is_in_order:
-        return torch.from_numpy(values)
-    restored = np.empty_like(values)
-    restored[:, schedule.slots] = values
-    return torch.from_numpy(restored)

@@ -4,7 +4,7 @@ set(here "${CMAKE_CURRENT_LIST_DIR}")
 function(elmo_fast_any_processor)
   # Where the instructions for products of bytes are not there either, their levels have those of the level below.
   set_property(TARGET engine_avx_vnni PROPERTY COMPILE_OPTIONS -ffp-contract=off -mavx2 -mfma)
-  foreach(name avx512 avx512_vnni avx512_bf16 amx_emulated amx)
+  foreach(name avx512 avx512_vnni avx512_bf16 amx)
     set_property(TARGET engine_${name} PROPERTY COMPILE_OPTIONS -ffp-contract=off -Wno-psabi -Wno-ignored-attributes -mavx2 -mfma -mf16c
                  -include "${here}/avx512_in_vectors.h")
   endforeach()

@@ -107,14 +107,12 @@ ELMO_FAST_INLINE __m512 setzero_ps() { return set1_ps(0.0f); }
   ELMO_FAST_INLINE Type name(Type p, Type q) {   \
     return on_halves<Type>([](Half a, Half b) { return body; }, p, q); \
   }
-ELMO_FAST_BINARY(add_ps, __m512, __m256, _mm256_add_ps(a, b))
 ELMO_FAST_BINARY(max_ps, __m512, __m256, _mm256_max_ps(a, b))
 ELMO_FAST_BINARY(min_ps, __m512, __m256, _mm256_min_ps(a, b))
 ELMO_FAST_BINARY(scalef_ps, __m512, __m256, by_lane(a, b, scaled))
 ELMO_FAST_BINARY(and_si512, __m512i, __m256i, _mm256_and_si256(a, b))
 ELMO_FAST_BINARY(andnot_si512, __m512i, __m256i, _mm256_andnot_si256(a, b))
 ELMO_FAST_BINARY(or_si512, __m512i, __m256i, _mm256_or_si256(a, b))
-ELMO_FAST_BINARY(add_epi32, __m512i, __m256i, _mm256_add_epi32(a, b))
 ELMO_FAST_BINARY(madd_epi16, __m512i, __m256i, _mm256_madd_epi16(a, b))
 #undef ELMO_FAST_BINARY
 
@@ -132,9 +130,6 @@ ELMO_FAST_INLINE __m512 rcp14_ps(__m512 x) {
 }
 ELMO_FAST_INLINE __m512i slli_epi32(__m512i x, int n) {
   return on_halves<__m512i>([n](__m256i a) { return _mm256_slli_epi32(a, n); }, x);
-}
-ELMO_FAST_INLINE __m512i srli_epi32(__m512i x, int n) {
-  return on_halves<__m512i>([n](__m256i a) { return _mm256_srli_epi32(a, n); }, x);
 }
 
 // ---- casts and conversions
@@ -207,13 +202,6 @@ ELMO_FAST_INLINE __mmask16 cmp_ps_mask(__m512 p, __m512 q) {
   return on_halves<__mmask16>([](__m256 a, __m256 b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, Predicate)); }, p,
                               q);
 }
-// Denormals.
-template <int Classes>
-ELMO_FAST_INLINE __mmask16 fpclass_ps_mask(__m512 x) {
-  static_assert(Classes == 0x20);
-  const __m512 size = abs_ps(x);
-  return cmp_ps_mask<_CMP_LT_OQ>(size, set1_ps(0x1p-126f)) & cmp_ps_mask<_CMP_GT_OQ>(size, setzero_ps());
-}
 ELMO_FAST_INLINE __m512 mask_blend_ps(__mmask16 mask, __m512 no, __m512 yes) {
   return on_halves<__m512>([](int m, __m256 a, __m256 b) { return select(m, a, b); }, mask, no, yes);
 }
@@ -222,12 +210,6 @@ ELMO_FAST_INLINE __m512i mask_blend(__mmask16 mask, __m512i no, __m512i yes) {
 }
 ELMO_FAST_INLINE __m512 maskz_fmadd_ps(__mmask16 mask, __m512 a, __m512 b, __m512 c) {
   return mask_blend_ps(mask, setzero_ps(), fmadd_ps(a, b, c));
-}
-ELMO_FAST_INLINE __m512i mask_and_epi32(__m512i from, __mmask16 mask, __m512i a, __m512i b) {
-  return mask_blend(mask, from, and_si512(a, b));
-}
-ELMO_FAST_INLINE __m512i mask_or_epi32(__m512i from, __mmask16 mask, __m512i a, __m512i b) {
-  return mask_blend(mask, from, or_si512(a, b));
 }
 ELMO_FAST_INLINE __m256i maskz_mov_epi16(__mmask16 mask, __m256i x) {
   return cvtepi32_epi16(mask_blend(mask, set1_epi32(0), cvtepu16_epi32(x)));
@@ -239,7 +221,6 @@ ELMO_FAST_INLINE __m512 load_ps(const void* from) {
   const float* p = static_cast<const float*>(from);
   return joined<__m512>(_mm256_load_ps(p), _mm256_load_ps(p + 8));
 }
-ELMO_FAST_INLINE __m512i load_si512(const void* from) { return castps_si512(load_ps(from)); }
 ELMO_FAST_INLINE void store_ps(void* to, __m512 x) {
   float* p = static_cast<float*>(to);
   _mm256_store_ps(p, half(x, 0)), _mm256_store_ps(p + 8, half(x, 1));
@@ -265,20 +246,15 @@ ELMO_FAST_INLINE void mask_storeu_epi16(void* to, __mmask16 mask, __m256i x) {
 // Some are macros of the compiler's.
 #undef _mm512_cmp_ps_mask
 #undef _mm512_cvtps_ph
-#undef _mm512_fpclass_ps_mask
 #undef _mm512_inserti64x4
 #undef _mm512_slli_epi32
-#undef _mm512_srli_epi32
 #define _mm512_abs_ps in_vectors::abs_ps
-#define _mm512_add_epi32 in_vectors::add_epi32
-#define _mm512_add_ps in_vectors::add_ps
 #define _mm512_and_si512 in_vectors::and_si512
 #define _mm512_andnot_si512 in_vectors::andnot_si512
 #define _mm512_castps_si512 in_vectors::castps_si512
 #define _mm512_castsi256_si512 in_vectors::castsi256_si512
 #define _mm512_castsi512_ps in_vectors::castsi512_ps
 #define _mm512_cmp_ps_mask(a, b, predicate) in_vectors::cmp_ps_mask<predicate>(a, b)
-#define _mm512_cvtepi32_epi16 in_vectors::cvtepi32_epi16
 #define _mm512_cvtepi32_ps in_vectors::cvtepi32_ps
 #define _mm512_cvtepu16_epi32 in_vectors::cvtepu16_epi32
 #define _mm512_cvtneps_pbh in_vectors::cvtneps_pbh
@@ -288,14 +264,10 @@ ELMO_FAST_INLINE void mask_storeu_epi16(void* to, __mmask16 mask, __m256i x) {
 #define _mm512_fmadd_ps in_vectors::fmadd_ps
 #define _mm512_fnmadd_ps in_vectors::fnmadd_ps
 #define _mm512_fnmsub_ps in_vectors::fnmsub_ps
-#define _mm512_fpclass_ps_mask(x, classes) in_vectors::fpclass_ps_mask<classes>(x)
 #define _mm512_inserti64x4(x, high, number) in_vectors::inserti64x4(x, high)
 #define _mm512_load_ps in_vectors::load_ps
-#define _mm512_load_si512 in_vectors::load_si512
 #define _mm512_madd_epi16 in_vectors::madd_epi16
-#define _mm512_mask_and_epi32 in_vectors::mask_and_epi32
 #define _mm512_mask_blend_ps in_vectors::mask_blend_ps
-#define _mm512_mask_or_epi32 in_vectors::mask_or_epi32
 #define _mm512_maskz_fmadd_ps in_vectors::maskz_fmadd_ps
 #define _mm512_maskz_loadu_ps in_vectors::maskz_loadu_ps
 #define _mm512_max_ps in_vectors::max_ps
@@ -306,10 +278,7 @@ ELMO_FAST_INLINE void mask_storeu_epi16(void* to, __mmask16 mask, __m256i x) {
 #define _mm512_scalef_ps in_vectors::scalef_ps
 #define _mm512_set1_epi32 in_vectors::set1_epi32
 #define _mm512_set1_ps in_vectors::set1_ps
-#define _mm512_setzero_ps in_vectors::setzero_ps
 #define _mm512_slli_epi32 in_vectors::slli_epi32
-#define _mm512_srli_epi32 in_vectors::srli_epi32
-#define _mm512_store_ps in_vectors::store_ps
 #define _mm512_storeu_si512 in_vectors::storeu_si512
 #define _mm512_stream_ps in_vectors::store_ps
 #define _mm512_stream_si512 in_vectors::stream_si512

@@ -1,4 +1,5 @@
-// What the cases of check_engines.cpp share: random operands, aligned memory, the comparison and its line.
+// What the cases of check_engines.cpp share: random operands, aligned memory, the comparison with the generic engine,
+// which the tests in Python compare with float64, and its line.
 #pragma once
 
 #include <cmath>
@@ -7,15 +8,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "cpu/engine.h"
-#include "reference.h"
 
 using Floats = std::vector<float>;
-using reference::Doubles;
 
 struct Random {
   std::minstd_rand generator;
@@ -29,8 +29,6 @@ struct Random {
   }
   int64_t below(int64_t limit) { return static_cast<int64_t>(generator() % static_cast<uint64_t>(limit)); }
 };
-
-inline Doubles doubles(const Floats& values) { return Doubles(values.begin(), values.end()); }
 
 // Bytes that begin on a cache line, filled with what no result may keep.
 class Buffer {
@@ -47,6 +45,17 @@ class Buffer {
   std::vector<char> bytes_;
   char* data_;
 };
+
+// Norm of the difference over that of what is expected and a twentieth more for each entry, as sums may cancel. NaN
+// where there is one.
+inline double relative_error(const Floats& found, const Floats& expected) {
+  double difference = 0, size = 0;
+  for (size_t k = 0; k < expected.size(); ++k) {
+    difference += std::pow(double{found[k]} - double{expected[k]}, 2);
+    size += std::pow(double{expected[k]}, 2);
+  }
+  return expected.empty() ? 0 : std::sqrt(difference) / (std::sqrt(size) + 0.05 * std::sqrt(double(expected.size())));
+}
 
 // A level and a precision, what they may be off, and the lines of their cases.
 struct Engine {
@@ -76,9 +85,18 @@ struct Engine {
     failures += !good;
   }
   void expect(const std::string& name, bool holds) { report(name, holds, holds ? 0 : 1, 0); }
-  void record(const Floats& results) {
-    const auto* bytes = reinterpret_cast<const unsigned char*>(results.data());
-    for (size_t k = 0; k < results.size() * sizeof(float); ++k) digest = (digest ^ bytes[k]) * 1099511628211u;
+  // The largest error of a case's results against those of the engine that runs first: generic in `highest`.
+  double error_of(const std::string& name, const std::vector<Floats>& results) {
+    static std::map<std::string, std::vector<Floats>> of_generic;
+    const std::vector<Floats>& expected = of_generic.try_emplace(name, results).first->second;
+    double largest = 0;
+    for (size_t k = 0; k < results.size(); ++k) {
+      const auto* bytes = reinterpret_cast<const unsigned char*>(results[k].data());
+      for (size_t b = 0; b < results[k].size() * sizeof(float); ++b) digest = (digest ^ bytes[b]) * 1099511628211u;
+      const double error = relative_error(results[k], expected[k]);
+      if (!(error <= largest)) largest = error;
+    }
+    return largest;
   }
 };
 
@@ -89,17 +107,6 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   std::vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
   return line;
-}
-
-// Norm of the difference over that of what is expected and a twentieth more for each entry, as sums may cancel. NaN
-// where there is one.
-inline double relative_error(const Floats& found, const Doubles& expected) {
-  double difference = 0, size = 0;
-  for (size_t k = 0; k < expected.size(); ++k) {
-    difference += std::pow(double{found[k]} - expected[k], 2);
-    size += std::pow(expected[k], 2);
-  }
-  return expected.empty() ? 0 : std::sqrt(difference) / (std::sqrt(size) + 0.05 * std::sqrt(double(expected.size())));
 }
 
 inline bool same_bits(const Floats& a, const Floats& b) {

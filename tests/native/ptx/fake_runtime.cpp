@@ -185,7 +185,7 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     runtime.capability = capability, runtime.clusters = clusters;
   });
   m.def(
-      "set", [](uint32_t seed, int late) { runtime.settings = {seed, late}; }, py::arg("seed") = 0, py::arg("late") = 0);
+      "set", [](uint32_t seed) { runtime.settings = {seed}; }, py::arg("seed") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
     runtime.memory.add(begin, bytes, name, written);
   });

@@ -92,7 +92,6 @@ struct Pending {
 struct Warp {
   enum State : uint8_t { ready, waiting, done } state = ready;
   bool yields = false, acts = false;  // in this turn; acts: has an effect on others
-  int delays = 0;                     // of what it is late with
   Machine* machine = nullptr;
   Block* block = nullptr;
   uint32_t index = 0, number = 0;  // among the warps that run together; within its block
@@ -154,7 +153,6 @@ struct Block {
 // Of all launches until others are set.
 struct Settings {
   uint32_t seed = 0;  // of the order in which warps run; 0: by turns
-  int late = 0;       // the release, by number from 1, that block 0 is late with; 0: none
 };
 
 struct Launch : Settings {

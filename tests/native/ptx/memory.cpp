@@ -201,19 +201,10 @@ static void bind_load(Parser& s) {
   };
 }
 
-// Whether the warp is late with this release: others run first, for so long that their polls enter the slow path.
-static bool is_late(Warp& warp, int release) {
-  if (release != warp.machine->launch.late || warp.block->index || ++warp.delays % 80 == 0) return false;
-  --warp.pc;
-  return warp.yields = true;
-}
-
 // st, and red.add, which is a store of a sum and passes on what was released there before
 static void bind_store(Parser& s) {
   const Access to = access(s);
-  const int release = to.releases ? ++s.kernel->releases : -1;
   s.in.run = [=, adds = s.words[0] == "red"](Warp& warp, Mask mask) {
-    if (is_late(warp, release)) return;
     const size_t each = to.bytes / to.data.size();
     warp.acts = true;
     for_threads(mask, [&](int lane) {

@@ -63,7 +63,6 @@ struct Kernel {
   std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offsets and sizes
   std::vector<char> constants;
   uint32_t parameter_bytes = 0, register_bytes = 0, most_threads = 1024;
-  int releases = 0;  // instructions that do
   bool has_wgmma = false;
 };
 

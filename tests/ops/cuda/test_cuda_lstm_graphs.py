@@ -14,25 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmo_fast.ops import weight_snapshot
 from elmo_fast.ops.projected_lstm.arguments import flat_weights
-from elmo_fast.ops.projected_lstm.cuda import blocks, lstm
+from elmo_fast.ops.projected_lstm.cuda import blocks
 from elmo_fast.ops.projected_lstm.cuda import graphs as captures_module
-from tests.support import fake_graphs
 from tests.support.gpu_lstm import check, run, weights_of
 from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case
 
 DEVICE = torch.device("cuda", 0)
-
-
-@given(st.integers(1, 5000), st.integers(0, 3000))
-def test_buckets_and_chunks(slots, steps):
-    bucket, chunks = blocks.bucket_of(slots), list(blocks.chunks_of(steps))
-    assert slots <= bucket == blocks.bucket_of(bucket) <= blocks.bucket_of(slots + 1)
-    assert bucket <= 2 * slots if slots <= 64 else bucket - slots < 128
-    firsts, sizes = ([chunk[part] for chunk in chunks] for part in (0, 1))
-    assert [*firsts, steps] == np.cumsum([0, *sizes]).tolist() and sizes == sorted(sizes, reverse=True)
-    assert len(sizes) == steps // blocks.CHUNK + (steps % blocks.CHUNK).bit_count()
 
 
 @settings(deadline=None, max_examples=50)  # its cost lies in the loops below
@@ -53,12 +41,6 @@ def test_blocks_hold_each_packed_row_once(lengths, most_rows, most_slots):
     assert sorted(found) == list(range(int(batch_sizes.sum())))
 
 
-def test_few_slots_move_to_a_smaller_bucket_where_enough_steps_are_left():
-    for least, cut in ((8, [(64, 5), (16, 2), (4, 8)]), (7, [(64, 5), (16, 9)])):
-        batch_sizes = np.array([64] * 3 + [17] * 2 + [16] * 2 + [3] * (least - 2) + [1] * 2)
-        assert [(block.bucket, block.steps) for block in blocks.blocks(batch_sizes, 10**6, 64)] == cut
-
-
 def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
     """Clips, starts, weights and inputs in turn on an arena of each operand type, until all of it is replayed."""
     layers = [weights_of(lstm_case(seed=number)) for number in (0, 1)]
@@ -77,30 +59,6 @@ def test_any_length_replays_a_few_graphs(length, graphs):
     sizes = [size for _, size in blocks.chunks_of(length)]
     assert graphs[0].captured == len(set(sizes)) <= 5
     assert graphs[0].replayed == 4 * len(sizes) - graphs[0].captured
-
-
-def test_foreign_memory_and_waiting_are_noticed():
-    foreign, own = torch.zeros(3), torch.zeros(3)
-    with pytest.raises(AssertionError, match="not the graph's"), fake_graphs.Watch(fake_graphs.addresses(own)):
-        own.add_(foreign)
-    with pytest.raises(AssertionError, match="waits"), fake_graphs.Watch(fake_graphs.addresses(own)):
-        own.sum().item()
-
-
-@pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason="counted with torch 2.8; older ones queue two more")
-@pytest.mark.parametrize("gathered, precision, most", [
-    (True, "highest", 55), (True, "medium", 73), (False, "medium", 64)])
-def test_a_call_queues_few_operations_besides_graphs(gathered, precision, most, monkeypatch):
-    """Views included: each of them costs the host a microsecond or more, and so does a copy between the chunks."""
-    monkeypatch.setattr(lstm, "capture_on", mock.Mock())  # graphs that do nothing
-    monkeypatch.setattr(weight_snapshot, "_samples", lambda held: [])  # as of weights on a GPU
-    case = lstm_case(lengths=[25] * 64, gathered=gathered, clips=LOOSE)
-    call, _ = case.given(case.leaves(wanted=[]), precision=precision, bounded=not gathered)
-    for _ in range(2):
-        lstm.run(*call.arguments())
-    with fake_graphs.Watch(None) as watch:
-        lstm.run(*call.arguments())
-    assert 40 < watch.operations <= most
 
 
 def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
@@ -201,18 +159,3 @@ def test_no_stream_serves_two_and_those_beyond_the_bound_run_without_graphs(most
         assert (capture and capture.stream.cuda_stream) == expected
     assert caplog.text.count(f"without CUDA graphs on this stream: {min(most, 3)} others") == streams.count(None) + 1
     assert captures.on(torch.device("cpu")) is None
-
-
-def test_a_chunk_runs_plainly_once_is_captured_and_then_replayed():
-    queued = []
-
-    def capture(work):
-        queued.append("capture")
-        return SimpleNamespace(replay=lambda: queued.append("replay"))
-
-    for capture_or_fail, later in ((capture, ["capture", "replay", "replay"]), (lambda work: None, ["a", "a"])):
-        queued.clear()
-        held = {}
-        for key in ["a", "b", "a", "a", *range(23), "a"]:  # at the last number all are dropped
-            captures_module.run_chunk(held, key, lambda: queued.append(key), capture_or_fail)  # noqa: B023
-        assert queued == ["a", "b", *later, *range(23), "a"]

@@ -1,9 +1,7 @@
-"""The persistent LSTM kernel, executed as PTX, against float64 and the graph path; every line of it."""
+"""The persistent LSTM kernel, executed as PTX, against float64 and the graph path."""
 
 import dataclasses
-import itertools
 import re
-from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -15,8 +13,8 @@ from tests.support import gpu_lstm
 from tests.support.gpu_lstm import ragged, run
 from tests.support.grid import mostly_long
 from tests.support.lstm_on_ptx import A100, H100
-from tests.support.op_cases import LOOSE, TIGHT
-from tests.support.ptx_machine import DEVICES, check_mutations, lines, machine
+from tests.support.op_cases import TIGHT
+from tests.support.ptx_machine import DEVICES, lines, machine
 
 CPU = torch.device("cpu")
 # A sum in another order may fall on the other side of a rounding to fp16, and that is all the paths may differ by.
@@ -152,139 +150,3 @@ def test_plans_that_are_refused(dim, projection, device, slots, message):
     with pytest.raises((AssertionError, ValueError), match=message):
         reason = machine(90).cuda_lstm_plan(dim, projection, device, slots)["reason"]
         assert reason is None, reason
-
-
-def test_calls_that_are_refused(native):
-    run(ragged([2], 80, 24), "medium")
-    call = native.calls[0]
-    for change, message in (
-            ({"cell_clip": 0.0}, "cell_clip, proj_clip: expected more than 0"),
-            ({"proj_clip": -1.0}, "cell_clip, proj_clip: expected more than 0"),
-            ({"stride": 1}, "stride, state_stride: expected at least"), ({"z": 0}, "z, meta, .* expected pointers"),
-            ({"packed": call["packed"] + 8}, "packed: expected a pointer aligned to 16"),
-            ({"scratch": call["scratch"] + 16}, "scratch: expected a pointer aligned to 256"),
-            ({"scratch_size": 9}, "scratch: expected .* bytes, got 9"), ({"slots": 65}, "slots: expected 1 to 64")):
-        with pytest.raises(ValueError, match=message):
-            native.machine.cuda_lstm_run(**call | change)
-
-
-# ---- every line -------------------------------------------------------------------------------
-
-# What stays: the ends of waits that are too long; jumps that nvcc leaves behind a branch which is always taken, such as
-# that into a loop that always runs.
-UNREACHABLE = re.compile(r"trap$|bra\.uni \S+$")
-LARGE = 2**18  # bytes of shared memory of a block: more than any chip has
-ARRIVALS = 1, 2, 3  # of an instance: before the first step, two in a step
-
-
-def shapes(native, most, slots):
-    """Cases (dim, projection, limits of the device, changes to the call) for every instance, residency and remainder of
-    a loop, on devices with at most so much shared memory. Each reaches a line that no other reaches, in some instance.
-    """
-    has_clusters = native.limits[2] > 0
-    for processors, dim, all_steps in ((24, 190, (0, 1, 3)), (12, 300, (2,)), (8, 380, (0, 1))):
-        clusters = [processors // size * has_clusters for size in (8, 4, 2)]
-        plan = native.cuda_lstm_plan(dim, 400, (processors, most, *clusters), slots)
-        if plan["reason"]:
-            continue
-        least = next(size for size in range(4096, most, 2048)
-                     if not native.cuda_lstm_plan(dim, 400, (processors, size, *clusters), slots)["reason"])
-        for steps in all_steps:  # about so many k-steps of weights in shared memory: loops end in every remainder
-            yield dim, 400, (processors, least + steps * 4096 * plan["units_per_block"], *clusters), {}
-        yield dim, 41, (processors, most, *clusters), {"scale": 0}
-        if dim == 190:
-            yield dim, 400, (processors, most, *clusters), {"cell_clip": 0.3}
-        if dim == 380:
-            yield dim, 90, (processors, most, 0, 0, 0), {}
-        # Without clusters as well a part of h is waited for in every copy of an unrolled loop.
-        in_parts = slots > 16 and has_clusters
-        for steps in range(4 if in_parts else dim != 300):
-            yield dim, 400, (processors, least + steps * 4096 * plan["units_per_block"], 0, 0, 0), {}
-        if in_parts:
-            yield dim, 400, (processors, most, 0, 0, 0), {}
-        if in_parts and dim == 380:  # the third part of h meets weights of 48 cells only there
-            yield dim, 300, (processors, LARGE, 0, 0, processors // 2), {}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("slots", [3, 16, 32, 64])
-def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
-    """Of the instances for so many slots, in two launches."""
-    monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
-    most, scale = native.limits[1], torch.ones(2 * slots, 2)
-    processors, _, _, capability, parts = DEVICES[native.generation]
-    native.machine.set_device(processors, LARGE, LARGE + 1024, capability, parts)
-    native.machine.cuda_device()  # allows launches so much
-    cases = [(0, *case) for case in shapes(native, most, slots)]
-    cases += [(late, *case, changes) for late in ARRIVALS for _, *case, changes in cases
-              if "scale" in changes and case[0] in (190, 380)[: 1 + (late < 3)]]
-    native.replace(native.machine.ptx)
-    chips = [capability, *[(12, 0)] * (native.limits[2] > 0)]  # the second cannot copy to several blocks
-    for (late, dim, projection, limits, changes), chip in itertools.product(cases, chips):
-        if chip != capability and (late or "scale" in changes or not any(limits[2:])):
-            continue
-        native.machine.set_device(processors, LARGE, LARGE + 1024, chip, parts)
-        native.machine.set(late=late)  # so long that the polls of other blocks enter their slow path
-        native.device(*limits)
-        native.changes = {"scale": scale.data_ptr()} | changes
-        starts = "scale" not in changes
-        run(ragged([slots, slots, slots, 2], dim, projection, LOOSE, starts=starts), "medium")
-    ran, missed = defaultdict(dict), defaultdict(dict)
-    for line in lines(native.kernels):
-        (ran if line.executed else missed)[line.kernel][line.number] = line.text
-    assert len(ran) == (1 if slots == 64 else 2)
-    for name in ran:
-        left = {at: line for at, line in missed[name].items() if at not in ran[name] and not UNREACHABLE.match(line)}
-        assert len(ran[name]) > 800 and not left, (name, len(ran[name]), left)
-
-
-# ---- mutations that must be noticed -------------------------------------------------------------
-
-# Kind: the instruction, what takes its place, the sites that are tried, and how many may survive, being no faults.
-MUTATIONS = {
-    # Of the barriers around a verdict one is enough while no wait fails.
-    "no barrier": (r"bar\.sync[^;]*;", "", 6, 2),
-    "no arrival at the grid barrier": (r"red\.release[^;]*;", "", 3, 0),
-    "relaxed arrival": (r"red\.release", "red.relaxed", 3, 0),
-    "relaxed wait": (r"ld\.acquire", "ld.relaxed", 6, 0),
-    "no fence for copies": (r"fence\.proxy\.async[^;]*;", "", 4, 0),
-    "no fence for barriers": (r"fence\.mbarrier_init[^;]*;", "", 1, 0),
-    "no wait in the cluster": (r"mbarrier\.try_wait[^;]*p, [^;]*;", "setp.eq.u32 p, 0, 0;", 3, 0),
-    "another phase": (r"(mbarrier\.try_wait[^;]*p, \[[^;]*), [^;]*;", r"\1, 1;", 3, 0),
-    "no arrival in the cluster": (r"mbarrier\.arrive[^;]*;", "", 4, 0),
-    "more bytes": (r"(mbarrier\.arrive\.expect_tx[^;]*), [^;]*;", r"\1, 4096;", 2, 0),
-    "no copy": (r"cp\.async\.bulk.*multicast[^;]*;", "", 2, 0),
-    "a copy to itself": (r"(cp\.async\.bulk.*multicast[^;]*), [^;]*;", r"\1, 1;", 2, 0),
-    "no store in the cluster": (r"st\.async[^;]*;", "", 2, 0),
-    # Each step waits for all copies before weights are used.
-    "a wait for copies less": (r"cp\.async\.wait_all;", "", 4, 1),
-    # The last: no block leaves before a grid barrier behind the last remote access.
-    "no barrier of the cluster": (r"barrier\.cluster\.(arrive|wait)[^;]*;", "", 4, 1),
-    "another block of the cluster": (r"(mapa[^,]*, [^,]*), [^;]*;", r"\1, 7;", 4, 0),
-    "no product": (r"mma\.sync[^;]*;", "", 4, 0),
-    # Of four blocks' m a cluster of two, as here, stores the second's three times.
-    "another place in shared memory": (r"((?:ld|st)\.shared\.[^\]]*)\]", r"\1+16]", 8, 1),
-    "another place in global memory": (r"((?:ld|st)\.global\.(?:nc|f32|u16|cg)[^\]]*)\]", r"\1+65536]", 6, 0),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("native", ["sm_90"], indirect=True)
-@pytest.mark.parametrize("kind", MUTATIONS)
-def test_a_mutation_is_noticed(kind, native):
-    case, text = ragged([9, 9, 4], 150, 40, LOOSE, seed=1), native.machine.ptx
-
-    def same(changed):
-        native.replace(changed)
-        for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
-            native.machine.set(seed=seed)
-            native.device(*native.limits)
-            try:
-                check(case)
-            except AssertionError:
-                return False
-        return True
-
-    assert same(text)
-    ran = [line.number for line in lines(native.kernels) if line.executed and "persistent" in line.kernel]
-    check_mutations(same, text, ran, *MUTATIONS[kind])

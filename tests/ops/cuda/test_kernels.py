@@ -104,14 +104,6 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
         char_cnn(torch.tensor([[0, 262]]), encoder.char_embed, filters, "relu")
 
 
-@pytest.mark.parametrize("version, has_them", [("2.6.0", False), ("2.7.1+cu126", False), ("2.8.0", True),
-                                               ("2.11.0+cu130", True), ("2.13.0", True)])
-def test_fp32_results_of_16_bit_products(monkeypatch, version, has_them):
-    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
-    assert numerics._has_fp32_results(CUDA.device) == has_them
-    assert not numerics._has_fp32_results(torch.device("cpu"))
-
-
 @pytest.mark.parametrize("shape", [(5, 7), (2, 5, 7)])
 @pytest.mark.parametrize("dtype, out_dtype", [(torch.float16, torch.float32), (torch.bfloat16, torch.float32),
                                               (torch.float16, torch.float16), (torch.float32, torch.float32)])
@@ -121,14 +113,6 @@ def test_sums_of_products_are_fp32(shape, dtype, out_dtype):
     numerics.gemm(a, b, out)
     limit = 1e-5 if out_dtype == torch.float32 else 2e-3
     torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=limit, atol=limit)
-
-
-def test_the_tiles_of_a_chip(monkeypatch):
-    configs = pytest.importorskip("elmo_fast.kernels.configs")
-    for capability, generation in {(8, 0): 80, (8, 6): 80, (8, 9): 80, (9, 0): 90, (10, 0): 90, (12, 0): 80,
-                                   (12, 1): 80}.items():
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
-        assert configs.generation_of(CUDA.device) == generation
 
 
 def test_fp16_is_taken_where_every_value_fits():

@@ -21,7 +21,6 @@ from tests.support.cuda_ops import PRECISIONS
 from tests.support.engines import ON_TRITON, REFERENCE, Engine
 from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
-from tests.support.ptx_machine import check_mutations
 from tests.support.triton_on_ptx import COMPILED, check_case, configs, on_ptx, run
 
 
@@ -174,36 +173,3 @@ def test_the_fence_before_products_on_sm_90(patch, operands):
     check()
     driver.text = re.sub(r"fence\.proxy\.async[^;]*;", "", driver.compiled)
     check()
-
-
-# As MUTATIONS of test_cuda_lstm_kernel.
-MUTATIONS = {
-    "no barrier": (r"bar\.sync[^;]*;", "", 9, 2),
-    # The last wait finds no copy left.
-    "a wait for copies less": (r"(cp\.async\.wait_group\s+)(\d+)", lambda m: f"{m[1]}{int(m[2]) + 2}", 4, 1),
-    # Joins two groups of a stage, which are waited for together.
-    "no group of copies": (r"cp\.async\.commit_group;", "", 4, 2),
-    "a wait for products less": (r"(wgmma\.wait_group\S*) (\d+)", lambda m: f"{m[1]} {int(m[2]) + 1}", 3, 0),
-    "no group of products": (r"wgmma\.commit_group[^;]*;", "", 2, 0),
-    # The second of an iteration: nothing was written since the first.
-    "no fence of products": (r"wgmma\.fence[^;]*;", "", 2, 1),
-    "no fence between proxies": (r"fence\.proxy[^;]*;", "", 2, 1),
-    "another place in shared memory": (r"(ldmatrix[^\]]*)\]", r"\1+32]", 4, 0),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", MUTATIONS)
-@pytest.mark.parametrize("generation", configs.GENERATIONS)
-def test_a_mutation_is_noticed(patch, generation, kind):
-    tile = configs.tiles("highway", generation, "fp16", "many")[0]
-    driver = on_ptx(patch, generation, tile)
-    case = highway_case(tile.bm, 512)
-    expected, = case.run(REFERENCE)
-
-    def same(changed):
-        driver.text = changed
-        return relative_error(run(case, "fp16"), expected) < ON_TRITON["fp16"]
-
-    assert same(None)
-    check_mutations(same, driver.ran, range(1, driver.ran.count("\n")), *MUTATIONS[kind])

@@ -1,7 +1,7 @@
 """The Triton kernels as other versions of Triton compile them: those that older versions of torch bring.
 
-Tests of test_ptx_triton and test_cuda_lstm_paths, each version in a process of its own. Left out are gradients, batch
-mates and mutations; bf16 in the tiles of `highway`; and all but a few sizes of an LSTM step.
+Tests of test_ptx_triton and test_cuda_lstm_paths, each version in a process of its own. Left out are gradients and
+batch mates; bf16 in the tiles of `highway`; and all but a few sizes of an LSTM step.
 """
 
 import os

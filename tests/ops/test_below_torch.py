@@ -1,0 +1,69 @@
+"""Char encoder and layers below torch's ops: the bits of one op or layer after the other, in every engine."""
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.linear import highway, linear
+from elmo_fast.ops.numerics import numerics
+from elmo_fast.ops.schedule import make_schedule
+from tests.support.engines import BF16_DOTS, BF16_WEIGHTS, HIGHEST, LOW, TILES, needs_native
+from tests.support.models import SENTENCES, SHAPES, bilm
+
+pytestmark = needs_native
+CPU = torch.device("cpu")
+engines = pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW], ids=str)
+
+
+def scattered(layers, packed_rows, width, generator):
+    """Addresses uint64 [layers, 2, S] of pieces of `width` values in poisoned memory, and that memory."""
+    memory = np.full((2 * layers * packed_rows + 7, width + 3), np.nan, np.float32)
+    chosen = generator.permutation(len(memory))[: 2 * layers * packed_rows]
+    return (memory.ctypes.data + chosen * memory.strides[0]).astype(np.uint64).reshape(layers, 2, -1), memory, chosen
+
+
+@engines
+@pytest.mark.parametrize("shape", ["clips that fire", "four layers", "no projection", "no skip connections"])
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_outputs_have_the_bits_of_layer_after_layer(engine, shape, is_warm):
+    generator = np.random.default_rng(4)
+    stack = bilm(SHAPES[shape], backend="native").lstm
+    schedule = make_schedule([5, 0, 3, 9, 1, 2], [2, 0, 1, 0, 2, 1], 4)
+    layers, h_dim, c_dim = stack.state_sizes
+    rows = generator.integers(0, 7, (2, 20)).astype(np.int32)
+    vectors = torch.from_numpy(generator.normal(size=(7, h_dim // 2)).astype(np.float32))
+    initial = tuple(torch.from_numpy(generator.normal(size=(layers, 4, size)).astype(np.float32))
+                    for size in (h_dim, c_dim))
+    starts = tuple(values[:, 1] for values in initial) if is_warm else None
+    addresses, memory, chosen = scattered(layers, 20, h_dim // 2, generator)
+    with torch.no_grad(), engine.active():
+        expected, final = stack.run(vectors, torch.from_numpy(rows), schedule, initial, starts, "native",
+                                    engine.precision)
+        found = stack.write(vectors, rows, schedule, initial, starts, addresses, engine.precision)
+    assert all(map(torch.equal, found, final))
+    written = memory[chosen, : h_dim // 2].reshape(layers, 2, 20, -1)
+    for layer, right in zip(written, expected, strict=True):
+        assert np.array_equal(np.concatenate(list(layer), 1), right.numpy())
+    memory[chosen, : h_dim // 2] = np.nan
+    assert np.isnan(memory).all()
+
+
+def ops_in_order(source, ids):
+    """What `encode_rows` computes, an op after the other."""
+    named = dict(source.named_parameters())
+    filters = [(named[f"W_cnn_{i}"], named[f"b_cnn_{i}"]) for i in range(len(source.options.filters))]
+    x = char_cnn(ids, named["char_embed"], filters, source.options.activation, backend="native")
+    for k in range(source.options.n_highway):
+        x = highway(x, *(named[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")),
+                    backend="native")
+    return linear(x, named["W_proj"], named["b_proj"], backend="native") if source.has_projection else x.float()
+
+
+@engines
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_bits_are_those_of_op_after_op(engine, shape):
+    source = bilm(SHAPES[shape], backend="native").token_source
+    ids = source.token_ids([token for sentence in SENTENCES for token in sentence])
+    with torch.no_grad(), engine.active(), numerics(engine.precision, CPU):
+        assert torch.equal(source.encode_rows(ids, "native"), ops_in_order(source, ids))
