@@ -30,7 +30,7 @@ from elmo_fast.text.batching import not_a_string
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.keys import with_unique_keys
-from elmo_fast.vectors.partial import PartialResult
+from elmo_fast.vectors.partial import JOINED, PartialResult
 from elmo_fast.vectors.spec import Target
 from elmo_fast.vectors.writer import SegmentWriter
 
@@ -216,7 +216,7 @@ class _Run:
 
     def _joined(self, parts: list[Path]) -> Path:
         partial, target = self._partial, self._partial.target
-        output = partial.parts / "joined"
+        output = partial.parts / JOINED
         for left in output.parent.glob(f"{output.name}*"):
             left.unlink()
         layouts.join(target.layout, parts, output, target.path, target.form, fingerprint=partial.settings,

@@ -27,6 +27,7 @@ from elmo_fast.vectors.spec import Target
 logger = logging.getLogger(__name__)
 
 _PROGRESS, _NEW, _PARTS = "progress.npz", "progress.npz.new", "parts"
+JOINED = "joined"  # beside the parts, while they are joined
 _DAMAGE = (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile)
 
 
@@ -69,7 +70,7 @@ class PartialResult:
         if not os.path.lexists(self.folder):
             return None
         if not (self.folder / _PROGRESS).is_file():
-            if not self.folder.is_dir() or {path.name for path in self.folder.iterdir()} - {_PARTS, _NEW}:
+            if not self._is_unfinished():
                 raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found "
                                          "something else; move it away")
             self.remove()  # of a run that was killed before its first part was finished
@@ -82,6 +83,12 @@ class PartialResult:
             self.remove()
             return None
         return settings
+
+    def _is_unfinished(self) -> bool:
+        """Whether nothing is there but what a run leaves that was killed before its first part was finished."""
+        if not self.folder.is_dir() or {path.name for path in self.folder.iterdir()} - {_PARTS, _NEW}:
+            return False
+        return all(path.name.startswith((self.part(0).stem, JOINED)) for path in self.parts.glob("*"))
 
     def commit(self, texts: int, digest: str, states: State | None) -> None:
         """Count the new part, which is complete: a killed run continues after it."""

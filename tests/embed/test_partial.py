@@ -131,7 +131,12 @@ def directory_of_a_file(path):
     (path / "mine").touch()
 
 
-@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file])
+def directory_of_parts(path):
+    (path / "parts").mkdir(parents=True)
+    (path / "parts" / "mine.h5").touch()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file, directory_of_parts])
 def test_what_is_not_a_partial_result_is_left_alone(tmp_path, make):
     make(tmp_path / "o.h5.part")
     for resume in (False, True):
