@@ -54,12 +54,14 @@ def test_rows_that_no_token_gives(ids):
 
 
 @needs_triton
+@pytest.mark.long
 @pytest.mark.parametrize("of", by_name(CASES, "tanh", "wide", "filters as wide as the projection"))
 def test_triton_agrees_with_float64(of):
     char_cnn_case(of).check(*TRITON)
 
 
 @needs_triton
+@pytest.mark.long
 @pytest.mark.parametrize("ids", by_name(ROWS, "padding alone", "no rows", "repeated", "both ends"))
 def test_rows_that_no_token_gives_in_triton(ids):
     for of in (WIDE, SIXTEEN):

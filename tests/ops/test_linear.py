@@ -32,7 +32,8 @@ def with_x(case, x):
 
 @pytest.mark.parametrize("engine, make, size, rows", grid(
     [Engine("torch"), Engine("auto"), *ENGINES, *engines.TRITON], [linear_case, highway_case],
-    [(1, 1), (16, 32), (33, 17), (37, 11), (700, 70), (512, 512)], [1, 5, 14, 15, 100, 1000], only_pairs=engines.TWINS))
+    [(1, 1), (16, 32), (33, 17), (37, 11), (700, 70), (512, 512)], [1, 5, 14, 15, 100, 1000], only_pairs=engines.TWINS,
+    long=engines.TRITON))
 def test_agrees_with_float64(engine, make, size, rows):
     if engine in (*TILES, *LOW, *engines.TRITON) and rows * max(size) ** 2 > 1e7:
         rows = rows // 10 + 3  # an emulation is slow

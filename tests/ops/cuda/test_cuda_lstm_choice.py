@@ -15,6 +15,7 @@ from tests.support.lstm_on_ptx import SMALL
 from tests.support.op_cases import TIGHT, layer, lstm_case
 from tests.support.ptx_machine import DEVICES
 
+pytestmark = pytest.mark.long  # building the PTX interpreter takes minutes
 CPU, FIRING = torch.device("cpu"), lstm_case(clips=TIGHT)
 
 

@@ -16,6 +16,7 @@ from tests.support.lstm_on_ptx import A100, H100
 from tests.support.op_cases import TIGHT
 from tests.support.ptx_machine import DEVICES, lines, machine
 
+pytestmark = pytest.mark.long  # building the PTX interpreter takes minutes
 CPU = torch.device("cpu")
 # A sum in another order may fall on the other side of a rounding to fp16, and that is all the paths may differ by.
 ROUNDED = 3e-4

@@ -20,7 +20,8 @@ CASES = {"two layers": ((11, 37, 11), LOOSE), "no projection": ((11, 11, 11), LO
          "clips that fire": ((11, 37, 11), TIGHT)}  # sizes and clips
 ON_GRAPHS = [(None, [*CASES][number % 4], precision, held)
              for number, (held, precision) in enumerate(itertools.product(HELD, LIMITS))]
-ON_PTX = [(chip, "clips that fire", "medium", held) for chip, held in zip(("sm_90", "sm_80", "sm_90"), HELD)]
+ON_PTX = mostly_long([(chip, "clips that fire", "medium", held)
+                      for chip, held in zip(("sm_90", "sm_80", "sm_90"), HELD)], quick=0)
 
 
 def with_unread_rows(case):
@@ -52,7 +53,7 @@ def test_both_paths_agree_with_float64(native, of, precision, held, monkeypatch)
 @pytest.mark.parametrize("sizes, slots, count", mostly_long([
     ((37, 11), 7, 3), ((700, 600), 7, 3), *(((37, 11), slots, 40) for slots in (1, 2, 16, 32, 64, 200))]))
 @pytest.mark.parametrize("precision, bf16", [*((precision, False) for precision in LIMITS), ("medium", True)])
-@pytest.mark.parametrize("native", mostly_long(["triton sm_90", "triton sm_80"]), indirect=True)
+@pytest.mark.parametrize("native", mostly_long(["triton sm_90", "triton sm_80"], quick=0), indirect=True)
 def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, sizes, slots, count):
     """In a program for each slot, and in two with inputs, and factors of fp16 rows, that differ by direction."""
     case = ragged(torch.linspace(slots, 1, count).int().tolist(), *sizes, bf16=bf16, gathered=sizes[0] < 700)

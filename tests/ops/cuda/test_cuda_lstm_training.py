@@ -18,7 +18,7 @@ from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops
 from tests.support.engines import REFERENCE, Engine
 from tests.support.gpu_lstm import check_gradients
-from tests.support.grid import grid
+from tests.support.grid import grid, mostly_long
 from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, lstm_case
 
 pytestmark = pytest.mark.skipif(not cuda_ops.MAY_BE_REGISTERED, reason="this torch does not replace an implementation")
@@ -36,14 +36,14 @@ def test_gradients_agree_with_float64(sizes, way):
     lstm_case(sizes, **WAYS[way]).check(TORCH)
 
 
-@pytest.mark.parametrize("engine", TRITON, ids=str)
+@pytest.mark.parametrize("engine", mostly_long(TRITON, quick=0), ids=str)
 @pytest.mark.parametrize("case", [STARTS, lstm_case((9, 600, 20), [2, 3], clips=TIGHT), lstm_case((5, 11, 11))],
                          ids=["starts", "two blocks of cells", "no projection"])
 def test_triton_kernels_agree_with_float64(engine, case):
     case.check(engine)
 
 
-@pytest.mark.parametrize("engine", [TORCH, *TRITON], ids=str)
+@pytest.mark.parametrize("engine", mostly_long([TORCH, *TRITON]), ids=str)
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (11, 24, 24)])
 def test_gradients_in_medium(engine, sizes):
     """Clips do not fire: a cell that rounding takes over its limit has another gradient."""
@@ -51,7 +51,7 @@ def test_gradients_in_medium(engine, sizes):
         check_gradients(lstm_case(sizes, slots=SLOTS, starts=True), "medium", AGAINST_FLOAT64["bf16"])
 
 
-@pytest.mark.parametrize("kernels", [None, "triton sm_80"])
+@pytest.mark.parametrize("kernels", mostly_long([None, "triton sm_80"]))
 def test_nan_and_infinity_pass(kernels):
     case = dataclasses.replace(STARTS, operands={name: each.clone() for name, each in STARTS.operands.items()})
     case.operands["c"][0, 3], case.operands["b_1"][5] = torch.nan, torch.inf

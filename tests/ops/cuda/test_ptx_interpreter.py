@@ -9,6 +9,8 @@ import torch
 
 from tests.support.ptx_machine import launch, machine
 
+pytestmark = pytest.mark.long  # building the PTX interpreter takes minutes
+
 HEAD = """.version 8.0
 .target sm_90a
 .extern .shared .align 128 .b8 s[];

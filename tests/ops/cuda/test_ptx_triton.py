@@ -23,6 +23,8 @@ from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
 from tests.support.triton_on_ptx import COMPILED, check_case, configs, on_ptx, run
 
+pytestmark = pytest.mark.long  # building the PTX interpreter takes minutes
+
 
 @pytest.fixture(autouse=True)
 def patch():
