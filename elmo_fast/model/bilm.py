@@ -22,6 +22,7 @@ from elmo_fast.model.token_table.spare import SpareVectors, vectors_of_ids
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_shapes, expected_shapes, read_model
 from elmo_fast.ops.backend import check_backend, needs_gradient
+from elmo_fast.ops.calling_thread import threads_of_a_child
 from elmo_fast.ops.device import refuse_capture, to_device
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.precision import check_precision
@@ -45,6 +46,7 @@ class BiLm(StoredWeights):
 
     words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
 
+    @threads_of_a_child()
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], opening: ModelOptions | None = None,
                  **arguments):
         super().__init__()

@@ -11,6 +11,7 @@ from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.calling_thread import threads_of_a_child
 from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.weight_snapshot import check_in_full
@@ -23,6 +24,7 @@ class StoredWeights(OutsideGraphs):
     _files: ModelFiles | None = None  # that the weights were read from
     _dropped_fingerprint = ""
 
+    @threads_of_a_child()
     def fingerprint(self) -> str:
         """32 hexadecimal digits that identify the network's options and the current weights."""
         check_in_full(self.parameters())
