@@ -47,6 +47,7 @@ class StoredWeights(OutsideGraphs):
         """Whether the matrices are in memory only as the C++ engine has packed them (see `drop_fp32`)."""
         return any(value.is_meta for value in self.parameters())
 
+    @threads_of_a_child()
     def drop_fp32(self) -> Self:
         """Keep the matrices in memory only as the C++ engine packs them for `precision`; returns the model.
 
