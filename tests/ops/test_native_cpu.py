@@ -33,6 +33,10 @@ def embed():
     vectors = list(elmo.embed(texts))
     return vectors, settings()
 
+def load(precision):
+    model = elmo_fast.load(precision=precision)
+    return model.embed(texts[:2]), model.bilm.fingerprint()
+
 torch.set_num_threads(2)
 before = settings()
 import elmo_fast
@@ -46,6 +50,11 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     read, (inherited, in_child) = (call.get(timeout=200) for call in calls)
 assert all(map(np.array_equal, read, expected)) and all(map(np.array_equal, inherited, expected))
 assert in_child == before
+for precision in ("highest", "low"):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        vectors, fingerprint = pool.apply_async(load, (precision,)).get(timeout=200)
+    expected, of_parent = load(precision)
+    assert all(map(np.array_equal, vectors, expected)) and fingerprint == of_parent
 """
 
 
