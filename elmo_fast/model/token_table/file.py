@@ -138,4 +138,6 @@ def write_table(path: str | os.PathLike, header: TableHeader, blocks: Iterable[n
                 dataset[done : done + len(block)] = np.asarray(block, header.storage)
                 done += len(block)
                 disk.check()
+            if done != header.shape[0]:
+                raise ValueError(f"vectors: expected {header.shape[0]}, got {done}")
         replace(part, target)
