@@ -81,7 +81,7 @@ struct LstmAddresses {
   bool add_input;              // in == P: x + h is written
 };
 
-// Throws std::invalid_argument on packed weights, rows or slots that do not fit. The caller checks everything else.
+// Throws std::invalid_argument on packed weights, rows or batch sizes that do not fit. The caller checks the rest.
 void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision);
 void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision);
 

@@ -37,11 +37,22 @@ T* half(T* both, int64_t offset) {
   return both ? both + offset : nullptr;
 }
 
+// Other counts would lead out of bounds.
+void check_batch_sizes(const LstmCall& call) {
+  int64_t total = 0, last = call.slots;
+  for (int64_t t = 0; t < call.steps; total += call.batch_sizes[t++]) {
+    require(call.batch_sizes[t] >= 0 && call.batch_sizes[t] <= last,
+            "batch_sizes: expected a non-increasing count within slots");
+    last = call.batch_sizes[t];
+  }
+  require(total == call.packed_rows, "batch_sizes: expected a sum of packed_rows");
+}
+
 void check_forward(const LstmCall& call, Precision precision) {
   check_shape(call.shape);
   check_packed(call.packed, call.packed_size, 2 * engine_for(precision).lstm.packed_size(call.shape),
                label_for("lstm", precision, call.shape));
-  require(call.packed_rows == 0 || call.batch_sizes[0] <= call.slots, "batch_sizes: expected at most the slots");
+  check_batch_sizes(call);
 }
 
 using Inputs = std::array<DirectionInputs, 2>;
@@ -268,6 +279,7 @@ void lstm_backward(const LstmBackwardCall& call) {
   const LstmCall forward = with_worthwhile_threads(call.forward);
   check_packed(forward.packed, forward.packed_size, 2 * engine.packed_size(forward.shape),
                gradients_label(forward.shape));
+  check_batch_sizes(forward);
   const Inputs inputs = inputs_of(forward, call.from);
   check_packed(call.saved, call.saved_size, lstm_saved_size(forward.shape, forward.packed_rows) - sizeof(Label),
                saved_label(forward.shape, forward.packed_rows));
