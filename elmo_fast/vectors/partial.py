@@ -73,7 +73,7 @@ class PartialResult:
             if not self._is_unfinished():
                 raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found "
                                          "something else; move it away")
-            self.remove()  # of a run that was killed before its first part was finished
+            self.remove()  # of a run that was killed before its first part was finished, or while it removed them
             return None
         settings = self._read()
         missing = [path for path in map(self.part, range(self.done.parts)) if not path.is_file()]
@@ -85,10 +85,10 @@ class PartialResult:
         return settings
 
     def _is_unfinished(self) -> bool:
-        """Whether nothing is there but what a run leaves that was killed before its first part was finished."""
+        """Whether nothing is there but what a killed run leaves without `progress.npz`: parts, and parts being joined."""
         if not self.folder.is_dir() or {path.name for path in self.folder.iterdir()} - {_PARTS, _NEW}:
             return False
-        return all(path.name.startswith((self.part(0).stem, JOINED)) for path in self.parts.glob("*"))
+        return all(path.name.startswith(JOINED) or path.name[:5].isdecimal() for path in self.parts.glob("*"))
 
     def commit(self, texts: int, digest: str, states: State | None) -> None:
         """Count the new part, which is complete: a killed run continues after it."""

@@ -27,8 +27,8 @@ def interrupted(tmp_path):
     return tmp_path / "o.h5"
 
 
-@pytest.mark.parametrize("files", [[], ["parts/00000.h5", "parts/joined", "progress.npz.new"]])
-def test_a_run_that_was_killed_before_its_first_commit_has_no_partial_result(tmp_path, files):
+@pytest.mark.parametrize("files", [[], ["parts/00000.h5", "parts/joined", "progress.npz.new"], ["parts/00003.h5"]])
+def test_what_a_killed_run_leaves_without_its_progress_is_removed(tmp_path, files):
     (tmp_path / "o.h5.part" / "parts").mkdir(parents=True)
     for file in files:
         (tmp_path / "o.h5.part" / file).touch()
