@@ -85,7 +85,7 @@ class PartialResult:
         return settings
 
     def _is_unfinished(self) -> bool:
-        """Whether nothing is there but what a killed run leaves without `progress.npz`: parts, and parts being joined."""
+        """Whether nothing is there but what a killed run leaves without `progress.npz`: parts, or a join of parts."""
         if not self.folder.is_dir() or {path.name for path in self.folder.iterdir()} - {_PARTS, _NEW}:
             return False
         return all(path.name.startswith(JOINED) or path.name[:5].isdecimal() for path in self.parts.glob("*"))
