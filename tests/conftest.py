@@ -26,8 +26,13 @@ def pytest_runtest_setup(item):
         pytest.skip("the time of --until is over")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """A name with an address differs between the processes of pytest-xdist, which then run nothing."""
+    """Tests that run PTX are long. A name with an address differs between the processes of pytest-xdist."""
+    for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(getattr(value, "runs_ptx", False) for value in values):
+            item.add_marker(pytest.mark.long)
     assert not [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]{6}", item.nodeid)]
 
 

@@ -51,6 +51,11 @@ class Engine(NamedTuple):
         row = PRECISIONS[self.precision]
         return AGAINST_FLOAT64[row.bounded if self.backend == "cuda" else row.cpu], GRADIENT_AGAINST_FLOAT64
 
+    @property
+    def runs_ptx(self):
+        """Whether kernels run as PTX, in an interpreter that takes a minute to build."""
+        return self.backend in ON_TRITON or (self.backend == "cuda" and self.isa is not None)
+
     @contextlib.contextmanager
     def active(self):
         """Inside a with block calls of an op may have this engine's backend; gives what is patched for it."""

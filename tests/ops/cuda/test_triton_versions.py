@@ -16,7 +16,7 @@ from tests.support.ptx_machine import machine
 
 pytest.importorskip("triton")
 
-VERSIONS = "3.4.0", "3.6.0", "3.7.0"
+VERSIONS = "3.4.0", "3.6.0"
 TESTS = [f"tests/ops/cuda/test_{name}.py" for name in ("ptx_triton", "cuda_lstm_paths")]
 SELECTED = ("(every_configuration and not (highway and bf16)) or newer_chips"
             " or fence_before or nan_and_infinity"
