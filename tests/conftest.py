@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes longer
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine takes longer
 hypothesis.settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores SIGINT, and so would the processes that the tests interrupt.
@@ -28,7 +28,7 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests that run PTX are long. A name with an address differs between the processes of pytest-xdist."""
+    """Mark tests that run PTX as long; refuse names with an address, which differs between pytest-xdist's processes."""
     for item in items:
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if any(getattr(value, "runs_ptx", False) for value in values):
@@ -38,17 +38,17 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def poisoned_memory():
-    """Fill uninitialized tensors with NaN, so that a value nobody wrote is seen."""
-    if not torch.are_deterministic_algorithms_enabled():  # setting it takes a millisecond
+    """Fill uninitialized tensors with NaN, so that a read of an unwritten value is detected."""
+    if not torch.are_deterministic_algorithms_enabled():  # setting the flag takes a millisecond
         torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of texts and TensorFlow-written fixtures that lies beside the checkout."""
-    beside = Path(__file__).resolve().parents[2] / "shared"
-    path = Path(os.environ.get("ELMO_FAST_SHARED", beside))
+    """The folder of texts and TensorFlow-written fixtures beside the checkout."""
+    default = Path(__file__).resolve().parents[2] / "shared"
+    path = Path(os.environ.get("ELMO_FAST_SHARED", default))
     if not (path / "fixtures").is_dir():
         pytest.skip(f"no test data at {path} (set ELMO_FAST_SHARED)")
     return path
@@ -56,7 +56,7 @@ def shared() -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """A test of the native engine is skipped, with the reason, where ELMO_FAST_NO_NATIVE=1 asks to do without it."""
+    """Skip a test of the native engine, with the reason, where ELMO_FAST_NO_NATIVE=1 disables the engine."""
     try:
         return (yield)
     except RuntimeError as error:

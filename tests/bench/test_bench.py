@@ -1,4 +1,4 @@
-"""`elmo-fast bench`: its figures hang together, and numbers that are off are not timed."""
+"""`elmo-fast bench`: its figures are consistent, and wrong results are not timed."""
 
 import json
 
@@ -14,7 +14,7 @@ def document(tmp_path_factory):
     return bench_run.bench(write_model(tmp_path_factory.mktemp("model")), "cpu", seconds=1.0)
 
 
-def test_the_rows_hang_together(document):
+def test_the_rows_are_consistent(document):
     assert {"cpu", "gpu", "torch", "torch_threads"} <= set(document["machine"]) and document["version"]
     facts = document["settings"]
     assert facts["device"] == "cpu" and facts["tokens"] > facts["sentences"] >= bench_run.SLOTS
@@ -26,10 +26,10 @@ def test_the_rows_hang_together(document):
         assert 0 <= row["error"] <= facts["limit"]
 
 
-def test_numbers_that_are_off_end_the_run(tmp_path, monkeypatch):
-    right = LoadedElmo.vectors
+def test_wrong_numbers_end_the_run(tmp_path, monkeypatch):
+    original = LoadedElmo.vectors
     monkeypatch.setattr(LoadedElmo, "vectors", lambda elmo, *arguments: (
-        vectors + (elmo.bilm.backend == "torch") for vectors in right(elmo, *arguments)))
+        vectors + (elmo.bilm.backend == "torch") for vectors in original(elmo, *arguments)))
     with pytest.raises(RuntimeError, match="torch: expected numbers within 1e-05 of the reference path's, got"):
         bench_run.bench(write_model(tmp_path / "model"), "cpu", seconds=1.0)
 
@@ -40,9 +40,9 @@ def test_the_command(tmp_path, capsys):
     status, out, err = run(capsys, "bench", "--model", model, "--device", "cpu", "--seconds", 1, "--precision", "low",
                            "--json", tmp_path / "found.json")
     assert status == 0, err
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert f"{found['results'][0]['tokens_per_s']:,.0f}" in out and "peak memory" in out
-    assert found["settings"]["precision"] == "low"
+    report = json.loads((tmp_path / "found.json").read_text())
+    assert f"{report['results'][0]['tokens_per_s']:,.0f}" in out and "peak memory" in out
+    assert report["settings"]["precision"] == "low"
 
 
 @pytest.mark.parametrize("arguments, message", [

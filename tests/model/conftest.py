@@ -1,4 +1,4 @@
-"""What the tests of sources share: a model in a directory, and a cache of downloads of their own."""
+"""Shared by the tests of sources: a model in a directory, and a separate cache of downloads."""
 
 import contextlib
 

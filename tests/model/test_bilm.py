@@ -25,25 +25,25 @@ def test_float32_against_float64(shape, backend):
     ("no projection", "zero"), ("no skip connections", "warm"), ("clips that fire", "carry"), ("four layers", "carry"),
     ("clips that fire", "zero"), ("no projection", "carry"), ("no skip connections", "warm")],
     GPU, strict=True), quick=2))
-def test_on_the_lstm_of_a_gpu_against_float64(model, engine):
+def test_the_lstm_of_a_gpu_against_float64(model, engine):
     shape, state = model
     with engine.active():
         check_model(shape, "auto", engine.limits[0], state)
 
 
 def check_model(shape, backend, limit, state="carry"):
-    """Layers of a batch with an empty sentence, of a part of it and of all of it again, and the states after them."""
-    of = SHAPES[shape]
-    ids = batch_to_ids(SENTENCES, of.char_cnn.max_characters_per_token)
-    exact = bilm(of, backend="reference", state=state).double()
-    model = bilm(of, backend=backend, state=state)
+    """Compare layers of a batch with an empty sentence, of a part of it, and of the batch again; then the states."""
+    sizes = SHAPES[shape]
+    ids = batch_to_ids(SENTENCES, sizes.char_cnn.max_characters_per_token)
+    exact = bilm(sizes, backend="reference", state=state).double()
+    model = bilm(sizes, backend=backend, state=state)
     for batch in (ids, ids[1:4], ids):
-        expected, found = exact(batch), model(batch)
-        for one, other in zip(found.activations, expected.activations):
-            assert relative_error(one, other) < limit
-        assert torch.equal(found.mask, expected.mask)
-    for one, other in zip(model._elmo_lstm._states or (), exact._elmo_lstm._states or (), strict=True):
-        assert one.dtype == torch.float32 and relative_error(one, other) < limit
+        expected, actual = exact(batch), model(batch)
+        for values, exact_values in zip(actual.activations, expected.activations):
+            assert relative_error(values, exact_values) < limit
+        assert torch.equal(actual.mask, expected.mask)
+    for values, exact_values in zip(model._elmo_lstm._states or (), exact._elmo_lstm._states or (), strict=True):
+        assert values.dtype == torch.float32 and relative_error(values, exact_values) < limit
 
 
 def test_no_tokens_at_all():
@@ -75,19 +75,19 @@ def test_16_bit_parameters_compute_in_full_precision(dtype):
     model = bilm(backend="torch").to(dtype)
     rounded = {name: torch.from_numpy(values).to(dtype).float().numpy() for name, values in weights(options()).items()}
     expected = BiLm(options(), rounded, backend="torch")(IDS)
-    for one, other in zip(model(IDS).activations, expected.activations):
-        assert one.dtype == dtype and torch.equal(one, other.to(dtype))
+    for layer, expected_layer in zip(model(IDS).activations, expected.activations):
+        assert layer.dtype == dtype and torch.equal(layer, expected_layer.to(dtype))
     assert all(state.dtype == torch.float32 for state in model._elmo_lstm._states)
 
 
-def test_a_warm_state_of_inference_serves_training():
-    model, other = (bilm(state="warm", requires_grad=True) for _ in range(2))
+def test_a_warm_state_from_inference_mode_works_in_training():
+    model, fresh = (bilm(state="warm", requires_grad=True) for _ in range(2))
     with torch.inference_mode():
         model(IDS)
-    for each in (model, other):
-        torch.stack(each(IDS).activations).sum().backward()
-    for one, right in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one.grad, right.grad)
+    for trained in (model, fresh):
+        torch.stack(trained(IDS).activations).sum().backward()
+    for parameter, fresh_parameter in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(parameter.grad, fresh_parameter.grad)
 
 
 def test_autocast_does_not_change_single_tokens():
@@ -97,7 +97,7 @@ def test_autocast_does_not_change_single_tokens():
         assert torch.equal(source(IDS[0]), expected)
 
 
-# ---- states: where a sentence starts ----
+# ---- initial states ----
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
@@ -136,16 +136,16 @@ def test_states_are_set_and_reset_by_row():
     model = bilm()
     lstm = model._elmo_lstm
     layers(model, SENTENCES[:2])
-    kept = lstm._states
+    states = lstm._states
     lstm.reset_states(torch.tensor([1, 0]))
     assert not lstm._states[0][:, 0].any() and lstm._states[0][:, 1].any()
     with pytest.raises(ValueError, match="mask: expected shape .2,."):
         lstm.reset_states(torch.tensor([1, 0, 0]))
     with pytest.raises(ValueError, match="_states: expected .h .2, rows, 22., c .2, rows, 74.., got"):
-        lstm._states = kept[0][:1], kept[1]
+        lstm._states = states[0][:1], states[1]
 
 
-def test_a_char_encoder_that_is_trained_alone():
+def test_training_the_char_encoder_alone():
     model = bilm(backend="auto")
     model._token_embedder.requires_grad_(True)
     for activations in (model(batch_to_ids(SENTENCES)).activations, model.embed_tokens(SENTENCES)[0]):

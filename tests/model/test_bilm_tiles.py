@@ -20,7 +20,7 @@ IDS = batch_to_ids(SENTENCES)
 @pytest.fixture(params=[*((name, precision) for name in TILE_ISAS for precision in ("high", "medium")),
                         *((name, "medium") for name in ISAS), *((name, "low") for name in LOW_ISAS)], ids=" ".join)
 def precision(request):
-    """On each instruction set that has products of it."""
+    """A precision, on each instruction set that supports it."""
     name, precision = request.param
     with isa(name):
         yield precision
@@ -28,20 +28,20 @@ def precision(request):
 
 @pytest.mark.parametrize("shape", ["two layers", "clips that fire", "no highway", "no projection", "tanh", "larger"])
 def test_every_layer_is_within_the_tolerance(precision, shape):
-    of = LARGER if shape == "larger" else SHAPES[shape]
-    exact = bilm(of, backend="reference").double()(IDS).activations
-    found = bilm(of, backend="native", precision=precision)(IDS).activations
-    highest = bilm(of, backend="native")(IDS).activations
-    for one, other, plain in zip(found, exact, highest):
-        assert relative_error(one, other) < LIMITS[precision]
-        assert not torch.equal(one, plain)  # rounded products took part in every layer, the first included
+    sizes = LARGER if shape == "larger" else SHAPES[shape]
+    exact = bilm(sizes, backend="reference").double()(IDS).activations
+    actual = bilm(sizes, backend="native", precision=precision)(IDS).activations
+    highest = bilm(sizes, backend="native")(IDS).activations
+    for layer, exact_layer, plain in zip(actual, exact, highest):
+        assert relative_error(layer, exact_layer) < LIMITS[precision]
+        assert not torch.equal(layer, plain)  # rounded products affect every layer, including the first
 
 
 def test_without_fp32_weights_the_bits_are_the_same(precision):
     whole, packed = (bilm(LARGER, backend="native", state="warm", precision=precision) for _ in range(2))
     packed.drop_fp32()
-    for one, other in zip(whole(IDS).activations, packed(IDS).activations):
-        assert torch.equal(one, other)
+    for layer, packed_layer in zip(whole(IDS).activations, packed(IDS).activations):
+        assert torch.equal(layer, packed_layer)
     assert packed._token_embedder.W_proj.is_meta
     words = ["<S>", "</S>", "One"]
     table = build_token_table(packed, words)
@@ -56,7 +56,7 @@ def test_a_table_has_the_precision_of_its_model(precision, tmp_path):
     write_token_table(model, words, tmp_path / "t.hdf5")
     table = TokenTable.open(tmp_path / "t.hdf5")
     assert table.precision == precision and build_token_table(plain, words).precision == "highest"
-    assert torch.equal(table.vectors(range(42)), model.encode(words))  # the characters' bits, table or not
+    assert torch.equal(table.vectors(range(42)), model.encode(words))  # the same bits with the table
     model.token_table = table
     for better in [name for name in PRECISIONS if name != precision and lowest(name, precision) == precision]:
         plain.precision = better
@@ -67,14 +67,14 @@ def test_a_table_has_the_precision_of_its_model(precision, tmp_path):
         model.encode(["<S>"])
 
 
-def test_a_model_of_lower_precision_takes_a_table_of_higher_precision(precision):
+def test_a_model_of_lower_precision_accepts_a_table_of_higher_precision(precision):
     model = bilm(LARGER, backend="native")
     table = build_token_table(model, ["<S>", "</S>"])
     model.token_table, model.precision = table, precision
     assert torch.equal(model.encode(["<S>"]), table.vectors([0]))
 
 
-def test_the_commands_keep_to_a_precision(precision, capsys, tmp_path, monkeypatch):
+def test_the_commands_use_the_precision(precision, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")
     (tmp_path / "text.txt").write_text("The children play .\n", encoding="utf-8")

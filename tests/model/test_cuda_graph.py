@@ -33,7 +33,7 @@ def test_calls_of_a_model_are_refused(name, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-def test_inside_a_graph_of_the_user():
+def test_a_call_inside_a_users_graph_is_refused():
     model, ids = bilm(SHAPES["two layers"]).cuda(), IDS.cuda()
     model.warmup()
     with torch.no_grad(), torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(RuntimeError, match=REFUSED):

@@ -1,4 +1,4 @@
-"""Downloads go through the proxy of the environment, and say why they failed."""
+"""Downloads use the proxy of the environment; errors name the cause."""
 
 import contextlib
 import http.server
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @contextlib.contextmanager
 def proxy(monkeypatch, status=200):
-    """A proxy that answers every request with `{}` and a status; yields the URLs it was asked for."""
-    seen = []
+    """A proxy that answers every request with `{}` and a status; yields the requested URLs."""
+    urls = []
 
     class Proxy(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            seen.append(self.path)
+            urls.append(self.path)
             self.send_response(status)
             self.send_header("Content-Length", "2")
             self.end_headers()
@@ -37,22 +37,22 @@ def proxy(monkeypatch, status=200):
         monkeypatch.delenv(name, raising=False)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield seen, f"http://127.0.0.1:{server.server_port}"
+        yield urls, f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
 def test_a_download_goes_through_the_proxy(monkeypatch, name):
-    with proxy(monkeypatch) as (seen, url):
+    with proxy(monkeypatch) as (urls, url):
         monkeypatch.setenv(name, url)
         assert fetch("http://models.invalid/options.json").read_bytes() == b"{}"
-    assert set(seen) == {"http://models.invalid/options.json"}
+    assert set(urls) == {"http://models.invalid/options.json"}
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 @pytest.mark.parametrize("url, cause", [

@@ -23,14 +23,14 @@ def files(tmp_path_factory):
 
 
 def first(elmo, *inputs):
-    """The first representation, and the mask."""
+    """The first representation and the mask."""
     output = elmo(*inputs)
     return output["elmo_representations"][0], output["mask"]
 
 
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
-def test_is_the_mix_of_the_layers(files, norm, keep):
+def test_output_is_the_mix_of_the_layers(files, norm, keep):
     elmo = Elmo(*files, 2, dropout=0, do_layer_norm=norm, keep_sentence_boundaries=keep)
     with torch.no_grad():
         elmo.scalar_mix_1.scalar_parameters[0].fill_(2.0)
@@ -40,18 +40,18 @@ def test_is_the_mix_of_the_layers(files, norm, keep):
     assert elmo.get_output_dim() == 22 and elmo._elmo_lstm.num_layers == 3
     activations, mask = bilm()(IDS)
     assert len(output["elmo_representations"]) == 2
-    for k, found in enumerate(output["elmo_representations"]):
+    for k, actual in enumerate(output["elmo_representations"]):
         expected = getattr(elmo, f"scalar_mix_{k}")(activations, mask)
         expected, expected_mask = (expected * mask[..., None], mask) if keep else remove_boundaries(expected, mask)
-        assert torch.allclose(found, expected, atol=SAME_MODEL)
-        assert torch.equal(output["mask"], expected_mask.long()) and not found[~expected_mask].any()
+        assert torch.allclose(actual, expected, atol=SAME_MODEL)
+        assert torch.equal(output["mask"], expected_mask.long()) and not actual[~expected_mask].any()
 
 
 def test_four_dimensions(files):
     ids = torch.stack([batch_to_ids(SENTENCES[:3]), batch_to_ids([*SENTENCES[3:5], SENTENCES[0]])], dim=1)
     flat, flat_mask = first(Elmo(*files, 1, dropout=0), ids.view(6, -1, 50))
-    found, mask = first(Elmo(*files, 1, dropout=0), ids)
-    assert found.shape == (3, 2, 11, 22) and torch.equal(found.view(6, 11, 22), flat)
+    actual, mask = first(Elmo(*files, 1, dropout=0), ids)
+    assert actual.shape == (3, 2, 11, 22) and torch.equal(actual.view(6, 11, 22), flat)
     assert torch.equal(mask.view(6, 11), flat_mask)
 
 
@@ -59,22 +59,22 @@ def test_dropout_comes_after_the_mix(files):
     torch.manual_seed(0)
     elmo = Elmo(*files, 1, dropout=0.5, state="zero")
     dropped, whole = first(elmo, IDS[:1])[0], first(elmo.eval(), IDS[:1])[0]
-    kept = dropped != 0
-    assert 0.3 < kept.float().mean() < 0.7
-    assert torch.allclose(dropped[kept], 2 * whole[kept], atol=1e-5)
+    nonzero = dropped != 0
+    assert 0.3 < nonzero.float().mean() < 0.7
+    assert torch.allclose(dropped[nonzero], 2 * whole[nonzero], atol=1e-5)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_gradients(files, requires_grad):
     elmo = Elmo(*files, 2, requires_grad=requires_grad, dropout=0)
-    for _ in range(2):  # a second step must not run into a graph that is gone
-        sum(found.square().mean() for found in elmo(IDS)["elmo_representations"]).backward()
+    for _ in range(2):  # a second step must not use the freed graph
+        sum(vectors.square().mean() for vectors in elmo(IDS)["elmo_representations"]).backward()
     for name, value in elmo.named_parameters():
         assert value.requires_grad == (name.startswith("scalar_mix") or requires_grad), name
         assert value.grad is None if not value.requires_grad else value.grad.any(), name
 
 
-def test_given_module(files):
+def test_module_argument(files):
     class Doubled(torch.nn.Module):
         num_layers = 3
 
@@ -94,20 +94,20 @@ def test_given_module(files):
     ([["The", "children", "."], ["rained"], ["."]], [[1, 2, 4], [3, 0, 0], [4, 0, 0]]),
     ([["The", "wholly", "."], ["unknown"]], [[1, 5, 4], [77, 0, 0]])])
 def test_cached_words_equal_their_characters(files, sentences, numbers):
-    """Numbers beyond the cache are read off the characters."""
+    """Words with numbers beyond the cache are encoded from their characters."""
     ids, numbers = batch_to_ids(sentences), torch.tensor(numbers)
     cached, plain = (Elmo(*files, 1, dropout=0, vocab_to_cache=words) for words in (WORDS, None))
     for _ in range(2):
-        for found, expected in zip(first(cached, ids, numbers), first(plain, ids)):
-            assert torch.allclose(found, expected, atol=SAME_MODEL)
+        for actual, expected in zip(first(cached, ids, numbers), first(plain, ids)):
+            assert torch.allclose(actual, expected, atol=SAME_MODEL)
     assert first(cached, ids[:, None], numbers[:, None])[0].shape == (len(ids), 1, 3, 22)
 
 
-def test_word_inputs_without_a_cache_say_so(files, caplog):
+def test_word_inputs_without_a_cache_give_a_warning(files, caplog):
     with caplog.at_level(logging.WARNING):
-        found, _ = first(Elmo(*files, 1, dropout=0), IDS[:1], torch.ones(1, 11, dtype=torch.int64))
+        actual, _ = first(Elmo(*files, 1, dropout=0), IDS[:1], torch.ones(1, 11, dtype=torch.int64))
     assert "no vocabulary is cached" in caplog.text
-    assert torch.equal(found, first(Elmo(*files, 1, dropout=0), IDS[:1])[0])
+    assert torch.equal(actual, first(Elmo(*files, 1, dropout=0), IDS[:1])[0])
 
 
 def test_copies_pickles_and_moves(files):
@@ -116,55 +116,55 @@ def test_copies_pickles_and_moves(files):
     stored = io.BytesIO()
     torch.save(elmo, stored)
     stored.seek(0)
-    twins = [copy.deepcopy(elmo), torch.load(stored, weights_only=False)]
+    clones = [copy.deepcopy(elmo), torch.load(stored, weights_only=False)]
     expected, _ = first(elmo, IDS)
-    for twin in twins:
-        assert torch.equal(first(twin, IDS)[0], expected)
+    for clone in clones:
+        assert torch.equal(first(clone, IDS)[0], expected)
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
-        found, _ = first(copy.deepcopy(twins[0]).to("cpu", dtype), IDS)
-        assert found.dtype == dtype and torch.isfinite(found).all()
+        actual, _ = first(copy.deepcopy(clones[0]).to("cpu", dtype), IDS)
+        assert actual.dtype == dtype and torch.isfinite(actual).all()
 
 
-def drawn(count=3):
+def random_layers(count=3):
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(2, 3, 4, generator=generator) for _ in range(count)]
 
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_mixture(norm):
-    """Layer norm has one mean and one deviation for the unmasked elements of all sentences."""
-    mix, tensors = ScalarMix(3, do_layer_norm=norm and "scalar_norm_reg"), drawn()
+    """Layer norm uses one mean and one deviation over the unmasked elements of all sentences."""
+    mix, tensors = ScalarMix(3, do_layer_norm=norm and "scalar_norm_reg"), random_layers()
     with torch.no_grad():
         for parameter, value in zip(mix.parameters(), [0.5, 0.1, -0.2, 0.7]):
             parameter.fill_(value)
     assert mix.gamma == 0.5
     shares = torch.softmax(torch.tensor([0.1, -0.2, 0.7]), 0)
     real = [tensor[MASK.bool()].double() for tensor in tensors]
-    normed = [(tensor - one.mean()) / (one.var(unbiased=False) + 1e-12).sqrt() for tensor, one in zip(tensors, real)]
+    normed = [(tensor - x.mean()) / (x.var(unbiased=False) + 1e-12).sqrt() for tensor, x in zip(tensors, real)]
     expected = 0.5 * sum(share * tensor for share, tensor in zip(shares, normed if norm else tensors))
     for mask in (MASK, MASK.bool(), MASK.int(), MASK.float(), *[None] * (not norm)):
         assert torch.allclose(mix(tensors, mask), expected.float(), atol=1e-6 if norm else 1e-8)
 
 
-def test_fixed_parameters_pick_a_layer():
-    mix, tensors = ScalarMix(3, initial_scalar_parameters=[-9e10, 1, -9e10], trainable=False), drawn()
+def test_fixed_parameters_select_a_layer():
+    mix, tensors = ScalarMix(3, initial_scalar_parameters=[-9e10, 1, -9e10], trainable=False), random_layers()
     assert torch.equal(mix(tensors), tensors[1])
     assert not any(value.requires_grad for value in mix.parameters())
 
 
 def test_replicas_of_data_parallel(files, monkeypatch):
-    """DataParallel's own `replicate`, which copies tensors; on a CPU there is nowhere else to copy them to."""
+    """DataParallel's own `replicate`, with a broadcast that copies tensors on the CPU."""
     replicate = importlib.import_module("torch.nn.parallel.replicate")
     monkeypatch.setattr(replicate, "_broadcast_coalesced_reshape",
-                        lambda tensors, devices, detach=False: [[one.clone() for one in tensors] for _ in devices])
+                        lambda tensors, devices, detach=False: [[t.clone() for t in tensors] for _ in devices])
     alone, copied = (Elmo(*files, 1, requires_grad=True, dropout=0) for _ in range(2))
     parts = [first(replica, ids)[0] for replica, ids in zip(replicate.replicate(copied, [0, 1]), IDS.split(3))]
     expected, _ = first(alone, IDS)
     assert torch.allclose(torch.cat(parts), expected, atol=SAME_MODEL)
-    for found in (torch.cat(parts), expected):
-        found.sin().sum().backward()
-    for (name, one), other in zip(alone.named_parameters(), copied.parameters(), strict=True):
-        assert one.grad.any() and torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-5), name
+    for output in (torch.cat(parts), expected):
+        output.sin().sum().backward()
+    for (name, value), copied_value in zip(alone.named_parameters(), copied.parameters(), strict=True):
+        assert value.grad.any() and torch.allclose(value.grad, copied_value.grad, rtol=1e-4, atol=1e-5), name
 
 
 DISTRIBUTED = """
@@ -186,6 +186,6 @@ print(max(float((one.grad - other.grad).abs().max()) for one, other in pairs))
 
 @pytest.mark.long
 def test_distributed_data_parallel(files, tmp_path):
-    """In a process of its own: a hang of the process group ends with it."""
-    done = python("-c", DISTRIBUTED, *files, tmp_path / "rendezvous", timeout=120, GLOO_SOCKET_IFNAME="lo")
-    assert float(done.stdout) < 1e-6
+    """A separate process, so that a hang of the process group ends with it."""
+    process = python("-c", DISTRIBUTED, *files, tmp_path / "rendezvous", timeout=120, GLOO_SOCKET_IFNAME="lo")
+    assert float(process.stdout) < 1e-6

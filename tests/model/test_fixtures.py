@@ -1,4 +1,4 @@
-"""Every way in gives the numbers that TensorFlow wrote, and those of the plain model in float64."""
+"""Every API gives the numbers that TensorFlow wrote and those of the plain float64 model."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 
 
 def by_tensorflow(folder, source):
-    """30 sentences in three streams; the files that bilm-tf ships have their top layers too."""
+    """30 sentences in three streams; bilm-tf's files have their top layers too."""
     shutil.copy(source / "options.json", folder)
     shutil.copy(source / "lm_weights.hdf5", folder / "weights.hdf5")
     streams = json.loads((source / SENTENCES[source.name]).read_text(encoding="utf-8"))
@@ -66,15 +66,15 @@ def by_tensorflow(folder, source):
     return Case(folder, batches)
 
 
-def by_hand(folder, of):
-    """9 sentences, one of them empty, tokens longer than a model reads, and letters of several bytes."""
-    models.files(folder, of)
-    weights, states = models.weights(of), [None] * 3
+def by_hand(folder, sizes):
+    """9 sentences, one of them empty, with tokens longer than the model reads and letters of several bytes."""
+    models.files(folder, sizes)
+    weights, states = models.weights(sizes), [None] * 3
     sentences = [[word for word in sentence if word] for sentence in models.SENTENCES]
     case = Case(folder, [(sentences[start : start + 3], []) for start in (0, 3, 1)])
     for ids, (batch, expected) in zip(case.ids(bounded=True), case.batches):
         for row, words in enumerate(batch):
-            layers, states[row] = plain.layers(ids[row, : len(words) + 2].numpy(), weights, of, states[row])
+            layers, states[row] = plain.layers(ids[row, : len(words) + 2].numpy(), weights, sizes, states[row])
             expected.append(layers[:, 1:-1])
     return case
 
@@ -87,13 +87,13 @@ def case(request, tmp_path_factory):
     return by_hand(folder, models.SHAPES[request.param])
 
 
-def assert_close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(np.asarray(found) - expected).max(initial=0) < AGAINST_TENSORFLOW
+def assert_close(actual, expected):
+    assert actual.shape == expected.shape
+    assert np.abs(np.asarray(actual) - expected).max(initial=0) < AGAINST_TENSORFLOW
 
 
 def cut(padded, batch):
-    """Vectors [B, layers, T, 2 P] without what is past a sentence's end, which is zero."""
+    """Vectors [B, layers, T, 2 P] without the padding, which must be zero."""
     for values, words in zip(torch.as_tensor(padded).detach(), batch, strict=True):
         assert not values[:, len(words) :].any()
         yield values[:, : len(words)]
@@ -109,8 +109,8 @@ def layers(case, call=BiLm.from_files, bounded=False, **arguments):
         yield from cut(torch.stack([remove_boundaries(layer, mask)[0] for layer in output["activations"]], 1), batch)
 
 
-def picked(case, call, **arguments):
-    """Each layer by a mixture of its own."""
+def mixed_layers(case, call, **arguments):
+    """Every layer from a mixture that selects it."""
     modules = [call(*case.files, 1, dropout=0, scalar_mix_parameters=np.where(np.arange(3) == layer, 1, -9e10).tolist(),
                     **arguments) for layer in range(3)]
     for ids, (batch, _) in zip(case.ids(), case.batches):
@@ -136,7 +136,7 @@ def rectangles(case, call, **arguments):
         yield from cut(vectors, batch)
 
 
-def loaded(case, **arguments):
+def with_load(case, **arguments):
     return elmo_fast.load(case.folder, **arguments).embed(case.sentences, state="carry", batch_size=3)
 
 
@@ -148,20 +148,20 @@ def command(case, backend):
 
 
 def numbered(path):
-    found = read_hdf5(path)
-    return [found[str(number)] for number in range(len(found) - ("sentence_to_index" in found))]
+    arrays = read_hdf5(path)
+    return [arrays[str(number)] for number in range(len(arrays) - ("sentence_to_index" in arrays))]
 
 
-def tabled(case, words, **arguments):
-    """With a token table of every word, or of so few that most are encoded."""
+def with_table(case, words, **arguments):
+    """Vectors with a token table of all words or of a few."""
     bilm = BiLm.from_files(*case.files, **arguments)
     bilm.token_table = build_token_table(bilm, words or corpus_words(case.sentences))
     for batch, _ in case.batches:
         yield from ElmoEmbedder.from_bilm(bilm).embed_batch(batch)
 
 
-def bilm_tfs(case, by_words, **arguments):
-    """bilm-tf's class on character ids, or on word ids and the vectors of a dump."""
+def with_bilm_tf(case, by_words, **arguments):
+    """bilm-tf's class with character ids, or with word ids and dumped vectors."""
     if by_words:
         vocabulary, table = case.write("vocab.txt", corpus_words(case.sentences)), case.folder / "dumped"
         bilm_tf.dump_token_embeddings(vocabulary, *case.files, table, progress=False)
@@ -173,56 +173,56 @@ def bilm_tfs(case, by_words, **arguments):
         yield from cut(ops["lm_embeddings"], batch)
 
 
-def dumped(case, **arguments):
+def with_dump(case, **arguments):
     vocabulary, text = case.write("vocab.txt", ["<S>", "</S>"]), case.write("text.txt", map(" ".join, case.sentences))
     bilm_tf.dump_bilm_embeddings(vocabulary, text, *case.files, case.folder / "out", batch_size=3, progress=False,
                                  **arguments)
     return numbered(case.folder / "out")
 
 
-def simple(case, **arguments):
+def with_simple_elmo(case, **arguments):
     model = ElmoModel(state="carry", **arguments)
     model.load(case.folder, max_batch_size=3)
     return cut(model.get_elmo_vectors(case.sentences, warmup=False, layers="all"), case.sentences)
 
 
-CORE = {"BiLm": layers, "Elmo": partial(picked, call=Elmo), "batches": batches, "stream": stream}
+CORE = {"BiLm": layers, "Elmo": partial(mixed_layers, call=Elmo), "batches": batches, "stream": stream}
 WAYS = {
-    **CORE, "boundaries present": partial(layers, bounded=True), "load": loaded,
-    "command": command, "table": partial(tabled, words=None), "small table": partial(tabled, words=["the"]),
-    "allennlp.Elmo": partial(picked, call=allennlp.Elmo),
+    **CORE, "boundaries present": partial(layers, bounded=True), "load": with_load,
+    "command": command, "table": partial(with_table, words=None), "small table": partial(with_table, words=["the"]),
+    "allennlp.Elmo": partial(mixed_layers, call=allennlp.Elmo),
     "allennlp._ElmoBiLm": partial(layers, call=allennlp._ElmoBiLm),
     "allennlp.ElmoEmbedder, batches": partial(batches, call=allennlp.ElmoEmbedder),
     "allennlp.ElmoEmbedder, rectangles": partial(rectangles, call=allennlp.ElmoEmbedder),
-    "bilm-tf": partial(bilm_tfs, by_words=False), "bilm-tf, words": partial(bilm_tfs, by_words=True),
-    "bilm-tf, dump": dumped, "simple_elmo": simple}
+    "bilm-tf": partial(with_bilm_tf, by_words=False), "bilm-tf, words": partial(with_bilm_tf, by_words=True),
+    "bilm-tf, dump": with_dump, "simple_elmo": with_simple_elmo}
 
 
 @pytest.mark.parametrize("way, backend", [
     *((way, "auto") for way in WAYS), *((way, "torch") for way in CORE), ("BiLm", "reference"),
     *(pytest.param(way, "reference", marks=pytest.mark.long) for way in CORE if way != "BiLm")])
-def test_every_way_in(case, way, backend):
-    found = WAYS[way](case, backend=backend)
+def test_every_api(case, way, backend):
+    actual = WAYS[way](case, backend=backend)
     expected = itertools.chain.from_iterable(layers for _, layers in case.batches)
-    for one, other in zip(found, expected, strict=True):
-        assert_close(one, other)
+    for vectors, expected_vectors in zip(actual, expected, strict=True):
+        assert_close(vectors, expected_vectors)
 
 
 @pytest.mark.parametrize("case", ["allennlp"], indirect=True)
 def test_the_token_embeddings_that_bilm_tf_wrote(case, shared):
     folder = shared / "fixtures" / "allennlp"
     embeddings, vocabulary = (folder / name for name in ("elmo_token_embeddings.hdf5", "vocab_test.txt"))
-    theirs = TokenTable.open(embeddings, vocabulary)
-    vectors = theirs.vectors(np.arange(len(theirs)))
+    stored = TokenTable.open(embeddings, vocabulary)
+    vectors = stored.vectors(np.arange(len(stored)))
     bilm_tf.dump_token_embeddings(vocabulary, *case.files, case.folder / "dumped", progress=False)
     assert_close(read_hdf5(case.folder / "dumped")["embedding"], vectors.numpy())
     for backend in BACKENDS:
-        bilm = BiLm.from_files(*case.files, token_table=theirs, backend=backend)
-        ours = build_token_table(bilm, vocabulary)
-        assert theirs.words == ours.words and theirs.fingerprint is None
-        assert_close(ours.vectors(np.arange(len(ours))), vectors.numpy())
+        bilm = BiLm.from_files(*case.files, token_table=stored, backend=backend)
+        built = build_token_table(bilm, vocabulary)
+        assert stored.words == built.words and stored.fingerprint is None
+        assert_close(built.vectors(np.arange(len(built))), vectors.numpy())
     bilm = BiLm.from_files(*case.files, token_table=embeddings)
-    ids = torch.from_numpy(theirs.ids(["<S>", *theirs.words[5:9], "</S>"]))[None]
-    plain = BiLm.from_files(*case.files)(batch_to_ids([theirs.words[5:9]]))
-    for found, one in zip(bilm(ids, boundaries="present").activations, plain.activations):
-        assert_close(found.detach(), one.detach().numpy())
+    ids = torch.from_numpy(stored.ids(["<S>", *stored.words[5:9], "</S>"]))[None]
+    plain = BiLm.from_files(*case.files)(batch_to_ids([stored.words[5:9]]))
+    for layer, expected_layer in zip(bilm(ids, boundaries="present").activations, plain.activations):
+        assert_close(layer.detach(), expected_layer.detach().numpy())

@@ -1,4 +1,4 @@
-"""Paths, archives and layouts of models on this machine: `~`, `file:` URLs, tars, bio_embeddings' names, refusals."""
+"""Local paths, archives and layouts of models: `~`, `file:` URLs, tars, bio_embeddings' names, refusals."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A home with a model and texts; the working directory is another one."""
+    """A home with a model and texts; the working directory is elsewhere."""
     folder, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     write_model(folder / "my model")
     elsewhere.mkdir()
@@ -34,17 +34,17 @@ def home(tmp_path, monkeypatch):
     assert names(elsewhere) == []  # no file or directory named ~
 
 
-@pytest.mark.parametrize("given, expected", [
+@pytest.mark.parametrize("path, expected", [
     ("~/a", "/h/a"), ("~", "/h"), ("~/a b/", "/h/a b/"), ("a/~/b", "a/~/b"), ("file:///a%20b/c", "/a b/c"),
     ("file://localhost/a", "/a"), ("file:/a", "/a"), ("file://~/a", "/h/a"), ("https://x/~y", "https://x/~y"),
     ("zip://a::file:///b", "zip://a::file:///b"), ("~nobody-here/a", "~nobody-here/a")])
-def test_a_local_path(monkeypatch, given, expected):
+def test_a_local_path(monkeypatch, path, expected):
     monkeypatch.setenv("HOME", "/h")
-    assert local_path(given) == check_path("model", given) == expected
+    assert local_path(path) == check_path("model", path) == expected
 
 
 @pytest.mark.parametrize("value", [None, 3, b"a", "a\0b", ["a"]])
-def test_what_is_no_path(value):
+def test_other_types_than_paths_are_refused(value):
     with pytest.raises(ValueError, match="^model: expected a path or URL, got "):
         check_path("model", value)
 
@@ -82,8 +82,8 @@ def test_other_names_of_the_files(model, tmp_path, options, weights):
     (folder / "._weights.h5").touch()
     (folder / "more.hdf5").mkdir()
     (tmp_path / "link").symlink_to(folder)
-    for given in (folder, f"{folder}/", tmp_path / "link", folder.as_uri()):
-        assert_is(find_model(given), model)
+    for location in (folder, f"{folder}/", tmp_path / "link", folder.as_uri()):
+        assert_is(find_model(location), model)
     members = {f"x/{name}": path.read_bytes() for name, path in zip((options, weights), paths(model))}
     assert_is(find_model(pack_tar(tmp_path / "m.tgz", members)), model)
     sequence = list("MKV")
@@ -115,7 +115,7 @@ def test_a_tar(model, tmp_path, cache, mode, folder):
     assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*.hdf5")} == {cache.name}
 
 
-def test_links_of_a_tar_are_left_out(model, tmp_path):
+def test_links_in_a_tar_are_skipped(model, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("{}")
     archive = tmp_path / "m.tar.gz"
@@ -146,7 +146,7 @@ def test_a_tar_bomb_is_refused_before_it_is_unpacked(tmp_path, cache, monkeypatc
     assert left(cache, "*.part") == []
 
 
-def test_a_header_of_a_tar_has_a_limit(tmp_path):
+def test_a_tar_header_has_a_size_limit(tmp_path):
     archive = tmp_path / "m.tar.gz"
     with tarfile.open(archive, "w:gz", format=tarfile.PAX_FORMAT) as file:
         file.addfile(tarfile.TarInfo("x" * (2 << 20)))
@@ -154,7 +154,7 @@ def test_a_header_of_a_tar_has_a_limit(tmp_path):
         find_model(archive)
 
 
-def test_a_damaged_header_of_a_tar_ends_nothing_early(model, tmp_path):
+def test_a_damaged_tar_header_is_refused(model, tmp_path):
     archive = pack_tar(tmp_path / "m.tar", {**contents(model), "vocab.txt": b"<S>\n"}, "w:")
     content = bytearray(archive.read_bytes())
     content[content.rindex(b"vocab.txt")] = 0x20
@@ -164,16 +164,16 @@ def test_a_damaged_header_of_a_tar_ends_nothing_early(model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["weights.hdf5.gz", "m.tar.gz"])
-def test_a_compressed_file_that_is_no_tar(tmp_path, name):
+def test_a_compressed_file_without_a_tar_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(b"weights"))
     with pytest.raises(ConfigurationError, match="expected a complete ZIP or tar .*no tar inside"):
         find_model(tmp_path / name)
 
 
-# ---- what is no model ----
+# ---- files that are no model ----
 
 
-def test_a_file_of_a_model_is_told_where_it_belongs(model, tmp_path):
+def test_a_single_file_of_a_model_is_refused_with_its_option(model, tmp_path):
     options, weights = paths(model)
     with pytest.raises(ConfigurationError, match=f"got {weights}, which is an HDF5 file: weights .* --weight-file"):
         find_model(weights)
@@ -183,7 +183,7 @@ def test_a_file_of_a_model_is_told_where_it_belongs(model, tmp_path):
         find_model(options_file=weights, weight_file=options)
 
 
-def test_a_checkpoint_of_torch_is_told_how_it_becomes_a_model(tmp_path):
+def test_a_torch_checkpoint_is_refused_with_the_export_command(tmp_path):
     torch.save({}, tmp_path / "best.pt")
     with pytest.raises(ConfigurationError, match="found .*/data.pkl.*; .*elmo-fast export"):
         find_model(tmp_path / "best.pt")

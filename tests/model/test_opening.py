@@ -1,4 +1,4 @@
-"""Options that functions gather from keyword arguments: an unknown name is refused with the nearest option."""
+"""Options from keyword arguments: an unknown name is refused with the nearest option."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_an_unknown_option_is_refused(call, nearest, tmp_path):
         call(folder)
 
 
-def test_options_replace_those_of_a_base():
+def test_options_override_a_base():
     base = ModelOptions(state="zero", precision="low")
     assert gathered(ModelOptions, {"state": "warm"}, base) == ModelOptions(state="warm", precision="low")
     assert gathered(ModelOptions, {}) == ModelOptions()

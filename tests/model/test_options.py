@@ -31,16 +31,16 @@ def changed(path, value):
 @pytest.mark.parametrize("value", [MISSING, None])
 @pytest.mark.parametrize("path, default", [*DEFAULTS.items(), ("lstm__cell_clip", None), ("lstm__proj_clip", None)])
 def test_defaults(path, value, default):
-    found = Options.from_dict(changed(path, value))
+    option = Options.from_dict(changed(path, value))
     for name in path.split("__"):
-        found = getattr(found, name)
-    assert found == default
+        option = getattr(option, name)
+    assert option == default
 
 
 CLIP, PAIRS = "a number above 0, or null for no clipping", "pairs of two integers above 0, [width, count]"
 COUNT = "an integer of at least 1"
 NOT_COUNTS = [-1, True, "3", 2.5, float("nan"), float("inf"), [3]]
-REFUSED = [  # path, values, what is expected
+REFUSED = [  # path, values, expectation in the message
     ("lstm__cell_clip", [0, -1, True, False, float("nan"), 10**400], CLIP),
     ("lstm__proj_clip", [0.0, "3", float("inf"), [3]], CLIP),
     ("lstm__use_skip_connections", [None, 1, "true", [True]], "true or false"),
@@ -56,7 +56,7 @@ REFUSED = [  # path, values, what is expected
     ("lstm__n_layers", [0, *NOT_COUNTS], COUNT),
     ("n_tokens_vocab", [0, *NOT_COUNTS], COUNT),
     ("char_cnn__n_highway", NOT_COUNTS, "an integer of at least 0"),
-    # beyond every model
+    # larger than any model
     *((path, [2**31, 2**63], "at most 1,000") for path in ("lstm__n_layers", "char_cnn__n_highway")),
     *((path, [2**40, 10**30, 1e300], "at most 1,048,576") for path in ("lstm__dim", "char_cnn__embedding__dim")),
     ("char_cnn__max_characters_per_token", [2**31 - 1], "at most 10,000"),
@@ -80,7 +80,7 @@ def test_bad_filters_are_refused(pair, expected):
     assert refusal(content) == f"{NAME}: char_cnn: filters: expected {expected}, got {pair!r}"
 
 
-def test_unknown_keys_are_kept_and_to_dict_gives_the_options_back():
+def test_options_and_unknown_keys_round_trip_through_to_dict():
     content = tiny(n_tokens_vocab=77, dropout=0.1, lstm__note="x")
     before = json.dumps(content)
     written = Options.from_dict(content).to_dict()

@@ -1,4 +1,4 @@
-"""torch.compile runs a model around one graph break with the right result; exporters and tracers refuse in a line."""
+"""torch.compile runs a model with one graph break and the right result; exporters and tracers refuse in one line."""
 
 import re
 
@@ -13,7 +13,7 @@ from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from tests.support.files import paths, tiny, write_model
 from tests.support.grid import mostly_long
 
-IN_WORDS_OF_TORCH = not hasattr(torch.compiler, "is_exporting")  # torch 2.6 does not say that it exports
+IN_WORDS_OF_TORCH = not hasattr(torch.compiler, "is_exporting")  # torch 2.6 cannot tell that it exports
 BATCHES = [[["a", "play"], ["b"]], [["one", "longer", "sentence", "naïve"]], [["b"], [], ["a", "play", "."]]]
 
 
@@ -44,7 +44,7 @@ def of_embedder(folder, **arguments):
 
 
 class Tagger(nn.Module):
-    """A model around one of those modules, with work before it and behind it."""
+    """A model with layers before and after one of these modules."""
 
     def __init__(self, make, folder, uses_mask, **arguments):
         super().__init__()
@@ -62,15 +62,15 @@ class Tagger(nn.Module):
 
 
 def check(make, folder, backend, uses_mask, train, **arguments):
-    """Results and gradients of three batches, states carried, are those of the model without a compiler."""
+    """Compare results and gradients of three batches, with carried states, to the model without a compiler."""
     model, plain = (Tagger(make, folder, uses_mask, **arguments).train(train) for _ in range(2))
     compiled = torch.compile(model, backend=backend)
     for batch in BATCHES:
         ids = batch_to_ids(batch)
-        found, expected = compiled(ids), plain(ids)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        actual, expected = compiled(ids), plain(ids)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
         if train:
-            found.sum().backward()
+            actual.sum().backward()
             expected.sum().backward()
     for ours, theirs in zip(model.parameters(), plain.parameters()):
         assert (ours.grad is None) == (theirs.grad is None)
@@ -95,12 +95,12 @@ def test_with_inductor(folder, make, uses_mask, train):
 
 @pytest.mark.parametrize("make", [of_elmo, of_bilm, of_embedder])
 def test_one_graph_break(folder, make):
-    explained = torch._dynamo.explain(Tagger(make, folder, True))(batch_to_ids(BATCHES[0]))
-    assert (explained.graph_count, explained.graph_break_count) == (2, 1)
+    explanation = torch._dynamo.explain(Tagger(make, folder, True))(batch_to_ids(BATCHES[0]))
+    assert (explanation.graph_count, explanation.graph_break_count) == (2, 1)
 
 
 def test_calls_with_text_inside_a_compiled_function(folder):
-    """Models that number their own tokens, and the parts below `Elmo`."""
+    """Models that encode their own tokens, and the parts of `Elmo`."""
     embedder, elmo = ElmoEmbedder(*paths(folder), state="zero"), Elmo(*paths(folder), 1, dropout=0, state="zero")
     encoder, model = _ElmoCharacterEncoder(*paths(folder)), BidirectionalLanguageModel(*paths(folder), state="zero")
     bilm = _ElmoBiLm(*paths(folder), state="zero")

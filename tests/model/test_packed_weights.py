@@ -1,4 +1,4 @@
-"""Models whose fp32 weights were dropped: what remains in memory, what still works, and what is refused."""
+"""Models whose fp32 weights were dropped: memory, the calls that still work, and refusals."""
 
 import copy
 import pickle
@@ -25,21 +25,21 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["low", "medium"])
-def test_load_keeps_what_the_engine_reads(folder, precision):
+def test_load_keeps_only_packed_weights(folder, precision):
     elmo, whole = load(folder, precision=precision), BiLm.from_model(folder, precision=precision, state="warm")
     assert elmo.bilm.is_packed and not whole.is_packed
     expected = ElmoEmbedder.from_bilm(whole).embed_batch(SENTENCES)
-    for found, right in zip(elmo.embed(SENTENCES), expected, strict=True):
-        np.testing.assert_array_equal(found, right)
+    for vectors, expected_vectors in zip(elmo.embed(SENTENCES), expected, strict=True):
+        np.testing.assert_array_equal(vectors, expected_vectors)
     matrices = sum(value.numel() for name, value in whole.named_parameters() if value.dim() == 2
                    and "char_embed" not in name)
-    held = sum(value.nbytes for value in elmo.bilm.parameters() if not value.is_meta)
-    assert held < 0.1 * 4 * matrices
+    size = sum(value.nbytes for value in elmo.bilm.parameters() if not value.is_meta)
+    assert size < 0.1 * 4 * matrices
 
 
 @pytest.mark.parametrize("precision, megabytes", [("low", 94), ("highest", 371)])
 def test_the_size_of_the_original_in_memory(precision, megabytes):
-    """Packed for two layers of the LSTM, two highway layers and the projection, as docs/numbers.md says."""
+    """Packed sizes of two LSTM layers, two highway layers and the projection, as in docs/numbers.md."""
     module, number = native_module()[0], number_of(precision)
     lstm = 2 * module.lstm_packed_size(512, 4096, 512, number)
     highway = 2 * module.linear_packed_size(2048, 2048, module.epilogues["highway"], number)
@@ -47,12 +47,12 @@ def test_the_size_of_the_original_in_memory(precision, megabytes):
     assert (lstm + highway + projection) / 1e6 == pytest.approx(megabytes, rel=0.02)
 
 
-def test_load_keeps_fp32_where_it_is_read(folder):
+def test_load_keeps_fp32_weights_that_the_engine_reads(folder):
     assert not load(folder).bilm.is_packed
     assert not load(folder, precision="low", backend="torch").bilm.is_packed
 
 
-def test_weights_come_from_the_file_again(folder, tmp_path):
+def test_weights_are_read_from_the_file_again(folder, tmp_path):
     elmo = load(folder, precision="low")
     for name, values in elmo.bilm.weights().items():
         np.testing.assert_array_equal(values, weights(SIZES)[name])
@@ -67,15 +67,15 @@ def test_copies_read_the_file_again(folder, duplicate):
     elmo = load(folder, precision="low")
     elmo.bilm.state = "carry"
     first = elmo._embedder.embed_batch(SENTENCES)
-    twin = duplicate(elmo)
-    assert twin.bilm.is_packed and twin.bilm.state == "carry"
-    again = elmo._embedder.embed_batch(SENTENCES)
-    assert not np.array_equal(first[0], again[0])
-    for found, right in zip(twin._embedder.embed_batch(SENTENCES), again, strict=True):
-        np.testing.assert_array_equal(found, right)
+    clone = duplicate(elmo)
+    assert clone.bilm.is_packed and clone.bilm.state == "carry"
+    expected = elmo._embedder.embed_batch(SENTENCES)
+    assert not np.array_equal(first[0], expected[0])
+    for vectors, expected_vectors in zip(clone._embedder.embed_batch(SENTENCES), expected, strict=True):
+        np.testing.assert_array_equal(vectors, expected_vectors)
 
 
-def test_another_file_is_refused(folder):
+def test_a_changed_file_is_refused(folder):
     elmo = load(folder, precision="low")
     write_weights(folder / "weights.hdf5", weights(SIZES, seed=7))
     for call in (elmo.bilm.weights, lambda: copy.deepcopy(elmo)):
@@ -83,7 +83,7 @@ def test_another_file_is_refused(folder):
             call()
 
 
-def test_what_is_refused(folder):
+def test_calls_that_need_fp32_weights_are_refused(folder):
     elmo = load(folder, precision="low")
     for call in (elmo.bilm.state_dict, lambda: elmo.bilm.to("cpu"), elmo.bilm.half):
         with pytest.raises(RuntimeError, match="weights: expected fp32 weights in memory, but .* were dropped"):

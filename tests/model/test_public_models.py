@@ -1,4 +1,4 @@
-"""The models that `load` takes by name: fetched from a web server on this machine, or, offline, what to download."""
+"""Models that `load` accepts by name: fetched from a local web server; offline, the message names the downloads."""
 
 import hashlib
 import socket
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture
 def web(tmp_path, model, serve, monkeypatch):
-    """A server with a model of each kind in the places of the public ones; returns the requests, and bad sizes."""
-    root, seen, longer = tmp_path / "web", [], set()
+    """A server with a model of each kind at the public paths: models by name, requests, files of a wrong size."""
+    root, requests, longer = tmp_path / "web", [], set()
     for release in ("11", "20"):
         (root / release).mkdir(parents=True)
     pack(root / "20" / "7.zip", contents(model))
@@ -33,21 +33,21 @@ def web(tmp_path, model, serve, monkeypatch):
     pack(root / "11" / "144.zip", {f"144/{path.name}": path.read_bytes() for path in manylangs.iterdir()})
     for path in paths(model):
         (root / path.name).write_bytes(path.read_bytes())
-    url = serve(root, seen, longer)
+    url = serve(root, requests, longer)
     monkeypatch.setattr(public, "NLPL", url.removeprefix("http://"))
     monkeypatch.setitem(public.NAMED_MODELS, "seqvec", (public._two_files(f"{url}/"),))
-    return {"seqvec": model, "nlpl:7": model, "manylangs:en": manylangs}, seen, longer
+    return {"seqvec": model, "nlpl:7": model, "manylangs:en": manylangs}, requests, longer
 
 
 @pytest.mark.parametrize("name, requests", [
     ("seqvec", ["/options.json", "/weights.hdf5"]), ("nlpl:7", ["/20/7.zip"]), ("manylangs:en", ["/11/144.zip"])])
 def test_a_public_model_is_fetched_once(web, monkeypatch, capsys, tmp_path, name, requests):
-    models, seen, _ = web
+    models, log, _ = web
     expected = elmo_fast.load(models[name]).embed(TEXTS)
     for _ in range(2):
-        for found, vectors in zip(elmo_fast.load(name).embed(TEXTS), expected):
-            np.testing.assert_array_equal(found, vectors)
-        assert sorted(set(seen)) == requests
+        for actual, vectors in zip(elmo_fast.load(name).embed(TEXTS), expected):
+            np.testing.assert_array_equal(actual, vectors)
+        assert sorted(set(log)) == requests
         monkeypatch.setattr("requests.get", no_network)
     (tmp_path / "in").write_text("the cat sat\n")
     assert run(capsys, "embed", tmp_path / "in", tmp_path / "out", "--top", "--model", name, "--quiet")[0] == 0
@@ -64,8 +64,8 @@ def test_a_public_model_is_fetched_once(web, monkeypatch, capsys, tmp_path, name
     *((name, [f"http://vectors.nlpl.eu/repository/{archive}.zip"]) for name, archive in {
         "nlpl:210": "20/210", "manylangs:en": "11/144", "manylangs:ar": "11/136", "manylangs:nl": "11/164",
         "manylangs:nb": "11/165", "manylangs:zh": "11/179"}.items())])
-def test_the_whole_message_offline(monkeypatch, capsys, model, name, first):
-    """What to download by hand, and where to put it; the command says the same."""
+def test_the_message_offline(monkeypatch, capsys, model, name, first):
+    """The message names the downloads and where to store them, as does the command."""
     monkeypatch.setattr("requests.get", no_network)
     copies = public.public_copies(name)
     assert [file.url for file in copies[0]] == first and len(copies) >= 2
@@ -95,13 +95,13 @@ def no_network(*_, **__):
 
 
 def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch, caplog):
-    """404, no server, silence, a wrong size, a wrong checksum and an incomplete body give way to the next address."""
+    """404, no server, a timeout, a wrong size, a wrong checksum or an incomplete body: the next address is tried."""
     (tmp_path / "web").mkdir()
     archive = pack(tmp_path / "web" / "m.zip", contents(model)).read_bytes()
     (tmp_path / "web" / "other.zip").write_bytes(archive[:-1] + b"?")
     (tmp_path / "web" / "short.zip").write_bytes(archive[:100])
-    seen = []
-    web = serve(tmp_path / "web", seen, {"/short.zip"})
+    requests = []
+    web = serve(tmp_path / "web", requests, {"/short.zip"})
     monkeypatch.setattr(downloads, "_SILENCE", 0.3)
     size, digest = len(archive), hashlib.sha256(archive).hexdigest()
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
@@ -124,7 +124,7 @@ def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch
     warning, = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(f"model 'small': downloaded from {web}/m.zip?good; before, {bad[0].url}: 404 ")
     assert warning.count("; ") == 6
-    assert left(cache, "*.zip*") != [] and seen[-1] == "/m.zip?good"
+    assert left(cache, "*.zip*") != [] and requests[-1] == "/m.zip?good"
     with pytest.raises(MissingModelError, match="404"):
         fetch_any("model 'x'", [(RemoteFile(f"{web}/none.zip"),), (RemoteFile(f"{web}/none2.zip"),)])
 
@@ -132,6 +132,6 @@ def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch
 @pytest.mark.parametrize("name, message", [
     ("nlpl:", "nlpl: expected the number of a model in .*20.json, got ''"), ("nlpl:../7", "nlpl: expected the number"),
     ("manylangs:xx", "manylangs: expected one of ar, bg, .*, got 'xx'")])
-def test_a_public_model_that_is_none(name, message):
+def test_an_unknown_public_model_is_refused(name, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         find_model(name)

@@ -1,7 +1,4 @@
-"""`BiLm` and `Elmo` of random configurations beside the plain model in float64: layers, states, mixtures, gradients.
-
-The first few run in the quick tier.
-"""
+"""`BiLm` and `Elmo` of random configurations against the plain float64 model: layers, states, mixtures, gradients."""
 
 import contextlib
 import json
@@ -25,46 +22,46 @@ SEEDS = [pytest.param(seed, marks=() if seed < 4 else pytest.mark.long) for seed
 
 @contextlib.contextmanager
 def running_as(configuration):
-    """Inside the block the engine has the configuration's instruction set and number of threads."""
+    """Set the configuration's instruction set and number of threads within the block."""
     with threads(configuration.threads), isa(configuration.isa):
         yield
 
 
-def check(name, found, expected, limit=LIMIT):
-    """Relative Frobenius error, which may be none where zeros are expected."""
-    assert found.shape == expected.shape, name
-    error, size = ((values.detach().double()).norm() for values in (found - expected, expected))
+def check(name, actual, expected, limit=LIMIT):
+    """Check the relative Frobenius error; it must be 0 where zeros are expected."""
+    assert actual.shape == expected.shape, name
+    error, size = ((values.detach().double()).norm() for values in (actual - expected, expected))
     assert error <= limit * size, f"{name}: {float(error)} of {float(size)}"
 
 
 @pytest.mark.parametrize("seed", range(5))
 @torch.no_grad()
 def test_the_plain_models_agree(seed):
-    """That in torch, and that in NumPy, without batches."""
-    of = draw(seed)
-    sentence = max(of.batches[0], key=len)
-    exact = PlainElmo(of.options, of.weights)
-    ids = torch.stack([character_ids(token, of.options.char_cnn.max_characters_per_token)
+    """The plain models in torch and in NumPy agree on one sentence."""
+    case = draw(seed)
+    sentence = max(case.batches[0], key=len)
+    exact = PlainElmo(case.options, case.weights)
+    ids = torch.stack([character_ids(token, case.options.char_cnn.max_characters_per_token)
                        for token in ("<S>", *sentence, "</S>")])
     states = None
     for _ in range(2):
-        expected, (forward, backward) = plain.layers(ids.numpy(), of.weights, of.options, states)
+        expected, (forward, backward) = plain.layers(ids.numpy(), case.weights, case.options, states)
         np.testing.assert_allclose(exact.batch([sentence])[0].numpy(), expected, rtol=1e-12, atol=1e-14)
         states = forward, backward
 
 
-def plain_model(of, trained=False):
-    return PlainElmo(of.options, of.weights, of.state, of.warm_text, trained)
+def plain_model(case, trained=False):
+    return PlainElmo(case.options, case.weights, case.state, case.warm_text, trained)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @torch.no_grad()
 def test_layers_and_states(seed):
-    """Every second configuration has the boundaries in its ids, and then rows without any token, too."""
-    of = draw(seed)
-    exact, size = plain_model(of), of.options.char_cnn.max_characters_per_token
-    bilm = BiLm(of.options, of.weights, state=of.state, warm_text=of.warm_text, backend=of.backend)
-    for number, batch in enumerate(of.batches):
+    """Every second configuration has the boundaries in its ids and may have rows without tokens."""
+    case = draw(seed)
+    exact, size = plain_model(case), case.options.char_cnn.max_characters_per_token
+    bilm = BiLm(case.options, case.weights, state=case.state, warm_text=case.warm_text, backend=case.backend)
+    for number, batch in enumerate(case.batches):
         sentences, boundaries = batch, "add"
         if seed % 2:
             sentences = [None if not sentence and (row + number) % 2 else sentence
@@ -72,58 +69,59 @@ def test_layers_and_states(seed):
             batch = [[] if sentence is None else ["<S>", *sentence, "</S>"] for sentence in sentences]
             boundaries = "present"
         expected = exact.batch(sentences)
-        with running_as(of):
+        with running_as(case):
             activations, mask = bilm(batch_to_ids(batch, size), boundaries=boundaries)
         lengths = [0 if layers is None else layers.shape[1] for layers in expected]
         assert mask.tolist() == [[at < length for at in range(max(lengths))] for length in lengths]
-        for layer, found in enumerate(activations) if any(lengths) else ():
-            assert not found[~mask].any()
-            check(f"layer {layer} of batch {number}", found, padded(
+        for layer, actual in enumerate(activations) if any(lengths) else ():
+            assert not actual[~mask].any()
+            check(f"layer {layer} of batch {number}", actual, padded(
                 [layers if layers is None else layers[layer] for layers in expected], max(lengths)))
-        if of.state != "carry":
+        if case.state != "carry":
             assert bilm.lstm._states is None
             continue
-        for name, found, wanted in zip("hc", bilm.lstm._states, exact.states(), strict=True):
-            for layer, values in enumerate(found):
-                check(f"{name} of layer {layer} after batch {number}", values, wanted[layer])
+        for name, states, exact_states in zip("hc", bilm.lstm._states, exact.states(), strict=True):
+            for layer, values in enumerate(states):
+                check(f"{name} of layer {layer} after batch {number}", values, exact_states[layer])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_mixtures_and_gradients(seed, tmp_path):
-    """By our import and AllenNLP's; some have cached words, by number, and others beyond them by their characters."""
-    of = draw(seed)
-    elmo, exact = make_elmo(of, (Elmo, allennlp.Elmo)[seed % 2], tmp_path), plain_model(of, of.elmo["requires_grad"])
-    numbers, mixes = cache_words(exact, of.elmo["vocab_to_cache"]), set_mixtures(elmo, seed)
-    for number, batch in enumerate(of.batches):
-        ids, expected = batch_to_ids(batch, of.options.char_cnn.max_characters_per_token), exact.batch(batch)
+    """With our class and AllenNLP's. Cached words are looked up by number, other words by their characters."""
+    case = draw(seed)
+    elmo, exact = make_elmo(case, (Elmo, allennlp.Elmo)[seed % 2], tmp_path), plain_model(
+        case, case.elmo["requires_grad"])
+    numbers, mixes = cache_words(exact, case.elmo["vocab_to_cache"]), set_mixtures(elmo, seed)
+    for number, batch in enumerate(case.batches):
+        ids, expected = batch_to_ids(batch, case.options.char_cnn.max_characters_per_token), exact.batch(batch)
         words = [torch.tensor([numbers.get(token, len(numbers) + 1) for token in sentence]) for sentence in batch]
-        lengths = torch.tensor([len(sentence) + 2 * of.elmo["keep_sentence_boundaries"] for sentence in batch])
-        with running_as(of):
+        lengths = torch.tensor([len(sentence) + 2 * case.elmo["keep_sentence_boundaries"] for sentence in batch])
+        with running_as(case):
             output = elmo(ids, padded(words, ids.shape[1]).long() if numbers else None)
             loss(output["elmo_representations"], seed + number)
         assert torch.equal(output["mask"], (torch.arange(max(lengths)) < lengths[:, None]).long())
-        wanted = [plain_mixture(expected, *mix, of.elmo, max(lengths)) for mix in mixes]
-        loss(wanted, seed + number)
-        for found, mixed in zip(output["elmo_representations"], wanted, strict=True):
-            check(f"a mixture of batch {number}", found, mixed)
-    for name, (found, leaf) in gradients(elmo, exact, mixes).items():
-        assert leaf.requires_grad or found is None, name
-        found, expected = (torch.zeros_like(leaf) if grad is None else grad for grad in (found, leaf.grad))
-        check(f"gradient of {name}", found, expected, GRADIENT_AGAINST_FLOAT64)
+        mixtures = [plain_mixture(expected, *mix, case.elmo, max(lengths)) for mix in mixes]
+        loss(mixtures, seed + number)
+        for actual, mixed in zip(output["elmo_representations"], mixtures, strict=True):
+            check(f"a mixture of batch {number}", actual, mixed)
+    for name, (actual, leaf) in gradients(elmo, exact, mixes).items():
+        assert leaf.requires_grad or actual is None, name
+        actual, expected = (torch.zeros_like(leaf) if grad is None else grad for grad in (actual, leaf.grad))
+        check(f"gradient of {name}", actual, expected, GRADIENT_AGAINST_FLOAT64)
 
 
-def make_elmo(of, module, folder):
-    """An `Elmo` of the configuration, by its files."""
-    (folder / "options.json").write_text(json.dumps(of.options.to_dict()))
-    write_weights(folder / "weights.hdf5", of.weights)
-    elmo = module(folder / "options.json", folder / "weights.hdf5", dropout=0, state=of.state, backend=of.backend,
-                  **of.elmo)
-    elmo._elmo_lstm.warm_text = of.warm_text
+def make_elmo(case, module, folder):
+    """An `Elmo` of the configuration, read from files."""
+    (folder / "options.json").write_text(json.dumps(case.options.to_dict()))
+    write_weights(folder / "weights.hdf5", case.weights)
+    elmo = module(folder / "options.json", folder / "weights.hdf5", dropout=0, state=case.state, backend=case.backend,
+                  **case.elmo)
+    elmo._elmo_lstm.warm_text = case.warm_text
     return elmo
 
 
 def cache_words(exact, words):
-    """Cache words' vectors, and those of the boundaries; the number of each word, where 0 is padding."""
+    """Cache the vectors of words and boundaries. Returns the number of each word, where 0 is padding."""
     if words is None:
         return {}
     boundaries = dict(zip(("begin", "end"), exact.boundaries))
@@ -135,7 +133,7 @@ def cache_words(exact, words):
 
 
 def plain_mixture(layers, scalars, gamma, arguments, length):
-    """A mixture of the sentences' layers as `Elmo` with these arguments gives it: [B, length, 2 P]."""
+    """The mixture of the sentences' layers that `Elmo` returns with these arguments: [B, length, 2 P]."""
     mixed = mixture(layers, scalars, gamma, arguments["do_layer_norm"])
     return padded([values if arguments["keep_sentence_boundaries"] else values[1:-1] for values in mixed], length)
 
@@ -150,7 +148,7 @@ def loss(mixtures, seed):
 
 
 def set_mixtures(elmo, seed):
-    """Give the mixtures random weights, unless they are fixed; the same in float64: (scalars [L + 1], gamma [1])."""
+    """Set random weights of trainable mixtures. Returns the weights in float64: (scalars [L + 1], gamma [1])."""
     generator, mixes = torch.Generator().manual_seed(seed), []
     for k in range(elmo._mixes):
         mix = getattr(elmo, f"scalar_mix_{k}")
@@ -163,14 +161,14 @@ def set_mixtures(elmo, seed):
 
 
 def gradients(elmo, exact, mixes):
-    """Our gradient and the plain model's tensor by name."""
+    """Our gradient and the plain model's tensor, by name."""
     bilm, pairs = elmo._elmo_lstm, {}
     for module in (bilm.token_source, bilm.lstm):
         pairs |= {name: (getattr(module, own).grad, exact.weights[name]) for own, name in module.datasets.items()}
     if bilm._word_embedding is not None:
-        found = bilm._word_embedding.weight.grad
+        grad = bilm._word_embedding.weight.grad
         words = [word for word in exact.cached if word not in exact.boundaries]
-        pairs |= {word: (found[k], exact.cached[word]) for k, word in enumerate(words, 1) if found is not None}
+        pairs |= {word: (grad[k], exact.cached[word]) for k, word in enumerate(words, 1) if grad is not None}
     for k, leaves in enumerate(mixes):
         mix = getattr(elmo, f"scalar_mix_{k}")
         of_scalars = [scalar.grad for scalar in mix.scalar_parameters]

@@ -1,4 +1,4 @@
-"""Arguments and inputs that models refuse: the error, and the words that name the argument and what was expected."""
+"""Arguments and inputs that models refuse: the error, the argument's name and the expectation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The cache of models, shared by processes: a model is fetched and unpacked once, by whoever comes first."""
+"""The cache of models, shared by processes: the first process fetches and unpacks a model for all."""
 
 import contextlib
 import os
@@ -29,11 +29,11 @@ FIND = "from elmo_fast.model.sources import fetch, find_model\nprint({call}, flu
 
 @pytest.fixture
 def slow_web(tmp_path, serve):
-    """A server whose answers wait for `go`: its URL, `go`, and the paths that were asked for."""
+    """A server whose answers wait for `go`: its URL, `go`, and the requested paths."""
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "weights.hdf5").write_bytes(b"weights")
-    go, asked = threading.Event(), []
-    return f"{serve(tmp_path / 'web', asked, go=go)}/weights.hdf5", go, asked
+    go, requests = threading.Event(), []
+    return f"{serve(tmp_path / 'web', requests, go=go)}/weights.hdf5", go, requests
 
 
 def hold(target, write="part.write_bytes(b'half')"):
@@ -45,21 +45,21 @@ def waits_for(target):
     return f"waiting for another process or thread, which writes {target}\n"
 
 
-def test_a_second_process_waits_and_takes_the_copy(slow_web, cache):
-    url, go, asked = slow_web
+def test_a_second_process_waits_and_uses_the_copy(slow_web, cache):
+    url, go, requests = slow_web
     first = start(FIND.format(call=f"fetch({url!r})"))
-    until(lambda: asked)
+    until(lambda: requests)
     second = start(FIND.format(call=f"fetch({url!r})"))
     assert second.stderr.readline().endswith(waits_for(cache_path(url)))
     go.set()
     for process in (first, second):
         out, errors = process.communicate(timeout=60)
         assert out == f"{cache_path(url)}\n" and "waiting" not in errors
-    assert asked == ["/weights.hdf5"] and cache_path(url).read_bytes() == b"weights"
+    assert requests == ["/weights.hdf5"] and cache_path(url).read_bytes() == b"weights"
     assert names(cache_path(url).parent) == ["weights.hdf5"]
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(slow_web, model, tmp_path):
+def test_partial_files_of_a_killed_process_are_removed(slow_web, model, tmp_path):
     url, go, _ = slow_web
     go.set()
     archive = shutil.make_archive(str(tmp_path / "m"), "zip", model)
@@ -96,14 +96,14 @@ def test_a_process_that_waits_can_be_stopped(model, tmp_path):
 
 
 def test_a_complete_copy_is_read_without_a_lock(slow_web, model, tmp_path, cache):
-    url, go, asked = slow_web
+    url, go, requests = slow_web
     go.set()
     archive = shutil.make_archive(str(tmp_path / "m"), "zip", model)
-    found = fetch(url), find_model(archive)
+    results = fetch(url), find_model(archive)
     folders = [folder for folder, _, _ in os.walk(cache)]  # a lock would write into them
     with contextlib.ExitStack() as stack:
         for folder in folders:
             os.chmod(folder, 0o500)
             stack.callback(os.chmod, folder, 0o700)
-        assert (fetch(url), find_model(archive)) == found
-    assert len(asked) == 1
+        assert (fetch(url), find_model(archive)) == results
+    assert len(requests) == 1

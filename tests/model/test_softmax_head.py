@@ -14,7 +14,7 @@ from tests.support.softmax import SENTENCES, WORDS, head_of, write_softmax_model
 
 @pytest.fixture
 def files(tmp_path):
-    """A random model's folder with a softmax and a vocabulary whose marks are not in the usual order."""
+    """A folder of a random model with a softmax and a vocabulary with special words in an unusual order."""
     return write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
 
 
@@ -24,7 +24,7 @@ def head(files):
 
 
 def by_hand(files, sentence):
-    """float64 log-probabilities over the vocabulary at every position with boundaries: forward, backward [n + 2, V]."""
+    """float64 log-probabilities over the vocabulary at every position and boundary: forward, backward [n + 2, V]."""
     options = Options.from_file(files / "options.json")
     ids = to_model_ids(encode_tokens(["<S>", *sentence, "</S>"], 50, {"<S>": 256, "</S>": 257}))
     layers, _ = plain.layers(ids, read_weights(files / "weights.hdf5", options), options)
@@ -35,12 +35,12 @@ def by_hand(files, sentence):
         yield scores - np.log(np.exp(scores).sum(1, keepdims=True))
 
 
-def assert_close(one, other, atol):
+def assert_close(actual, expected, atol):
     for name in ("forward", "backward", "begin", "end"):
-        np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=atol)
+        np.testing.assert_allclose(getattr(actual, name), getattr(expected, name), atol=atol)
 
 
-def test_scores_are_what_each_direction_says_of_the_next_word(files, head):
+def test_scores_are_log_probabilities_of_each_direction(files, head):
     for score, sentence in zip(head.score(SENTENCES), SENTENCES, strict=True):
         forward, backward = by_hand(files, sentence)
         ids = [WORDS.index(word if word in WORDS else "<UNK>") for word in ("<S>", *sentence, "</S>")]
@@ -54,11 +54,11 @@ def test_scores_are_what_each_direction_says_of_the_next_word(files, head):
 def test_scores_sum_to_the_trainers_loss(files, head, tmp_path):
     sentences = [sentence for sentence in SENTENCES if len(sentence) > 5][:1] * 3 + ["the dog sat on the cat .".split()]
     (tmp_path / "text.txt").write_text("".join(" ".join(sentence) + "\n" for sentence in sentences), encoding="utf-8")
-    found = perplexity_of(files, str(tmp_path / "text.txt"), batch_size=4)
+    evaluation = perplexity_of(files, str(tmp_path / "text.txt"), batch_size=4)
     scores = head.score(sentences)
     count = sum(len(sentence) + 1 for sentence in sentences)
     losses = [-sum(getattr(score, f"{way}_total") for score in scores) / count for way in ("forward", "backward")]
-    assert losses == pytest.approx([math.log(perplexity) for perplexity in found.by_direction], rel=1e-4)
+    assert losses == pytest.approx([math.log(perplexity) for perplexity in evaluation.by_direction], rel=1e-4)
 
 
 def words(places):
@@ -66,24 +66,24 @@ def words(places):
 
 
 @pytest.mark.parametrize("direction", ["both", "forward", "backward"])
-def test_substitutes_are_ranked_and_hold_no_marks(files, head, direction):
+def test_substitutes_are_ranked_without_special_words(files, head, direction):
     sentence = SENTENCES[3]
     forward, backward = by_hand(files, sentence)
     allowed = [WORDS.index(word) for word in WORDS if word not in ("<S>", "</S>", "<UNK>")]
-    for position, found in enumerate(head.substitutes_at(sentence, range(len(sentence)), 100, direction)):
+    for position, substitutes in enumerate(head.substitutes_at(sentence, range(len(sentence)), 100, direction)):
         values = {"forward": forward[position], "backward": backward[position + 2],
                   "both": forward[position] + backward[position + 2]}[direction][allowed]
         values = values - np.log(np.exp(values).sum())
         order = np.argsort(-values)
-        assert [each.word for each in found] == [WORDS[allowed[at]] for at in order]
-        assert [WORDS[each.id] for each in found] == [each.word for each in found]
-        np.testing.assert_allclose([each.log_probability for each in found], values[order], atol=1e-4)
-        assert found[:3] == head.substitutes(sentence, position, 3, direction)
+        assert [item.word for item in substitutes] == [WORDS[allowed[at]] for at in order]
+        assert [WORDS[item.id] for item in substitutes] == [item.word for item in substitutes]
+        np.testing.assert_allclose([item.log_probability for item in substitutes], values[order], atol=1e-4)
+        assert substitutes[:3] == head.substitutes(sentence, position, 3, direction)
 
 
-def test_the_token_itself_is_not_seen(head):
-    one, other = (head.substitutes(f"the {word} sat on the mat .".split(), 1) for word in ("cat", "12345"))
-    assert words([one]) == words([other])
+def test_substitutes_do_not_depend_on_the_token(head):
+    first, second = (head.substitutes(f"the {word} sat on the mat .".split(), 1) for word in ("cat", "12345"))
+    assert words([first]) == words([second])
 
 
 def test_no_sentences_have_no_scores(head):

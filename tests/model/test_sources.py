@@ -26,12 +26,12 @@ def memory():
     (".", FileNotFoundError, "expected a file, found a directory at [.]"),
     (None, ConfigurationError, "expected a path or URL, got None")])
 def test_a_missing_path_is_named(model, name, value, error, message):
-    both = dict(zip(("options_file", "weight_file"), paths(model)))
-    assert find_model(**{**both, name: str(both[name])}) == ModelFiles(*paths(model))
+    arguments = dict(zip(("options_file", "weight_file"), paths(model)))
+    assert find_model(**{**arguments, name: str(arguments[name])}) == ModelFiles(*paths(model))
     with pytest.raises(error, match=f"^{name}: {message}$"):
-        find_model(**{**both, name: value})
+        find_model(**{**arguments, name: value})
     with pytest.raises(ConfigurationError, match="^model: expected either model or options_file and weight_file"):
-        find_model(model, **{name: both[name]})
+        find_model(model, **{name: arguments[name]})
 
 
 @pytest.mark.parametrize("present, message", [
@@ -47,7 +47,7 @@ def test_a_missing_path_is_named(model, name, value, error, message):
     (["options.json", "options_file", "x.h5"], "expected one file options.json, found options.json, options_file"),
     (["a_options.json", "b_options.json"], "expected one file options.json, found a_options.json, b_options.json"),
 ])
-def test_a_directory_of_something_else_is_refused(tmp_path, present, message):
+def test_a_directory_without_a_model_is_refused(tmp_path, present, message):
     for name in present:
         (tmp_path / name).touch()
     with pytest.raises(ConfigurationError, match=f"^model {tmp_path}: {message}$"):
@@ -56,8 +56,8 @@ def test_a_directory_of_something_else_is_refused(tmp_path, present, message):
 
 @pytest.mark.parametrize("folder", ["", "a/b/c/", "../../../../"])
 def test_a_zip(model, tmp_path, cache, folder):
-    more = {f"{folder}vocab.txt.gz": b"words", f"{folder}README": b"x", "__MACOSX/._options.json": b"x"}
-    archive = pack(tmp_path / "12.zip", contents(model, folder, **more))
+    extra = {f"{folder}vocab.txt.gz": b"words", f"{folder}README": b"x", "__MACOSX/._options.json": b"x"}
+    archive = pack(tmp_path / "12.zip", contents(model, folder, **extra))
     files = find_model(archive)
     assert_is(files, model, b"words")
     assert names(files.options_file.parent) == ["model.hdf5", "options.json", "vocab.txt.gz"]
@@ -65,19 +65,19 @@ def test_a_zip(model, tmp_path, cache, folder):
     assert BiLm.from_model(archive).fingerprint() == BiLm.from_model(model).fingerprint()
 
 
-def test_a_zip_is_unpacked_once_and_anew_when_it_changes(model, tmp_path):
+def test_a_zip_is_unpacked_once_and_again_after_a_change(model, tmp_path):
     archive = pack(tmp_path / "m.zip", contents(model), zipfile.ZIP_STORED)
     unpacked = find_model(archive).weight_file
     written = unpacked.stat()
     assert find_model(archive).weight_file == unpacked and unpacked.stat() == written
     for content in (tiny(), tiny(lstm__dim=16)):  # a ZIP of the same size, then a larger one
-        other = write_model(tmp_path / "other", content, seed=1)
-        pack(archive, contents(other), zipfile.ZIP_STORED)
-        assert_is(find_model(archive), other)
+        changed = write_model(tmp_path / "other", content, seed=1)
+        pack(archive, contents(changed), zipfile.ZIP_STORED)
+        assert_is(find_model(archive), changed)
 
 
 def locked(content):
-    """With the flag of a password at every member."""
+    """The archive with the encryption flag set for every member."""
     content = content.replace(b"PK\x03\x04\x14\x00\x00\x00", b"PK\x03\x04\x14\x00\x01\x00")
     return content.replace(b"PK\x01\x02\x14\x03\x14\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01\x00")
 
@@ -95,7 +95,7 @@ def locked(content):
     (None, lambda content: b"<html>", "expected a directory, ZIP or tar"),
     (None, locked, "expected a complete ZIP or tar file without a password"),
 ])
-def test_a_zip_of_something_else_is_refused_and_leaves_nothing(model, tmp_path, cache, members, damage, message):
+def test_a_zip_without_a_model_is_refused_and_leaves_nothing(model, tmp_path, cache, members, damage, message):
     archive = pack(tmp_path / "m.zip", contents(model) if members is None else members)
     archive.write_bytes(damage(archive.read_bytes()))
     with pytest.raises(ConfigurationError, match=message):
@@ -106,7 +106,7 @@ def test_a_zip_of_something_else_is_refused_and_leaves_nothing(model, tmp_path, 
 
 @pytest.mark.parametrize("name, near", [("no", None), ("small.zip", None), ("Original", "original"),
                                         ("bundeled", "bundled")])
-def test_an_unknown_model_is_refused_with_what_there_is(tmp_path, monkeypatch, name, near):
+def test_an_unknown_model_is_refused_with_the_known_names(tmp_path, monkeypatch, name, near):
     monkeypatch.chdir(tmp_path)
     usual = "bundled, small, medium, original, original_5.5b, seqvec, nlpl:NUMBER, manylangs:LANGUAGE"
     expected = f"^model: expected one of {usual}, a directory, a ZIP or tar, or a URL; found nothing at {name}" + (
@@ -132,7 +132,7 @@ def test_urls_are_stored_in_the_cache(memory, model, cache, tmp_path):
     assert fetch(tmp_path / "a b") == tmp_path / "a b"
 
 
-def test_a_remote_directory_of_which_a_part_is_cached_is_fetched_whole(memory, model):
+def test_a_partly_cached_remote_directory_is_fetched_whole(memory, model):
     memory.pipe({f"/owner/model/{path.name}": path.read_bytes() for path in paths(model)})
     fetch("memory://owner/model/weights.hdf5")
     assert_is(find_model("memory://owner/model"), model)
@@ -141,7 +141,7 @@ def test_a_remote_directory_of_which_a_part_is_cached_is_fetched_whole(memory, m
 @pytest.mark.parametrize("path, message", [
     ("owner/other/README.md", "found README.md"),
     ("page", "expected a directory, ZIP or tar.*an unknown file or a truncated archive")])
-def test_a_url_of_something_else_is_refused(memory, path, message):
+def test_a_url_without_a_model_is_refused(memory, path, message):
     memory.pipe(f"/{path}", b"<html>")
     with pytest.raises(ConfigurationError, match=message):
         find_model(f"memory://{path.removesuffix('/README.md')}")
@@ -178,7 +178,7 @@ def test_paths_in_the_cache(cache, url, path):
     ({"HOME": "/home/me"}, "/home/me/.cache/elmo-fast/https/h/a"),
     ({"ELMO_FAST_CACHE": "", "HOME": "/home/me"}, "/home/me/.cache/elmo-fast/https/h/a"),
 ])
-def test_where_the_cache_is(monkeypatch, variables, expected):
+def test_the_folder_of_the_cache(monkeypatch, variables, expected):
     for name in ("ELMO_FAST_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -186,7 +186,7 @@ def test_where_the_cache_is(monkeypatch, variables, expected):
     assert str(cache_path("https://h/a")) == expected
 
 
-def test_without_the_extra_it_is_named(monkeypatch, model):
+def test_a_missing_extra_is_named(monkeypatch, model):
     for name in ("pooch", "fsspec"):
         monkeypatch.setitem(sys.modules, name, None)
     for url in ("https://h/a", "s3://h/a"):
@@ -197,11 +197,11 @@ def test_without_the_extra_it_is_named(monkeypatch, model):
     assert find_model(model) == ModelFiles(*paths(model))
 
 
-# ---- damaged and hostile ZIPs, and a full disk under them ----
+# ---- damaged and hostile ZIPs, and a full disk ----
 
 
 def declare(archive, size):
-    """The bytes of a ZIP whose directory says that every member unpacks to `size` bytes."""
+    """The bytes of a ZIP whose directory declares `size` unpacked bytes for every member."""
     with zipfile.ZipFile(archive) as file:
         start = file.start_dir
     content = bytearray(archive.read_bytes())

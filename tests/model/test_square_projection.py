@@ -1,4 +1,4 @@
-"""Cells whose file has a projection to as many values as they have: the file decides, as in AllenNLP."""
+"""Models with a projection as wide as the cells: the weight file decides, as in AllenNLP."""
 
 import json
 
@@ -18,10 +18,10 @@ LAYERS = [lstm_name(direction, layer, "W_P_0") for direction in (0, 1) for layer
 
 def projecting(seed=0):
     """Weights with a projection of 11 cells to 11 values in every cell."""
-    generator, drawn = np.random.default_rng(seed), weights(OPTIONS, seed)
+    generator, datasets = np.random.default_rng(seed), weights(OPTIONS, seed)
     for name in LAYERS:
-        drawn[name] = generator.normal(0, 0.3, (11, 11)).astype(np.float32)
-    return {name: drawn[name] for name in expected_shapes(OPTIONS, drawn)}
+        datasets[name] = generator.normal(0, 0.3, (11, 11)).astype(np.float32)
+    return {name: datasets[name] for name in expected_shapes(OPTIONS, datasets)}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def expected(tokens):
-    """Layers of a sentence from zeros in float64, with both clips firing."""
+    """Layers of a sentence from zero states in float64, with both clips firing."""
     counts = plain.Counts()
     ids = BiLm(OPTIONS, projecting()).token_source.token_ids(["<S>", *tokens, "</S>"]).numpy()
     layers, _ = plain.layers(ids, projecting(), OPTIONS, counts=counts)
@@ -45,24 +45,24 @@ def expected(tokens):
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
 def test_the_projection_is_used(folder, backend):
     embedder = ElmoEmbedder(folder / "options.json", folder / "weights.hdf5", state="zero", backend=backend)
-    for found, tokens in zip(embedder.embed_sentences(SENTENCES[:3]), SENTENCES):
-        np.testing.assert_allclose(found, expected(tokens), rtol=0, atol=2e-6)
+    for actual, tokens in zip(embedder.embed_sentences(SENTENCES[:3]), SENTENCES):
+        np.testing.assert_allclose(actual, expected(tokens), rtol=0, atol=2e-6)
 
 
-def test_it_comes_back_byte_for_byte_and_by_allennlps_names(folder, tmp_path):
+def test_the_projection_round_trips_through_files_and_state_dicts(folder, tmp_path):
     elmo = Elmo(folder / "options.json", folder / "weights.hdf5", 1, dropout=0, state="zero")
-    ids, given = batch_to_ids(SENTENCES), projecting()
+    ids, datasets = batch_to_ids(SENTENCES), projecting()
     stored = elmo.state_dict()
     key = "_elmo_lstm._elmo_lstm.backward_layer_1.state_projection.weight"
-    np.testing.assert_array_equal(stored[key].numpy(), given[lstm_name(1, 1, "W_P_0")].T)
-    other = Elmo(None, None, 1, dropout=0, module=BiLm(OPTIONS, projecting(5), state="zero"))
-    other.load_state_dict(stored)
-    torch.testing.assert_close(*(each(ids)["elmo_representations"][0] for each in (elmo, other)))
+    np.testing.assert_array_equal(stored[key].numpy(), datasets[lstm_name(1, 1, "W_P_0")].T)
+    restored = Elmo(None, None, 1, dropout=0, module=BiLm(OPTIONS, projecting(5), state="zero"))
+    restored.load_state_dict(stored)
+    torch.testing.assert_close(*(module(ids)["elmo_representations"][0] for module in (elmo, restored)))
     torch.save(stored, tmp_path / "state.th")
     export_module(elmo, tmp_path / "module")
     export_state_dict(tmp_path / "state.th", folder / "options.json", tmp_path / "state")
-    for made, limit in (("module", 0), ("state", 1e-6)):  # AllenNLP's biases have a 1 added
-        found = read_weights(tmp_path / made / "weights.hdf5", OPTIONS)
-        assert found.keys() == given.keys()
-        for name, values in found.items():
-            np.testing.assert_allclose(values, given[name], rtol=0, atol=limit)
+    for export, limit in (("module", 0), ("state", 1e-6)):  # AllenNLP's biases have a 1 added
+        actual = read_weights(tmp_path / export / "weights.hdf5", OPTIONS)
+        assert actual.keys() == datasets.keys()
+        for name, values in actual.items():
+            np.testing.assert_allclose(values, datasets[name], rtol=0, atol=limit)

@@ -1,4 +1,4 @@
-"""Token tables alone: words, rows, ids, and files."""
+"""Token tables without a model: words, rows, ids, and files."""
 
 import copy
 import pickle
@@ -13,15 +13,15 @@ from elmo_fast.files.strings import joined
 from tests.support.files import names
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "naïve", "🙂", "", "a b", "x" * 60, "line\nbreak", "nul\0byte", "\ud800", "the"]
-EVERY = np.arange(len(WORDS))
+ALL_ROWS = np.arange(len(WORDS))
 
 
-def drawn(count, dim=5, seed=0, dtype=np.float32):
+def random_vectors(count, dim=5, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal((count, dim)).astype(dtype)
 
 
 def table(**arguments):
-    return TokenTable(drawn(len(WORDS)), WORDS, "f" * 32, **arguments)
+    return TokenTable(random_vectors(len(WORDS)), WORDS, "f" * 32, **arguments)
 
 
 @pytest.fixture
@@ -30,50 +30,50 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("dtype, device", [(np.float32, None), (np.float16, None), (np.float32, "cpu")])
-def test_a_file_gives_the_table_back(path, dtype, device):
-    vectors = drawn(len(WORDS), dtype=dtype)
+def test_a_table_round_trips_through_a_file(path, dtype, device):
+    vectors = random_vectors(len(WORDS), dtype=dtype)
     TokenTable(vectors, WORDS, "0123", precision="high").save(path)
-    found = TokenTable.open(path, device=device)
-    assert (found.precision, found.fingerprint, found.dim, len(found)) == ("high", "0123", 5, len(WORDS))
-    assert found.words == WORDS and found.storage == np.dtype(dtype).name and found.device.type == "cpu"
-    every = found.vectors(EVERY)
-    assert every.dtype == torch.float32 and np.array_equal(every.numpy(), vectors.astype(np.float32))
-    with h5py.File(path) as file:  # what bilm-tf reads
+    opened = TokenTable.open(path, device=device)
+    assert (opened.precision, opened.fingerprint, opened.dim, len(opened)) == ("high", "0123", 5, len(WORDS))
+    assert opened.words == WORDS and opened.storage == np.dtype(dtype).name and opened.device.type == "cpu"
+    rows = opened.vectors(ALL_ROWS)
+    assert rows.dtype == torch.float32 and np.array_equal(rows.numpy(), vectors.astype(np.float32))
+    with h5py.File(path) as file:  # as bilm-tf reads it
         assert np.array_equal(file["embedding"][...], vectors) and file["embedding"].dtype == dtype
     assert names(path.parent) == ["t.hdf5"]
     with pytest.raises(ConfigurationError, match="expected the vocabulary of the token table .* words., got"):
         TokenTable.open(path, ["<S>", "</S>"])
     before = path.read_bytes()
-    found.encoded.zero_()  # memory-mapped copy on write
+    opened.encoded.zero_()  # memory-mapped copy on write
     assert path.read_bytes() == before
 
 
 def test_ids_are_rows_plus_1():
-    found = table()
-    assert found.rows(["<S>", "naïve", "no", "x" * 60]).tolist() == [0, 4, -1, 8]
-    assert found.rows(["the"]).tolist() == [12]  # the last of two equal words, as in bilm-tf's Vocabulary
-    assert found.ids(["<S>", "🙂", ""]).tolist() == [1, 6, 7]
+    token_table = table()
+    assert token_table.rows(["<S>", "naïve", "no", "x" * 60]).tolist() == [0, 4, -1, 8]
+    assert token_table.rows(["the"]).tolist() == [12]  # the last of two equal words, as in bilm-tf's Vocabulary
+    assert token_table.ids(["<S>", "🙂", ""]).tolist() == [1, 6, 7]
     with pytest.raises(ValueError, match="token table: expected words of the table .13 words., got 'no', 'nor'$"):
-        found.ids(["no", "the", "nor", "no"])
-    found.unknown = "unk"
-    assert found.ids(["no", "the"]).tolist() == [3, 13]
-    assert "the" in found and "no" not in found
+        token_table.ids(["no", "the", "nor", "no"])
+    token_table.unknown = "unk"
+    assert token_table.ids(["no", "the"]).tolist() == [3, 13]
+    assert "the" in token_table and "no" not in token_table
 
 
 def test_copies_share_and_a_mapped_table_is_pickled_as_its_path(path):
-    TokenTable(drawn(100, 1000), [str(k) for k in range(100)]).save(path)
+    TokenTable(random_vectors(100, 1000), [str(k) for k in range(100)]).save(path)
     mapped = TokenTable.open(path)
     assert copy.deepcopy(mapped) is mapped
     stored = pickle.dumps(mapped)
-    again = pickle.loads(stored)
-    assert len(stored) < 100 * 1000 and again.words == mapped.words
-    assert torch.equal(again.vectors(np.arange(100)), mapped.vectors(np.arange(100)))
+    unpickled = pickle.loads(stored)
+    assert len(stored) < 100 * 1000 and unpickled.words == mapped.words
+    assert torch.equal(unpickled.vectors(np.arange(100)), mapped.vectors(np.arange(100)))
     assert torch.equal(pickle.loads(pickle.dumps(table())).vectors([3]), table().vectors([3]))
 
 
 def test_a_table_without_words_has_ids_only(path):
-    vectors = drawn(4)
-    with h5py.File(path, "w") as file:  # foreign numbers too
+    vectors = random_vectors(4)
+    with h5py.File(path, "w") as file:  # big-endian numbers too
         file.create_dataset("embedding", data=vectors.astype(">f4"), chunks=(2, 5), compression="gzip")
     bare = TokenTable.open(path)
     assert bare.words is None and bare.fingerprint is None and np.array_equal(bare.vectors([3, 0]), vectors[[3, 0]])
@@ -120,7 +120,7 @@ def test_a_wrong_file_is_refused(path, content, message):
         TokenTable.open(path)
 
 
-def test_words_that_are_no_strings_are_refused(path):
+def test_words_of_other_types_are_refused(path):
     with pytest.raises(ValueError, match=r"vocabulary: expected strings, got int \(3\)"):
         TokenTable(np.ones((2, 3), np.float32), ["a", 3]).save(path)
     assert names(path.parent) == []
@@ -128,12 +128,12 @@ def test_words_that_are_no_strings_are_refused(path):
 
 @pytest.mark.parametrize("version, end", [(1, b""), (2, bytes(100))])
 def test_files_of_earlier_versions_are_read(path, version, end):
-    vectors = drawn(len(WORDS))
+    vectors = random_vectors(len(WORDS))
     with h5py.File(path, "w") as file:
         file["embedding"] = vectors
         file["vocabulary"], file["vocabulary_ends"] = joined(WORDS)
         file.attrs.update(format_version=version, fingerprint="0123", precision="high")
     with open(path, "ab") as file:
         file.write(end)  # checksums
-    found = TokenTable.open(path)
-    assert found.words == WORDS and np.array_equal(found.vectors(EVERY), vectors)
+    opened = TokenTable.open(path)
+    assert opened.words == WORDS and np.array_equal(opened.vectors(ALL_ROWS), vectors)

@@ -1,4 +1,4 @@
-"""A model with a token table gives what it gives without one, for every word, known or not, by every way in."""
+"""A model gives the same results with and without a token table, for known and unknown words, by every call."""
 
 import copy
 import pickle
@@ -15,33 +15,33 @@ ALL_KNOWN = [sentence for sentence in SENTENCES if all(word in KNOWN for word in
 THE = batch_to_ids([["The"]])
 
 
-def pair(of=None, words=KNOWN, backend="native", **arguments):
-    """Two models of the same weights, the second with a table."""
-    plain, tabled = bilm(of, backend=backend), bilm(of, backend=backend)
+def pair(sizes=None, words=KNOWN, backend="native", **arguments):
+    """Two models of the same weights; the second has a table."""
+    plain, tabled = bilm(sizes, backend=backend), bilm(sizes, backend=backend)
     tabled.token_table = build_token_table(plain, ["<S>", "</S>", "<UNK>", *words], **arguments)
     return plain, tabled
 
 
-def assert_same(found, expected, backend="native"):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        one, other = torch.as_tensor(one), torch.as_tensor(other)
-        assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other, atol=0 if backend == "native" else 1e-6, rtol=0)
+def assert_same(actual, expected, backend="native"):
+    assert len(actual) == len(expected)
+    for left, right in zip(actual, expected):
+        left, right = torch.as_tensor(left), torch.as_tensor(right)
+        assert left.dtype == right.dtype
+        torch.testing.assert_close(left, right, atol=0 if backend == "native" else 1e-6, rtol=0)
 
 
 @torch.no_grad()
 def assert_same_layers(tabled, plain, batch, expected=None, backend="native"):
-    """By strings and by characters; `expected` are the sentences of the model without a table."""
+    """Compare by strings and by characters; `expected` are the sentences of the model without a table."""
     assert_same(tabled.embed_tokens(batch)[0], plain.embed_tokens(expected or batch)[0], backend)
-    one, other = tabled(batch_to_ids(batch, *plain.token_source.row_shape)), plain(
+    output, plain_output = tabled(batch_to_ids(batch, *plain.token_source.row_shape)), plain(
         batch_to_ids(expected or batch, *plain.token_source.row_shape))
-    assert torch.equal(one.mask, other.mask)
-    assert_same(one.activations, other.activations, backend)
+    assert torch.equal(output.mask, plain_output.mask)
+    assert_same(output.activations, plain_output.activations, backend)
 
 
 def count_encoded(model):
-    """The numbers of tokens in calls of the char encoder."""
+    """The number of tokens of every call of the char encoder."""
     calls, encode = [], model.token_source.encode_rows
     model.token_source.encode_rows = lambda ids, backend: calls.append(len(ids)) or encode(ids, backend)
     return calls
@@ -56,10 +56,10 @@ def test_characters_strings_and_streams(shape, backend, state):
     plain.state = tabled.state = state
     for _ in range(2):
         assert_same_layers(tabled, plain, SENTENCES, backend=backend)
-    one, other = (ElmoEmbedder.from_bilm(model) for model in (tabled, plain))
+    embedder, reference = (ElmoEmbedder.from_bilm(model) for model in (tabled, plain))
     sentences = SENTENCES * 3 + [["never", "seen"], ["The", "never"]]
-    assert_same(list(one.embed_sentences(sentences, 4)), list(other.embed_sentences(sentences, 4)), backend)
-    assert_same(one.embed_batch(sentences), other.embed_batch(sentences), backend)
+    assert_same(list(embedder.embed_sentences(sentences, 4)), list(reference.embed_sentences(sentences, 4)), backend)
+    assert_same(embedder.embed_batch(sentences), reference.embed_batch(sentences), backend)
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch", "native"])
@@ -69,10 +69,10 @@ def test_token_ids(backend):
     for row, sentence in zip(ids, ALL_KNOWN):
         row[: len(sentence)] = torch.from_numpy(tabled.token_table.ids(sentence))
     bounded = torch.from_numpy(tabled.token_table.ids(["<S>", "The", "</S>"]))[None]
-    for found, expected in ((tabled(ids), plain(batch_to_ids(ALL_KNOWN))),
-                            (tabled(bounded, boundaries="present"), plain(THE))):
-        assert torch.equal(found.mask, expected.mask)
-        assert_same(found.activations, expected.activations, backend)
+    for actual, expected in ((tabled(ids), plain(batch_to_ids(ALL_KNOWN))),
+                             (tabled(bounded, boundaries="present"), plain(THE))):
+        assert torch.equal(actual.mask, expected.mask)
+        assert_same(actual.activations, expected.activations, backend)
     with pytest.raises(ValueError, match=f"ids: expected word ids from 0 to {len(KNOWN) + 3}, got 0 to 99"):
         tabled(torch.tensor([[99, 0]]))
 
@@ -85,7 +85,7 @@ def test_words_outside_the_table_are_encoded_once():
     assert_same_layers(tabled, plain, [["é" * 30, "x" + "é" * 30, "new", "y" * 60]])  # words cut within a letter, too
 
 
-def test_unknown_words_may_be_refused_or_stand_for_unk():
+def test_unknown_words_are_refused_or_replaced_by_unk():
     plain, tabled = pair(unknown="error")
     for call in (tabled.embed_tokens, lambda batch: tabled(batch_to_ids(batch))):
         with pytest.raises(ValueError, match="token table: expected words of the table .* got 'no', 'nor'"):
@@ -94,23 +94,23 @@ def test_unknown_words_may_be_refused_or_stand_for_unk():
     assert_same_layers(tabled, plain, [["The", "no"]], [["The", "<UNK>"]])
 
 
-def test_16_bits_are_near():
+def test_a_float16_table_is_close():
     plain, tabled = pair(storage="float16")
     with torch.no_grad():
-        one, other = tabled.embed_tokens(SENTENCES[:3])[0], plain.embed_tokens(SENTENCES[:3])[0]
+        layers, plain_layers = tabled.embed_tokens(SENTENCES[:3])[0], plain.embed_tokens(SENTENCES[:3])[0]
     assert tabled.token_table.storage == "float16"
-    for found, expected in zip(one, other):
-        assert 0 < (found - expected).abs().max() < 5e-3 * expected.abs().max()
+    for layer, expected in zip(layers, plain_layers):
+        assert 0 < (layer - expected).abs().max() < 5e-3 * expected.abs().max()
 
 
 def test_a_table_of_another_model_is_refused(tmp_path):
-    one, other = bilm(), bilm(seed=1)
-    made = build_token_table(one, KNOWN)
-    made.save(tmp_path / "t.hdf5")
-    message = f"fingerprint {other.fingerprint()}., got one .*{one.fingerprint()}"
-    for model, table, expected in ((other, made, f"the table of this model .{message}"),
-                                   (other, tmp_path / "t.hdf5", "the table of this model"),
-                                   (bilm(options({"projection_dim": 13})), made, "vectors of 13 values, got 11")):
+    first, second = bilm(), bilm(seed=1)
+    own_table = build_token_table(first, KNOWN)
+    own_table.save(tmp_path / "t.hdf5")
+    message = f"fingerprint {second.fingerprint()}., got one .*{first.fingerprint()}"
+    for model, table, expected in ((second, own_table, f"the table of this model .{message}"),
+                                   (second, tmp_path / "t.hdf5", "the table of this model"),
+                                   (bilm(options({"projection_dim": 13})), own_table, "vectors of 13 values, got 11")):
         with pytest.raises(ConfigurationError, match=f"^token_table: expected {expected}"):
             model.token_table = table
         assert model.token_table is None
@@ -122,16 +122,16 @@ def test_a_table_without_a_fingerprint_is_accepted():
     vectors = build_token_table(plain, words).vectors(np.arange(len(words)))
     for table in (TokenTable(vectors, words), TokenTable(vectors)):
         tabled.token_table, tabled.state, plain.state = table, "zero", "zero"
-        found = tabled(torch.tensor([[1, 3, 4, 2]]), boundaries="present")
-        assert_same(found.activations, plain(batch_to_ids([KNOWN[:2]])).activations)
+        actual = tabled(torch.tensor([[1, 3, 4, 2]]), boundaries="present")
+        assert_same(actual.activations, plain(batch_to_ids([KNOWN[:2]])).activations)
 
 
-def test_changed_weights_are_noticed_in_copies_too():
+def test_changed_weights_are_detected_in_copies_too():
     _, tabled = pair()
-    tabled.token_source.W_proj.data.copy_(tabled.token_source.W_proj.data.clone())  # rewritten, the same
+    tabled.token_source.W_proj.data.copy_(tabled.token_source.W_proj.data.clone())  # rewritten with the same values
     tabled.load_state_dict(tabled.state_dict())
     with torch.no_grad():
-        tabled._elmo_lstm.B_0_1 += 1  # no part of the char encoder
+        tabled._elmo_lstm.B_0_1 += 1  # not part of the char encoder
     tabled.state = "zero"
     expected, _ = tabled.embed_tokens(SENTENCES)
     for model in (copy.deepcopy(tabled), pickle.loads(pickle.dumps(tabled)), tabled):
@@ -154,21 +154,21 @@ def test_a_trained_encoder_is_refused_while_gradients_flow():
         trained(THE)
 
 
-def test_elmo_takes_ids_of_the_table(tmp_path):
+def test_elmo_accepts_ids_of_the_table(tmp_path):
     model = files(tmp_path / "model", options())
     build_token_table(bilm(), ["<S>", "</S>", "The", "children", "."]).save(tmp_path / "t.hdf5")
     tabled, plain = (Elmo(*model, 1, dropout=0, token_table=table) for table in (tmp_path / "t.hdf5", None))
     ids = batch_to_ids([["The", "children", "."], [".", "wholly"], []])
     numbers = torch.tensor([[3, 4, 5], [5, 77, 0], [0, 0, 0]])
-    for found, expected in ((tabled(ids, numbers), plain(ids)), (tabled(ids, numbers), plain(ids)),
-                            (tabled(None, numbers[:1, None]), plain(ids[:1, None]))):
-        assert torch.equal(found["mask"], expected["mask"])
-        assert_same(found["elmo_representations"], expected["elmo_representations"], "torch")
+    for actual, expected in ((tabled(ids, numbers), plain(ids)), (tabled(ids, numbers), plain(ids)),
+                             (tabled(None, numbers[:1, None]), plain(ids[:1, None]))):
+        assert torch.equal(actual["mask"], expected["mask"])
+        assert_same(actual["elmo_representations"], expected["elmo_representations"], "torch")
     with pytest.raises(ValueError, match="ids: expected character ids, .* above 5, got no such ids .* 77"):
         tabled(None, numbers)
 
 
-def test_cached_words_are_encoded_once_when_rare():
+def test_only_uncached_words_are_encoded_once():
     plain = bilm()
     plain.cache_words(["@@PADDING@@", "The"])
     calls = count_encoded(plain)

@@ -1,4 +1,4 @@
-"""`BiLm.forward` keeps vectors of character ids between calls: results are those of a fresh model, to the bit."""
+"""`BiLm.forward` caches vectors of character ids between calls: results have the bits of a fresh model."""
 
 import copy
 
@@ -11,12 +11,12 @@ from elmo_fast.model.token_table.spare import SpareVectors
 from tests.support.engines import needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm, texts
 
-pytestmark = needs_native  # whose bits do not depend on what is encoded together
+pytestmark = needs_native  # its bits do not depend on the batch
 BATCHES = [SENTENCES, SENTENCES[1:3], [], [[]], [["sea"]], *([sentence] for sentence in texts(8, seed=2)), SENTENCES]
 
 
 @pytest.fixture
-def encoded(monkeypatch):
+def token_counts(monkeypatch):
     """The number of tokens of every call of the encoder."""
     counts, encode_rows = [], CharacterEncoder.encode_rows
 
@@ -38,26 +38,26 @@ def outputs(network, batch, **arguments):
         return [layer.clone() for layer in network(ids, **arguments).activations]
 
 
-def same(found, expected):
-    return all(map(torch.equal, found, expected)) and len(found) == len(expected)
+def same(actual, expected):
+    return all(map(torch.equal, actual, expected)) and len(actual) == len(expected)
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium", "low"])
 @pytest.mark.parametrize("state", ["zero", "carry", "warm"])
 def test_bits(precision, state):
-    kept, fresh = model(precision=precision, state=state), model(precision=precision, state=state)
+    cached, fresh = model(precision=precision, state=state), model(precision=precision, state=state)
     for batch in BATCHES:
         fresh._spare = SpareVectors()
-        assert same(outputs(kept, batch), outputs(fresh, batch))
+        assert same(outputs(cached, batch), outputs(fresh, batch))
 
 
-def test_known_tokens_are_not_encoded_again(encoded):
+def test_known_tokens_are_not_encoded_again(token_counts):
     network = model()
     outputs(network, [["the", "sea"], ["the", "old", "man"]])
     outputs(network, [["man"], ["the", "old", "sea"]])
-    assert encoded == [6]  # with <S> and </S>
+    assert token_counts == [6]  # with <S> and </S>
     outputs(network, [["the", "young", "man"]], boundaries="present")
-    assert encoded == [6, 1]
+    assert token_counts == [6, 1]
 
 
 @pytest.mark.parametrize("change", [
@@ -66,7 +66,7 @@ def test_known_tokens_are_not_encoded_again(encoded):
     lambda network: network.get_parameter("_token_embedder.b_cnn_0").detach().numpy().__iadd__(0.5),
     lambda network: setattr(network, "precision", "low"), lambda network: setattr(network, "backend", "torch"),
     lambda network: network.half()])
-def test_what_the_vectors_depend_on(change):
+def test_changes_of_the_model_are_detected(change):
     network = model()
     outputs(network, SENTENCES)
     change(network)
@@ -85,5 +85,5 @@ def test_calls_in_inference_mode():
     network = model()
     for k, batch in enumerate(BATCHES):
         with torch.inference_mode(k % 3 < 2):
-            found = outputs(network, batch)
-        assert same(found, outputs(model(), batch))
+            actual = outputs(network, batch)
+        assert same(actual, outputs(model(), batch))

@@ -1,5 +1,4 @@
-"""Whatever way weights changed between two calls, the next call gives what a new model of the same weights gives."""
-
+"""After any edit of the weights, the next call gives the results of a new model with these weights."""
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tests.support.grid import mostly_long
 from tests.support.models import bilm, options, weights
 
 pytestmark = needs_native
-# large enough for every kind of matrix to be sampled
+# large enough that every kind of matrix is sampled
 SIZES = options({"dim": 256, "projection_dim": 64},
                 {"embedding": {"dim": 16}, "filters": [[1, 32], [3, 112], [5, 128]], "n_highway": 1})
 SENTENCES = [["The", "play", "was", "long", "."], ["Hi"]]
@@ -26,14 +25,14 @@ def model(state="warm", **arguments):
 
 
 @torch.no_grad()
-def layers(of):
-    return torch.stack(of(IDS).activations)
+def layers(network):
+    return torch.stack(network(IDS).activations)
 
 
-def assert_current(of):
-    """The model gives the bits of a new one with its weights."""
-    fresh = BiLm(SIZES, of.weights(), state=of.state, backend="native").to(of.lstm.B_0_0.dtype)
-    assert torch.equal(layers(of), layers(fresh))
+def assert_current(network):
+    """Check that the model gives the bits of a new model with its weights."""
+    fresh = BiLm(SIZES, network.weights(), state=network.state, backend="native").to(network.lstm.B_0_0.dtype)
+    assert torch.equal(layers(network), layers(fresh))
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,8 @@ def files(tmp_path_factory):
 
 
 def _swap(p):
-    other = p.data.clone() * 0.5
-    p.data, other = other, p.data
+    halved = p.data.clone() * 0.5
+    p.data, halved = halved, p.data
 
 
 def _through(array):
@@ -99,13 +98,13 @@ def test_a_kind_of_weight(name):
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def _steps(of):
-    """A step of an optimizer after every backward, each in another way of its time."""
-    averages = [p.data.clone() for p in of.parameters()]
+def _steps(network):
+    """An optimizer step after every backward, by various operations; yields moving averages."""
+    averages = [p.data.clone() for p in network.parameters()]
     for number in range(4):
-        of.zero_grad(set_to_none=number % 2 == 0)
-        of.train()(IDS)["elmo_representations"][0].square().mean().backward()
-        for p, average in zip(of.parameters(), averages):
+        network.zero_grad(set_to_none=number % 2 == 0)
+        network.train()(IDS)["elmo_representations"][0].square().mean().backward()
+        for p, average in zip(network.parameters(), averages):
             if p.grad is None:
                 continue
             if number == 1:  # sparse: the rows with the largest gradient, as dense_sparse_adam indexes them
@@ -123,39 +122,39 @@ def _steps(of):
 def test_evaluation_between_training_steps(files, state):
     trained = Elmo(*files, 1, requires_grad=True, dropout=0, state=state)
 
-    def assert_evaluates(of):
-        same = Elmo(*files, 1, dropout=0, state=state)
-        same.load_state_dict(of.state_dict())
+    def assert_evaluates(network):
+        fresh = Elmo(*files, 1, dropout=0, state=state)
+        fresh.load_state_dict(network.state_dict())
         with torch.no_grad():
-            found, expected = (each(IDS)["elmo_representations"][0] for each in (of, same.eval()))
-        torch.testing.assert_close(found, expected, atol=SAME_MODEL, rtol=0)
+            actual, expected = (module(IDS)["elmo_representations"][0] for module in (network, fresh.eval()))
+        torch.testing.assert_close(actual, expected, atol=SAME_MODEL, rtol=0)
 
     for averages in _steps(trained):
         assert_evaluates(trained)  # still in training
         assert_evaluates(trained.eval())
-        for _ in range(2):  # as AllenNLP's moving averages: in, evaluated, and out
+        for _ in range(2):  # as AllenNLP's moving averages: swap in, evaluate, swap out
             for p, average in zip(trained.parameters(), averages):
                 p.data, average.data = average.data, p.data
             assert_evaluates(trained)
 
 
-@pytest.mark.parametrize("how", ["plain", "foreach", "fused"])
+@pytest.mark.parametrize("kind", ["plain", "foreach", "fused"])
 @pytest.mark.parametrize("optimizer", mostly_long([torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad]))
-def test_torchs_optimizers_between_evaluations(how, optimizer):
+def test_torchs_optimizers_between_evaluations(kind, optimizer):
     trained = model(requires_grad=True)
-    variant = {} if how == "plain" else {how: True}
+    variant = {} if kind == "plain" else {kind: True}
     steps = optimizer(trained.parameters(), lr=0.05, **variant)
     for _ in range(2):
         steps.zero_grad()
         trained(IDS).activations[-1].sum().backward()
-        before = layers(trained)  # the gradients are known by now
+        before = layers(trained)  # after the gradients
         steps.step()
         assert not torch.equal(layers(trained), before)
         assert_current(trained)
 
 
 @pytest.mark.parametrize("seen_by", ["backward", "evaluation"])
-def test_a_single_number_is_seen_after(seen_by):
+def test_an_edit_of_one_number_is_detected(seen_by):
     edited = model(requires_grad=seen_by == "backward")
     layers(edited)
     for number in (1, 2, 77_777):
@@ -171,23 +170,23 @@ def test_a_single_number_is_seen_after(seen_by):
         assert_current(edited)
 
 
-# ---- ways in ---------------------------------------------------------------------------------------------------------
+# ---- APIs ------------------------------------------------------------------------------------------------------------
 
 
 def test_embedders(files):
     loaded, embedder = load(files[0].parent, device="cpu"), ElmoEmbedder(*files, state="zero")
-    for of, call in ((loaded.bilm, lambda: [*loaded.embed(SENTENCES), loaded.encode_words(["play"])]),
-                     (embedder.elmo_bilm, lambda: [*embedder.embed_batch(SENTENCES),
-                                                   *embedder.embed_sentences(SENTENCES)])):
+    for network, call in ((loaded.bilm, lambda: [*loaded.embed(SENTENCES), loaded.encode_words(["play"])]),
+                          (embedder.elmo_bilm, lambda: [*embedder.embed_batch(SENTENCES),
+                                                        *embedder.embed_sentences(SENTENCES)])):
         before = call()
-        for p in of.parameters():
+        for p in network.parameters():
             p.data.mul_(0.75)
-        found = call()
-        fresh = BiLm(SIZES, of.weights(), state=of.state)
-        again, anew = LoadedElmo(fresh), ElmoEmbedder.from_bilm(fresh)
-        expected = ([*again.embed(SENTENCES), again.encode_words(["play"])] if of is loaded.bilm else
-                    [*anew.embed_batch(SENTENCES), *anew.embed_sentences(SENTENCES)])
-        assert all(map(np.array_equal, found, expected)) and not any(map(np.array_equal, found, before))
+        actual = call()
+        fresh = BiLm(SIZES, network.weights(), state=network.state)
+        fresh_loaded, fresh_embedder = LoadedElmo(fresh), ElmoEmbedder.from_bilm(fresh)
+        expected = ([*fresh_loaded.embed(SENTENCES), fresh_loaded.encode_words(["play"])] if network is loaded.bilm else
+                    [*fresh_embedder.embed_batch(SENTENCES), *fresh_embedder.embed_sentences(SENTENCES)])
+        assert all(map(np.array_equal, actual, expected)) and not any(map(np.array_equal, actual, before))
 
 
 def test_a_model_with_a_token_table():

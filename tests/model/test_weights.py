@@ -38,18 +38,18 @@ def replace(path, name, values, **storage):
             file.create_dataset(name, data=values, **storage)
 
 
-def assert_same(found, expected):
-    assert list(found) == list(expected)
+def assert_same(actual, expected):
+    assert list(actual) == list(expected)
     for name, values in expected.items():
-        assert found[name].dtype == np.float32 and found[name].shape == values.shape, name
-        assert found[name].tobytes() == values.tobytes(), name
+        assert actual[name].dtype == np.float32 and actual[name].shape == values.shape, name
+        assert actual[name].tobytes() == values.tobytes(), name
 
 
 @pytest.mark.parametrize("content", [
     tiny(), tiny(lstm__n_layers=1), tiny(lstm__n_layers=4), tiny(char_cnn__n_highway=0), tiny(lstm__projection_dim=8),
     {"lstm": tiny()["lstm"], "n_tokens_vocab": 5},
 ])
-def test_what_is_written_is_read_byte_for_byte(tmp_path, content):
+def test_weights_round_trip_byte_for_byte(tmp_path, content):
     options = Options.from_dict(content)
     weights = random_weights(options, seed=3)
     weights[CELL + "B"][:3] = np.float32([np.nan, -0.0, 1e-42])
@@ -57,7 +57,7 @@ def test_what_is_written_is_read_byte_for_byte(tmp_path, content):
     assert_same(read_weights(tmp_path / "w.hdf5", options, allow_nonfinite=True), weights)
 
 
-def test_names_and_shapes_are_those_of_bilm_tf():
+def test_names_and_shapes_match_bilm_tf():
     assert {name: values.shape for name, values in random_weights(OPTIONS).items()} == SHAPES
 
 
@@ -83,7 +83,7 @@ def compression(path, expected):
 
 @pytest.mark.parametrize("change, layers", [(first_of_262_rows, 2), (one_layers_names, 1), (other_datasets, 2),
                                             (compression, 2)])
-def test_files_of_other_makers_are_read(tmp_path, change, layers):
+def test_files_of_other_writers_are_read(tmp_path, change, layers):
     options = Options.from_dict(tiny(lstm__n_layers=layers))
     path = write_model(tmp_path, tiny(lstm__n_layers=layers)) / "weights.hdf5"
     expected = read_weights(path, options)
@@ -96,8 +96,8 @@ def test_files_of_other_makers_are_read(tmp_path, change, layers):
     ("CNN/W_cnn_1", (2, 3, 6)), (CELL + "W_0", (32, 8)), (CELL + "B", ())])
 def test_a_missing_or_misshapen_dataset_is_named(weight_file, name, shape):
     replace(weight_file, name, None if shape is None else np.zeros(shape, np.float32))
-    found = "none" if shape is None else shape
-    assert refusal(weight_file) == f"dataset {name}: expected shape {SHAPES[name]}, found {found}"
+    actual = "none" if shape is None else shape
+    assert refusal(weight_file) == f"dataset {name}: expected shape {SHAPES[name]}, found {actual}"
 
 
 @pytest.mark.parametrize("content, surplus", [
@@ -110,7 +110,7 @@ def test_weights_of_a_larger_model_are_refused(weight_file, content, surplus):
     assert surplus in refusal(weight_file, Options.from_dict(content))
 
 
-def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
+def test_a_projection_between_equal_sizes_is_optional(tmp_path):
     content = tiny(char_cnn__filters=[[1, 1], [2, 3]])
     path = write_model(tmp_path, content) / "weights.hdf5"
     options = Options.from_dict(content)
@@ -122,27 +122,27 @@ def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
     assert weights["CNN_proj/W_proj"].tolist() == np.eye(4).tolist() and weights["CNN_proj/b_proj"].tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("how, value", [({"dtype": np.float16}, 7e4), ({"mantissa_bits": 4}, -7e4),
-                                        ({"mantissa_bits": 3}, 65504)])
-def test_what_float16_does_not_hold_is_refused(tmp_path, how, value):
+@pytest.mark.parametrize("storage, value", [({"dtype": np.float16}, 7e4), ({"mantissa_bits": 4}, -7e4),
+                                            ({"mantissa_bits": 3}, 65504)])
+def test_values_beyond_float16_are_refused(tmp_path, storage, value):
     with pytest.raises(ConfigurationError, match=rf"W: expected values that float16 holds, got {abs(value):g}"):
-        write_weights(tmp_path / "w.hdf5", {"W": np.full((2, 3), value, np.float32)}, **how)
+        write_weights(tmp_path / "w.hdf5", {"W": np.full((2, 3), value, np.float32)}, **storage)
     assert not any(tmp_path.iterdir())
-    write_weights(tmp_path / "w.hdf5", {"W": np.array([[np.inf, np.nan, -np.inf]])}, **how)
+    write_weights(tmp_path / "w.hdf5", {"W": np.array([[np.inf, np.nan, -np.inf]])}, **storage)
     with h5py.File(tmp_path / "w.hdf5") as file:
         np.testing.assert_array_equal(file["W"], [[np.inf, np.nan, -np.inf]])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])
-def test_floats_of_other_kinds_become_float32(weight_file, dtype):
+def test_other_float_types_are_read_as_float32(weight_file, dtype):
     values = np.array([[0.5, -2.0, 0.1]] * 261).astype(dtype)
     replace(weight_file, "char_embed", values)
-    found = read_weights(weight_file, OPTIONS)["char_embed"]
-    assert found.dtype == np.float32 and found.tolist() == values.astype(np.float32).tolist()
+    embedding = read_weights(weight_file, OPTIONS)["char_embed"]
+    assert embedding.dtype == np.float32 and embedding.tolist() == values.astype(np.float32).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "S3"])
-def test_what_is_no_float_is_refused(weight_file, dtype):
+def test_datasets_of_other_types_are_refused(weight_file, dtype):
     replace(weight_file, "char_embed", np.zeros((261, 3), dtype))
     assert refusal(weight_file).startswith("dataset char_embed: expected floating-point numbers, found")
 

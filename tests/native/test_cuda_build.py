@@ -1,4 +1,4 @@
-"""Which nvcc builds the CUDA kernels: an old or broken one is a reason, and the rest of the module is built."""
+"""nvcc for the CUDA kernels: with an old or broken nvcc, the module is built without kernels and names the reason."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support.native_program import CMAKE, NINJA, ROOT, configure
 
 VERSION = 'if [ "$1" = --version ]; then echo "Cuda compilation tools, release {0}, V{0}.88"; exit 0; fi\n'
 NEW = VERSION.format("12.4")
-# What nvcc does; why there are no kernels, without what a compile definition does not take.
+# The script of nvcc, and the reason, without the characters that a compile definition excludes.
 FAKES = {
     "old": (VERSION.format("11.8") + "exit 0\n", "nvcc 12.1 or newer is needed, and NVCC is 11.8"),
     "refuses the host compiler": (
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and n
 
 
 def reason(folder: Path, *arguments) -> str:
-    """What the check says by itself, without configuring the project."""
+    """The reason from the check alone, without configuring the project."""
     (folder / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.18)\nproject(check LANGUAGES NONE)\noption(ELMO_FAST_CUDA \"\" ON)\n"
         f'include("{ROOT}/csrc/cuda/usable_nvcc.cmake")\nelmo_fast_usable_nvcc(why)\n'
@@ -33,24 +33,24 @@ def reason(folder: Path, *arguments) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("script, expected", FAKES.values(), ids=FAKES)
-def test_the_project_is_built_without_kernels_where_a_compiler_will_not_do(script, expected, tmp_path):
+def test_the_project_is_built_without_kernels_where_nvcc_is_unusable(script, expected, tmp_path):
     pytest.importorskip("pybind11")
-    said = configure(ROOT, tmp_path / "build", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
-                     *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("GENERIC", "AVX2", "AVX512", "AMX")))
-    assert f"elmo-fast: no CUDA kernels: {expected.replace('NVCC', f'{tmp_path}/nvcc')}\n" in said
+    output = configure(ROOT, tmp_path / "build", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
+                       *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("GENERIC", "AVX2", "AVX512", "AMX")))
+    assert f"elmo-fast: no CUDA kernels: {expected.replace('NVCC', f'{tmp_path}/nvcc')}\n" in output
     definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
     assert expected.replace("NVCC", "/nvcc") in definitions.replace("\\ ", " ")
     assert "ELMO_FAST_HAS_CUDA" not in definitions and "persistent" not in definitions
 
 
-def test_no_compiler_and_no_wish_are_reasons(tmp_path):
+def test_a_missing_compiler_and_a_disabled_option_are_reasons(tmp_path):
     nowhere = [f"-DCMAKE_FIND_ROOT_PATH{rule}" for rule in ("=/nowhere", "_MODE_PROGRAM=ONLY")]
     assert reason(tmp_path, "-DELMO_FAST_NVCC=ELMO_FAST_NVCC-NOTFOUND", *nowhere) == "nvcc was not found"
     assert "ELMO_FAST_CUDA=OFF" in reason(tmp_path, "-DELMO_FAST_CUDA=OFF")
 
 
-def test_a_compiler_that_will_do_is_tried(tmp_path):
-    """With the flags of the kernels and of the environment."""
+def test_a_usable_compiler_is_tried(tmp_path):
+    """The trial uses the flags of the kernels and of the environment."""
     nvcc = program(tmp_path / "nvcc", NEW + f'echo "$@" >>{tmp_path}/calls\n')
     assert not reason(tmp_path, f"-DELMO_FAST_NVCC={nvcc}", "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
     (call,) = (tmp_path / "calls").read_text().splitlines()

@@ -1,6 +1,6 @@
-"""Every CUDA kernel, compiled for each target: no spills, registers and shared memory within the chip's, and the lint.
+"""Every CUDA kernel for each target: no spills, registers and shared memory within the chip's limits, no lint errors.
 
-Then the lint itself, on short listings: what a round is, what ends one, and what is reported.
+Then the lint itself, on short listings: the rounds of loads, their ends, and the reported problems.
 """
 
 import re
@@ -14,12 +14,12 @@ from tests.support.ptx_machine import ROOT, object_file
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-gencode",
          "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
 INSTANCES = 7
-SYSTEM_SHARED = {"sm_90a": 1024, "sm_80": 0}  # bytes that CUDA takes; the plans' own have tests of their own
+SYSTEM_SHARED = {"sm_90a": 1024, "sm_80": 0}  # bytes that CUDA uses; the plans' bytes have other tests
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Path:
-    """An object file; no compiler may warn."""
+    """An object file; compiler warnings are errors."""
     try:
         nvcc, _ = map(read_sass.tool, ("nvcc", "cuobjdump"))
     except FileNotFoundError as error:
@@ -30,23 +30,23 @@ def compiled() -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("target", SYSTEM_SHARED)
 def test_kernels_fit_the_chip(compiled, target):
-    found = read_sass.usage(compiled, "-arch", target)
-    assert len(found) == INSTANCES
-    for name, used in found.items():
+    usage = read_sass.usage(compiled, "-arch", target)
+    assert len(usage) == INSTANCES
+    for name, used in usage.items():
         assert used["REG"] <= 255 and used["STACK"] == used["LOCAL"] == 0, (name, used)
         assert used["SHARED"] == SYSTEM_SHARED[target], (name, used)
 
 
 @pytest.mark.long
-def test_time_loops_do_not_wait_in_line(compiled):
-    """Local memory in no kernel; at 64 slots few rounds of loads a step, weights only where they are streamed."""
-    found = read_sass.kernels(read_sass.disassembled(compiled))
-    assert len(found) == INSTANCES
-    for kernel in found:
+def test_time_loops_do_not_serialize_loads(compiled):
+    """No local memory; at 64 slots, few rounds of loads per step, and only streamed weights."""
+    kernels = read_sass.kernels(read_sass.disassembled(compiled))
+    assert len(kernels) == INSTANCES
+    for kernel in kernels:
         assert not kernel.problems(), (kernel.name, kernel.summary())
-    held = [kernel for kernel in found if read_sass.HELD.search(kernel.name)]
-    assert len(held) == 1
-    assert all(kernel.grid_barriers == 2 and kernel.products(kernel.time_loop) for kernel in held)
+    resident = [kernel for kernel in kernels if read_sass.HELD.search(kernel.name)]
+    assert len(resident) == 1
+    assert all(kernel.grid_barriers == 2 and kernel.products(kernel.time_loop) for kernel in resident)
 
 
 LOAD, USE = "LDG.E R8, desc[UR4][R2.64] -> 1\n", "FADD R9, R8, R9 <- 1\n"
@@ -63,29 +63,29 @@ A:  BAR.SYNC.DEFER_BLOCKING 0x0
 
 
 def in_loop(body: str, before: str = "") -> str:
-    """A time loop: `before` the wait at a barrier, and `body` behind it."""
+    """A time loop: `before`, the wait at a barrier, then `body`."""
     return LOOP.format(before=before, body=body)
 
 
 def listing(text: str) -> str:
-    """Lines as `cuobjdump -sass` prints them: of labels their addresses, of "-> 5" and "<- 1 5" the scoreboard that an
-    instruction holds and those that it waits for."""
+    """A listing as of `cuobjdump -sass`: labels become addresses; "-> 5" is the scoreboard that an instruction sets,
+    "<- 1 5" the scoreboards that it waits for."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    labels = {found[1]: f"{16 * at:#x}" for at, line in enumerate(lines) if (found := re.match(r"(\w+): ", line))}
+    labels = {match[1]: f"{16 * at:#x}" for at, line in enumerate(lines) if (match := re.match(r"(\w+): ", line))}
     result = ""
     for at, line in enumerate(lines):
-        code, held, awaited = re.fullmatch(r"(?:\w+: +)?(.*?)(?: -> (\d))?(?: <- ([\d ]+))?", line).groups()
-        code = re.sub(r"BRA (\w+)", lambda found: f"BRA {labels[found[1]]}", code)
-        bits = int(held or 7) << 46 | sum(1 << 52 + int(number) for number in (awaited or "").split())
+        code, scoreboard, awaited = re.fullmatch(r"(?:\w+: +)?(.*?)(?: -> (\d))?(?: <- ([\d ]+))?", line).groups()
+        code = re.sub(r"BRA (\w+)", lambda match: f"BRA {labels[match[1]]}", code)
+        bits = int(scoreboard or 7) << 46 | sum(1 << 52 + int(number) for number in (awaited or "").split())
         result += f"        /*{16 * at:04x}*/    {code} ;   /* 0x01 */\n{' ' * 60}/* {bits:#018x} */\n"
     return result
 
 
 def kernel(text: str) -> read_sass.Kernel:
     name = "_Z17persistent_kernelILi8ELi2ELi4ELi256EEE"
-    (found,) = read_sass.kernels(f"\t\tFunction : {name}\n\t.headerflags @\"\"\n{listing(text)}\t\t.....\n")
-    assert len(found.code) == listing(text).count(" ;")
-    return found
+    (parsed,) = read_sass.kernels(f"\t\tFunction : {name}\n\t.headerflags @\"\"\n{listing(text)}\t\t.....\n")
+    assert len(parsed.code) == listing(text).count(" ;")
+    return parsed
 
 
 @pytest.mark.parametrize("text, loads", {
@@ -97,26 +97,26 @@ def kernel(text: str) -> read_sass.Kernel:
     "before a wait at the barrier": (in_loop(USE, before=LOAD), []),
 }.values())
 def test_rounds_of_a_step(text, loads):
-    found = kernel(text)
-    assert [each.loads for each in found.rounds(found.time_loop)] == loads
+    parsed = kernel(text)
+    assert [load_round.loads for load_round in parsed.rounds(parsed.time_loop)] == loads
 
 
 def test_streamed_weights_and_copies_are_counted_apart():
     copy = "LDGSTS.E.BYPASS.128 [R7], desc[UR4][R2.64]\nDEPBAR.LE SB0, 0x0\n"
-    found = kernel(in_loop(STREAMED + USE + copy + LOAD + USE))
-    assert found.problems() == []
-    assert "1 streamed weights, 1 grid barriers, 2 rounds of global loads, 1 of them copies" in found.summary()
+    parsed = kernel(in_loop(STREAMED + USE + copy + LOAD + USE))
+    assert parsed.problems() == []
+    assert "1 streamed weights, 1 grid barriers, 2 rounds of global loads, 1 of them copies" in parsed.summary()
 
 
-@pytest.mark.parametrize("body, said", [
+@pytest.mark.parametrize("body, message", [
     ("@!P2 LDL.64 R4, [R1]", "LDL.64 at 0x70: local memory"), ("STL [R1], R4", "local memory"),
     (WIDE, "a weight outside the streamed part"),
     ((LOAD + USE) * 5, "5 rounds of global loads a step, expected at most 4: 1 at 0x80"),
     ("I: LDG.E.128.STRONG.GPU R8, desc[UR4][R6.64] -> 1\nSTS.128 [R7], R8 <- 1\n@P2 BRA I",
      "1 loops wait for loads in each pass, expected at most 0: from 0x70"),
     (PIPELINE, None), (PIPELINE.replace(PRODUCTS, "NOP\n"), "1 loops wait for loads in each pass")])
-def test_what_is_reported(body, said, monkeypatch):
+def test_reported_problems(body, message, monkeypatch):
     """A loop waits where products do not hide its copies."""
     monkeypatch.setattr(read_sass, "MOST_WAITING", 0)
     problems = kernel(in_loop(body)).problems()
-    assert len(problems) == (said is not None) and all(said in problem for problem in problems)
+    assert len(problems) == (message is not None) and all(message in problem for problem in problems)

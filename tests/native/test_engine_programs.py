@@ -1,5 +1,5 @@
-"""Tests of the ops on other builds of the native module: with sanitizers, by clang, and with the engines of AVX-512 and
-AMX on a CPU without them (tests/native/engines/any_processor.cmake)."""
+"""Tests of the ops on other builds of the native module: with sanitizers, by clang, and with emulated AVX-512 and AMX
+(tests/native/engines/any_processor.cmake)."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ SANITIZERS = {  # flags, library, options, tests
         "tests/ops/test_gradients.py::test_any_number_of_threads_gives_the_same_bits",
         "tests/ops/test_linear.py::test_agrees_with_float64",
         "tests/ops/test_threads.py::test_every_choice_of_threads_gives_the_same_bits[own]"])}
-LATE_ENGINES = {"avx_vnni": "avx_vnni", "avx512_bf16": "avx512_bf16", "amx": "amx_bf16"}  # compiled where they run
+LATE_ENGINES = {"avx_vnni": "avx_vnni", "avx512_bf16": "avx512_bf16", "amx": "amx_bf16"}  # compiled where supported
 IN_PLACE = """
 import importlib.util
 import sys
@@ -37,21 +37,21 @@ sys.modules["triton"] = None  # its kernels, interpreted as PTX, have no part of
 
 
 def run_tests(module, tests, folder, **environment):
-    """Tests in a process in which, and in whose children, `module` is elmo_fast._native."""
+    """Run tests in a process where, as in its children, elmo_fast._native is `module`."""
     (folder / "sitecustomize.py").write_text(IN_PLACE.format(str(module)))
     return python("-m", "pytest", "-xqs", "-p", "no:cacheprovider", *tests, timeout=None,
                   PYTHONPATH=f"{folder}{os.pathsep}{ROOT}", OMP_NUM_THREADS="2", **environment).stdout
 
 
 @pytest.mark.parametrize("name, tests", [(name, tests) for name in SANITIZERS for tests in SANITIZERS[name][-1]])
-def test_the_engine_is_clean(name, tests, tmp_path):
+def test_the_engine_passes_the_sanitizers(name, tests, tmp_path):
     flags, library, options, _ = SANITIZERS[name]
     if not compiles(*flags.split()):
         pytest.skip(f"no g++ with {flags}")
     left_out = [f"-DELMO_FAST_HAS_{engine.upper()}=OFF" for engine, feature in LATE_ENGINES.items()
                 if not native.cpu_features()[feature]]
     module = native_module(name, f"-DCMAKE_CXX_FLAGS=-O1 -g1 {flags}", "-DCMAKE_BUILD_TYPE=Checked", *left_out)
-    # libstdc++ too: a sanitizer looks for what throws an exception when the process starts
+    # libstdc++ too: a sanitizer looks up its exception functions when the process starts
     preloaded = [subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
                  for name in (library, "libstdc++.so")]
     run_tests(module, [tests], tmp_path, LD_PRELOAD=" ".join(preloaded), ASAN_OPTIONS=options, TSAN_OPTIONS=options)
@@ -60,9 +60,9 @@ def test_the_engine_is_clean(name, tests, tmp_path):
 @pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")
 def test_the_ops_on_a_module_that_clang_built(tmp_path):
     module = native_module("clang", "-DCMAKE_CXX_COMPILER=clang++")
-    said = run_tests(module, ["tests/ops/test_linear.py", "tests/ops/test_native_cpu.py", "tests/ops/test_char_cnn.py",
+    text = run_tests(module, ["tests/ops/test_linear.py", "tests/ops/test_native_cpu.py", "tests/ops/test_char_cnn.py",
                               "tests/ops/test_gradients.py"], tmp_path)
-    assert "passed" in said
+    assert "passed" in text
 
 
 def test_the_ops_on_the_engines_of_a_newer_processor(tmp_path):
@@ -70,6 +70,6 @@ def test_the_ops_on_the_engines_of_a_newer_processor(tmp_path):
         pytest.skip(f"what stands in for AVX-512 needs {missing}")
     include = Path(__file__).parent / "engines" / "any_processor.cmake"
     module = native_module("any-processor", f"-DCMAKE_PROJECT_elmo_fast_INCLUDE={include}")
-    said = run_tests(module, ["tests/ops/test_projected_lstm.py", "tests/ops/test_linear.py", "-k",
+    text = run_tests(module, ["tests/ops/test_projected_lstm.py", "tests/ops/test_linear.py", "-k",
                               "(one_by_one or bytes) and (amx or avx512)"], tmp_path)
-    assert "passed" in said and "skipped" not in said
+    assert "passed" in text and "skipped" not in text

@@ -1,9 +1,7 @@
-"""check_engines (tests/native/engines): every op on every engine against the generic one, without
-Python.
+"""check_engines (tests/native/engines): every op on every engine against the generic engine, without Python.
 
-In the quick tier on this processor. In the long one as processors under qemu, older and of AArch64 too; with bodies for
-the AVX-512 intrinsics and a handler for AMX's instructions, so that every engine runs on every machine with AVX2; and
-built by other compilers and for other systems.
+The quick tier runs on this processor. The long tier adds older and AArch64 processors under qemu; emulated AVX-512 and
+AMX, so that every engine runs on every machine with AVX2; and builds by other compilers and for other systems.
 """
 
 import functools
@@ -24,7 +22,7 @@ from tests.support.native_program import BUILD, CMAKE, COMPILER, NINJA, ROOT, co
 X86 = platform.machine() in ("x86_64", "AMD64")
 LEVELS = ("generic", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
 PROCESSORS = {"core2duo": "generic", "Nehalem": "generic", "IvyBridge": "generic", "Haswell,-fma": "generic",
-              "Haswell": "avx2", "EPYC-Rome": "avx2"}  # of qemu, with the best level; it has no AVX-512
+              "Haswell": "avx2", "EPYC-Rome": "avx2"}  # of qemu, without AVX-512, with the best level
 
 
 needs_qemu = pytest.mark.skipif(not (X86 and shutil.which("qemu-x86_64")), reason="needs x86-64 and qemu-x86_64")
@@ -32,7 +30,7 @@ pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and n
 
 
 def built(name: str, *definitions: str) -> Path:
-    """check_engines in a folder of its own."""
+    """check_engines, built in a separate folder."""
     folder = BUILD / f"engines-{name}"
     configure(ROOT, folder, "-DELMO_FAST_MODULE=OFF", *definitions)
     printed([CMAKE, "--build", folder, "--target", "check_engines"])
@@ -41,7 +39,7 @@ def built(name: str, *definitions: str) -> Path:
 
 @functools.cache
 def program() -> Path:
-    """check_engines on the objects of the native module, where it was built in this checkout."""
+    """check_engines from the objects of the native module, where the module was built in this checkout."""
     folder = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
     if not (folder / "build.ninja").exists():
         return built("native")
@@ -50,23 +48,23 @@ def program() -> Path:
 
 
 def passed(*command, cases: int, **environment) -> subprocess.CompletedProcess:
-    """The run of a check_engines that passes at least so many cases."""
+    """Run a check_engines, which must pass at least `cases` cases."""
     run = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600,
                          env={**os.environ, **environment})
-    found = re.search(r"^(\d+) passed, 0 failed$", run.stdout, re.MULTILINE)
-    assert run.returncode == 0 and found, (run.returncode, run.stdout[-2000:], run.stderr[-2000:])
-    assert int(found[1]) >= cases
+    match = re.search(r"^(\d+) passed, 0 failed$", run.stdout, re.MULTILINE)
+    assert run.returncode == 0 and match, (run.returncode, run.stdout[-2000:], run.stderr[-2000:])
+    assert int(match[1]) >= cases
     return run
 
 
 def digests(run: subprocess.CompletedProcess) -> dict:
-    """Of all results of a level in a precision."""
+    """Digests of all results, by level and precision."""
     return dict(re.findall(r"^(\S+ \S+): digest (\w+)$", run.stdout, re.MULTILINE))
 
 
 @functools.cache
 def digests_here() -> dict:
-    """Those on this processor, whose generic level the tests in Python compare with float64."""
+    """Digests on this processor; Python tests compare its generic level with float64."""
     return digests(passed(program(), cases=280))
 
 
@@ -74,10 +72,10 @@ def digests_here() -> dict:
 def test_every_engine_of_this_processor(monkeypatch):
     monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
     run = passed(program(), native.cpu_isa(), cases=300)
-    there = native.cpu_features()
+    features = native.cpu_features()
     levels = LEVELS if X86 else ("generic", "neon", "neon-dotprod")
     for level in levels[: levels.index(native.cpu_isa()) + 1]:
-        is_run = all(there[name] for name, needed in native.engines()[level].items() if needed)
+        is_run = all(features[name] for name, needed in native.engines()[level].items() if needed)
         assert bool(re.search(rf"^{level} ", run.stdout, re.MULTILINE)) == is_run, level
 
 
@@ -94,8 +92,8 @@ def test_the_build_has_every_engine():
                                              for name in ("core2duo", "Haswell,-fma", "Haswell")])
 def test_every_engine_of_another_processor(processor, best, monkeypatch):
     monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
-    found = digests(passed("qemu-x86_64", "-cpu", processor, program(), best, cases=280))
-    assert len(found) >= 3 and found.items() <= digests_here().items()
+    actual = digests(passed("qemu-x86_64", "-cpu", processor, program(), best, cases=280))
+    assert len(actual) >= 3 and actual.items() <= digests_here().items()
 
 
 @pytest.mark.long
@@ -128,14 +126,14 @@ def test_every_engine_of_aarch64():
     program = built("aarch64", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
                     "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_EXE_LINKER_FLAGS=-static")
     passed("qemu-aarch64", "-cpu", "cortex-a53", program, "neon", cases=560)
-    found = digests(passed("qemu-aarch64", "-cpu", "cortex-a76", program, "neon-dotprod", cases=700))
-    generic = {name: digest for name, digest in found.items() if name.startswith("generic")}
+    actual = digests(passed("qemu-aarch64", "-cpu", "cortex-a76", program, "neon-dotprod", cases=700))
+    generic = {name: digest for name, digest in actual.items() if name.startswith("generic")}
     assert len(generic) == 3 and generic.items() <= digests_here().items()
     listing = printed(["aarch64-linux-gnu-objdump", "-dC", next((program.parent).rglob("engine_neon.dir/**/*.o"))])
     functions = re.split(r"^[0-9a-f]{16} (?=<)", listing, flags=re.MULTILINE)
     of_floats = "".join(code for code in functions if not re.match(r"<.*(Int8|Quantized|quantize)", code))
     fused, apart = (len(re.findall(rf"\t{name}\t", of_floats)) for name in ("fml[as]", "fmul"))
-    assert fused > 1500 > 10 * apart  # products are added as they are made
+    assert fused > 1500 > 10 * apart  # products and sums are fused
 
 
 @pytest.mark.long
@@ -167,12 +165,12 @@ def test_the_engine_compiles_for_macos(tmp_path):
 @needs_qemu
 @pytest.mark.parametrize("processor, level", [("Haswell", "avx2"), ("Nehalem", "generic")])
 def test_the_package_on_another_processor(processor, level):
-    """`load().embed` in a Python under qemu gives the vectors of this processor, to the bit on the same level."""
+    """`load().embed` in Python under qemu gives the bits of this processor at the same level."""
     if LEVELS.index(native.cpu_isa()) < LEVELS.index(level):
         pytest.skip(f"needs a processor with {level}")
     code = "import elmo_fast; print(elmo_fast.load().embed(['A naïve play .'])[0].tobytes().hex())"
-    here = python("-c", code, ELMO_FAST_CPU_ISA=level, OMP_NUM_THREADS="1").stdout
+    expected = python("-c", code, ELMO_FAST_CPU_ISA=level, OMP_NUM_THREADS="1").stdout
     run = subprocess.run(["qemu-x86_64", "-cpu", processor, sys.executable, "-c", code], capture_output=True, text=True,
                          cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
     assert run.returncode == 0, run.stderr[-2000:]
-    assert len(here) > 1000 and run.stdout == here
+    assert len(expected) > 1000 and run.stdout == expected

@@ -1,4 +1,4 @@
-"""The native module: there, right about the CPU, obedient to its cap, and free of libtorch."""
+"""The native module: it exists, detects the CPU, respects the cap, and does not link libtorch."""
 
 import os
 import platform
@@ -27,11 +27,11 @@ def native():
 
 
 def best_isa(native, cap):
-    """Of the engines in the build up to `cap`, the last whose features are all there."""
-    there, cpus = native.cpu_features(), Path("/proc/cpuinfo")
-    runs = {isa for isa, needed in native.engines().items() if all(there[name] for name in needed if needed[name])}
+    """The last engine of the build, up to `cap`, whose features the CPU has."""
+    features, cpus = native.cpu_features(), Path("/proc/cpuinfo")
+    runs = {isa for isa, needed in native.engines().items() if all(features[name] for name in needed if needed[name])}
     if cap != "avx512-bf16" and not (cpus.exists() and "AuthenticAMD" in cpus.read_text()):
-        runs.discard("avx512-bf16")  # on other processors it runs where it is asked for by name
+        runs.discard("avx512-bf16")  # other processors run it only on request
     return [isa for isa in ISAS[:ISAS.index(cap) + 1]
             if isa in runs and (isa != "amx" or native.amx_permitted())][-1]
 
@@ -48,13 +48,13 @@ def test_features_are_named_booleans_and_agree_with_the_kernel(native):
         flags = next(line for line in lines if line.startswith(("flags", "Features"))).split()
     for name, present in features.items():
         listed = KERNELS_NAMES.get(name, name) in flags
-        # Kernels before 5.16 list AMX without keeping its registers.
+        # Kernels before 5.16 list AMX without saving its registers.
         assert present == listed or (name.startswith("amx") and not present), name
 
 
 @pytest.mark.parametrize("cap", [None, "", *ISAS, "sse9"])
 def test_a_cap_lowers_the_isa_and_never_raises_it(native, monkeypatch, cap):
-    """`cpu_isa()` of a fresh process in which ELMO_FAST_CPU_ISA is `cap`."""
+    """`cpu_isa()` of a new process with ELMO_FAST_CPU_ISA set to `cap`."""
     monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
     capped = {} if cap is None else {"ELMO_FAST_CPU_ISA": cap}
     run = python("-c", "from elmo_fast import _native; print(_native.cpu_isa())", status=int(cap == "sse9"), **capped)
@@ -79,14 +79,14 @@ def test_the_module_says_why_it_has_no_cuda_kernels(native):
 
 
 def test_an_old_setuptools_is_named_in_a_line():
-    """Without isolation a build takes the environment's own: Python 3.11 brings version 65."""
+    """A build without isolation uses the environment's setuptools: Python 3.11 brings version 65."""
     code = "import runpy, setuptools\nsetuptools.__version__ = '65.5.0'\nrunpy.run_path('setup.py')"
     run = python("-c", code, status=1)
     assert run.stdout == ""
     assert run.stderr == "elmo-fast: expected setuptools 77 or newer, got 65.5.0: pip install -U setuptools\n"
 
 
-def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path, monkeypatch):
+def test_without_a_compiler_the_build_continues_and_records_why(tmp_path, monkeypatch):
     pytest.importorskip("setuptools", "77")
     monkeypatch.delenv("ELMO_FAST_NO_NATIVE", raising=False)
     run = python("setup.py", "-q", "build_py", "--build-lib", tmp_path, CXX="/nowhere/c++")
@@ -98,8 +98,8 @@ def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path, monkeypa
 
 @pytest.mark.long
 @pytest.mark.skipif(not (COMPILER and CMAKE and NINJA), reason="needs g++, cmake and ninja")
-def test_an_engine_that_the_compiler_cannot_build_is_left_out(tmp_path):
-    """Its flags are accepted, as by an assembler that is older than the compiler."""
+def test_an_engine_that_the_compiler_cannot_build_is_omitted(tmp_path):
+    """The compiler accepts the flags but fails, as with an assembler older than the compiler."""
     for name in ("setup.py", "CMakeLists.txt", "pyproject.toml", "README.md", "csrc", "elmo_fast", "kernels"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
     works = f'exec {COMPILER} "$@"\n'
@@ -115,6 +115,6 @@ def test_an_engine_that_the_compiler_cannot_build_is_left_out(tmp_path):
     engines = ["generic", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16"]
     errors, built = build(fails)
     assert left_out in errors and built == engines
-    assert list((tmp_path / "build").iterdir())  # and not that of the checkout
+    assert list((tmp_path / "build").iterdir())  # not in the checkout
     errors, built = build(works)
     assert left_out not in errors and built == [*engines, "amx"]

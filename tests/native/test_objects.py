@@ -1,5 +1,5 @@
-"""What the compiler made of the engine: no object has instructions above its instruction set, none of an instruction
-set shares code with others or runs when the module is loaded, and each asks for all that its flags allow."""
+"""Objects of the engine: no object has instructions beyond its instruction set, shares code with other sets or runs
+code when the module is loaded, and detection checks every feature of an object's flags."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ pytestmark = [needs_native, pytest.mark.skipif(not (shutil.which("objdump") and 
                                                reason="needs binutils and a compiler"),
               pytest.mark.skipif(not (BUILD / "compile_commands.json").exists(), reason="not built in this checkout"),
               pytest.mark.skipif("avx2" not in (native.engines() if native else ()), reason="for x86")]
-# What an instruction set brings, in what objdump prints.
+# Patterns of the instructions that an instruction set adds, in the output of objdump.
 BRINGS = {
     "avx2": r"%ymm|\tv[a-z]|\t(?:andn|bextr|bls[a-z]+|[ps](?:dep|ext)|rorx|mulx|s[ah][lr]x|tzcnt|lzcnt|movbe) ",
     "avx512": r"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{1to",
@@ -37,65 +37,65 @@ MACROS = {"__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4.1", "__S
           "__AVX512VL__": "avx512vl", "__AVX512BF16__": "avx512_bf16", "__AMX_TILE__": "amx_tile",
           "__AMX_BF16__": "amx_bf16", "__AVXVNNI__": "avx_vnni", "__AVX512VNNI__": "avx512_vnni",
           "__AMX_INT8__": "amx_int8"}
-NO_FEATURES = re.compile("__(BIGGEST_ALIGNMENT|FP_FAST_FMA.*|CRC32|EVEX.*|tune_.*|SSE.?_MATH)_*$")  # CRC32: of SSE4.2
+NO_FEATURES = re.compile("__(BIGGEST_ALIGNMENT|FP_FAST_FMA.*|CRC32|EVEX.*|tune_.*|SSE.?_MATH)_*$")  # CRC32 is in SSE4.2
 
 
 def objects(build: Path) -> dict[Path, str | None]:
-    """Objects of the module and of whose instruction set they are, None for any processor's."""
-    found = {path: re.search(r"/(?:engine_)?(\w+)\.dir/", path.as_posix())[1]
-             for path in build.rglob("*.dir/**/*.o") if not path.name.endswith(".cu.o")}
-    return {path: name if name in SETS else None for path, name in found.items() if name != "check_engines"}
+    """Objects of the module with their instruction sets, None for objects that run on any processor."""
+    engines = {path: re.search(r"/(?:engine_)?(\w+)\.dir/", path.as_posix())[1]
+               for path in build.rglob("*.dir/**/*.o") if not path.name.endswith(".cu.o")}
+    return {path: name if name in SETS else None for path, name in engines.items() if name != "check_engines"}
 
 
 def faults(path: Path, name: str | None) -> list[str]:
-    """What is wrong with the object of engine `name`, or of no engine."""
+    """Faults of an object of the engine `name`, or of no engine."""
     allowed = SETS[name or "generic"]
     above = re.compile("|".join(pattern for level, pattern in BRINGS.items() if level not in allowed) or "(?!)")
-    found, symbol = [], ""
+    messages, symbol = [], ""
     for line in printed(["objdump", "-dC", "--no-show-raw-insn", path]).splitlines():
         symbol = line if line.endswith(">:") else symbol
         if line.startswith(" ") and above.search(line):
-            found.append(f"above its set in {symbol} {line.strip()}")
+            messages.append(f"above its set in {symbol} {line.strip()}")
     if name is None:
-        return found
+        return messages
     symbols = [line.split(maxsplit=2) for line in printed(["nm", "-C", "--defined-only", path]).splitlines()]
     exported = [(kind, symbol) for _, kind, symbol in symbols if kind.isupper() and "DW.ref" not in symbol]
-    found += [f"exported: {each}" for each in exported if each != ("D", f"elmo_fast::cpu::{name}_engine")]
-    found += [f"shared: {symbol}" for _, kind, symbol in symbols if kind in "VvWwu" and "DW.ref" not in symbol]
-    return found + re.findall(r"\.(?:init|ctors|preinit)\w*", printed(["objdump", "-h", path]))
+    messages += [f"exported: {entry}" for entry in exported if entry != ("D", f"elmo_fast::cpu::{name}_engine")]
+    messages += [f"shared: {symbol}" for _, kind, symbol in symbols if kind in "VvWwu" and "DW.ref" not in symbol]
+    return messages + re.findall(r"\.(?:init|ctors|preinit)\w*", printed(["objdump", "-h", path]))
 
 
 @functools.cache
 def macros(compiler: str, *flags: str) -> set[str]:
-    """What the compiler defines by itself."""
+    """The macros that the compiler predefines."""
     return set(re.findall(r"#define (\w+)", printed([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])))
 
 
 def compiled_features(command: list[str]) -> set[str]:
-    """Features that the flags of a compile command let the compiler use."""
-    more = macros(command[0], *(flag for flag in command[1:] if flag.startswith("-m"))) - macros(command[0])
-    return {MACROS.get(macro, macro) for macro in more if not NO_FEATURES.match(macro)}
+    """The CPU features that the flags of a compile command enable."""
+    extra = macros(command[0], *(flag for flag in command[1:] if flag.startswith("-m"))) - macros(command[0])
+    return {MACROS.get(macro, macro) for macro in extra if not NO_FEATURES.match(macro)}
 
 
 def missing_checks(engines: dict, build: Path) -> list[str]:
-    """Features that an engine is compiled for and that detection does not ask for, or the other way around."""
-    found = []
+    """Features that an engine is compiled for but detection does not check, or the reverse."""
+    mismatches = []
     for entry in json.loads((build / "compile_commands.json").read_text()):
         if name := re.search(r"engine_(\w+)\.dir", entry["command"]):
-            asked = {feature for feature, needed in engines[name[1].replace("_", "-")].items() if needed}
-            if wrong := compiled_features(shlex.split(entry["command"])) ^ asked:
-                found.append(f"{name[1]}: {sorted(wrong)}")
-    return found
+            detected = {feature for feature, needed in engines[name[1].replace("_", "-")].items() if needed}
+            if wrong := compiled_features(shlex.split(entry["command"])) ^ detected:
+                mismatches.append(f"{name[1]}: {sorted(wrong)}")
+    return mismatches
 
 
-def test_every_object_keeps_to_its_instruction_set():
-    found = objects(BUILD)
-    assert {*SETS} == {name for name in found.values() if name} and list(found.values()).count(None) > 5
-    assert not [fault for path, name in found.items() for fault in faults(path, name)]
-    for name in ("avx2", "avx512", "amx"):  # the patterns know the instructions of each
-        (path,) = [path for path, each in found.items() if each == name]
+def test_every_object_stays_within_its_instruction_set():
+    engines = objects(BUILD)
+    assert {*SETS} == {name for name in engines.values() if name} and list(engines.values()).count(None) > 5
+    assert not [fault for path, name in engines.items() for fault in faults(path, name)]
+    for name in ("avx2", "avx512", "amx"):  # the patterns match the instructions of each set
+        (path,) = [path for path, engine in engines.items() if engine == name]
         assert len(re.findall(BRINGS[name], printed(["objdump", "-d", "--no-show-raw-insn", path]))) > 100
 
 
-def test_detection_asks_for_what_the_flags_allow():
+def test_detection_checks_every_feature_of_the_flags():
     assert not missing_checks(native.engines(), BUILD)

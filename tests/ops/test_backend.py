@@ -11,7 +11,7 @@ CPU = torch.empty(0)
 
 
 @pytest.mark.parametrize("op", backend.OPS)
-def test_auto_takes_what_is_there(op):
+def test_auto_uses_the_fastest_available_backend(op):
     chosen = backend.resolve(op, "auto", CPU)
     assert backend.why_not(op, chosen, [CPU]) is None
     faster = backend.LADDER[: backend.LADDER.index(chosen)]
@@ -20,7 +20,7 @@ def test_auto_takes_what_is_there(op):
         assert backend.resolve(op, name, CPU) == name
 
 
-def test_what_does_not_run_is_refused_by_name_and_passed_over_by_auto(caplog):
+def test_an_unavailable_backend_is_refused_by_name_and_skipped_by_auto(caplog):
     feature = "a feature of this test"
     with pytest.raises(RuntimeError, match=f"'native' was asked for highway and is not available: .* {feature}"):
         backend.resolve("highway", "native", CPU, unsupported=feature)

@@ -1,4 +1,4 @@
-"""Char encoder and layers below torch's ops: the bits of one op or layer after the other, in every engine."""
+"""Char encoder and LSTM stack in one native call: the bits of the ops or layers in turn, in every engine."""
 
 import numpy as np
 import pytest
@@ -17,16 +17,16 @@ engines = pytest.mark.parametrize("engine", [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS
 
 
 def scattered(layers, packed_rows, width, generator):
-    """Addresses uint64 [layers, 2, S] of pieces of `width` values in poisoned memory, and that memory."""
+    """Addresses uint64 [layers, 2, S] of pieces of `width` values in poisoned memory, the memory, and the pieces."""
     memory = np.full((2 * layers * packed_rows + 7, width + 3), np.nan, np.float32)
-    chosen = generator.permutation(len(memory))[: 2 * layers * packed_rows]
-    return (memory.ctypes.data + chosen * memory.strides[0]).astype(np.uint64).reshape(layers, 2, -1), memory, chosen
+    pieces = generator.permutation(len(memory))[: 2 * layers * packed_rows]
+    return (memory.ctypes.data + pieces * memory.strides[0]).astype(np.uint64).reshape(layers, 2, -1), memory, pieces
 
 
 @engines
 @pytest.mark.parametrize("shape", ["clips that fire", "four layers", "no projection", "no skip connections"])
 @pytest.mark.parametrize("is_warm", [False, True])
-def test_outputs_have_the_bits_of_layer_after_layer(engine, shape, is_warm):
+def test_outputs_equal_the_layers_in_turn(engine, shape, is_warm):
     generator = np.random.default_rng(4)
     stack = bilm(SHAPES[shape], backend="native").lstm
     schedule = make_schedule([5, 0, 3, 9, 1, 2], [2, 0, 1, 0, 2, 1], 4)
@@ -36,21 +36,21 @@ def test_outputs_have_the_bits_of_layer_after_layer(engine, shape, is_warm):
     initial = tuple(torch.from_numpy(generator.normal(size=(layers, 4, size)).astype(np.float32))
                     for size in (h_dim, c_dim))
     starts = tuple(values[:, 1] for values in initial) if is_warm else None
-    addresses, memory, chosen = scattered(layers, 20, h_dim // 2, generator)
+    addresses, memory, pieces = scattered(layers, 20, h_dim // 2, generator)
     with torch.no_grad(), engine.active():
         expected, final = stack.run(vectors, torch.from_numpy(rows), schedule, initial, starts, "native",
                                     engine.precision)
-        found = stack.write(vectors, rows, schedule, initial, starts, addresses, engine.precision)
-    assert all(map(torch.equal, found, final))
-    written = memory[chosen, : h_dim // 2].reshape(layers, 2, 20, -1)
-    for layer, right in zip(written, expected, strict=True):
-        assert np.array_equal(np.concatenate(list(layer), 1), right.numpy())
-    memory[chosen, : h_dim // 2] = np.nan
+        actual = stack.write(vectors, rows, schedule, initial, starts, addresses, engine.precision)
+    assert all(map(torch.equal, actual, final))
+    written = memory[pieces, : h_dim // 2].reshape(layers, 2, 20, -1)
+    for layer, expected_layer in zip(written, expected, strict=True):
+        assert np.array_equal(np.concatenate(list(layer), 1), expected_layer.numpy())
+    memory[pieces, : h_dim // 2] = np.nan
     assert np.isnan(memory).all()
 
 
 def ops_in_order(source, ids):
-    """What `encode_rows` computes, an op after the other."""
+    """The vectors of `encode_rows`, computed by separate ops."""
     named = dict(source.named_parameters())
     filters = [(named[f"W_cnn_{i}"], named[f"b_cnn_{i}"]) for i in range(len(source.options.filters))]
     x = char_cnn(ids, named["char_embed"], filters, source.options.activation, backend="native")
@@ -62,7 +62,7 @@ def ops_in_order(source, ids):
 
 @engines
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_bits_are_those_of_op_after_op(engine, shape):
+def test_vectors_equal_the_ops_in_turn(engine, shape):
     source = bilm(SHAPES[shape], backend="native").token_source
     ids = source.token_ids([token for sentence in SENTENCES for token in sentence])
     with torch.no_grad(), engine.active(), numerics(engine.precision, CPU):

@@ -1,4 +1,4 @@
-"""The char-CNN of every engine here, and its gradients, against the reference in float64."""
+"""The char-CNN of every available engine, and its gradients, against the float64 reference."""
 
 import pytest
 import torch
@@ -20,8 +20,8 @@ ENGINES = [Engine("torch"), TORCH, *HIGHEST]
 needs_triton = pytest.mark.skipif(not TRITON, reason="needs triton, nvcc, a C++ compiler and pybind11")
 
 
-def random(*shape, seed=1, ids=262, **more):
-    return torch.randint(0, ids, shape, generator=torch.Generator().manual_seed(seed), **more)
+def random(*shape, seed=1, ids=262, **arguments):
+    return torch.randint(0, ids, shape, generator=torch.Generator().manual_seed(seed), **arguments)
 
 
 SHORT = torch.cat([random(9, 5, ids=261).clamp(min=1), torch.full((9, 20), 261)], dim=1)  # tokens of 5 characters
@@ -37,35 +37,35 @@ ROWS = {
 
 
 def by_name(cases, *quick):
-    """The cases by name as parameters, of which few belong to the quick tier: PTX is interpreted slowly."""
+    """The cases as parameters; only `quick` ones run in the quick tier, since interpreting PTX is slow."""
     return [pytest.param(case, id=name, marks=() if name in quick else pytest.mark.long)
             for name, case in cases.items()]
 
 
-@pytest.mark.parametrize("of", CASES.values(), ids=CASES)
-def test_agrees_with_float64(of):
-    char_cnn_case(of).check(*ENGINES)
+@pytest.mark.parametrize("sizes", CASES.values(), ids=CASES)
+def test_agrees_with_float64(sizes):
+    char_cnn_case(sizes).check(*ENGINES)
 
 
 @pytest.mark.parametrize("ids", ROWS.values(), ids=ROWS)
-def test_rows_that_no_token_gives(ids):
-    for of in (WIDE, SIXTEEN):
-        char_cnn_case(of, ids).check(*ENGINES)
+def test_rows_that_no_token_produces(ids):
+    for sizes in (WIDE, SIXTEEN):
+        char_cnn_case(sizes, ids).check(*ENGINES)
 
 
 @needs_triton
 @pytest.mark.long
-@pytest.mark.parametrize("of", by_name(CASES, "tanh", "wide", "filters as wide as the projection"))
-def test_triton_agrees_with_float64(of):
-    char_cnn_case(of).check(*TRITON)
+@pytest.mark.parametrize("sizes", by_name(CASES, "tanh", "wide", "filters as wide as the projection"))
+def test_triton_agrees_with_float64(sizes):
+    char_cnn_case(sizes).check(*TRITON)
 
 
 @needs_triton
 @pytest.mark.long
 @pytest.mark.parametrize("ids", by_name(ROWS, "padding alone", "no rows", "repeated", "both ends"))
-def test_rows_that_no_token_gives_in_triton(ids):
-    for of in (WIDE, SIXTEEN):
-        char_cnn_case(of, ids).check(*TRITON)
+def test_rows_that_no_token_produces_in_triton(ids):
+    for sizes in (WIDE, SIXTEEN):
+        char_cnn_case(sizes, ids).check(*TRITON)
 
 
 @pytest.mark.parametrize("change", [
@@ -73,15 +73,15 @@ def test_rows_that_no_token_gives_in_triton(ids):
 ], ids=["kernels of zero: every window ties", "some windows tie"])
 @pytest.mark.parametrize("ids", [None, random(30, 12) // 60 * 60, SHORT], ids=["tokens", "few ids", "short"])
 def test_ties_share_a_gradient_as_in_the_reference(change, ids):
-    for of in (WIDE, LONG, SIXTEEN):
-        char_cnn_case(of, ids, change).check(*ENGINES)
+    for sizes in (WIDE, LONG, SIXTEEN):
+        char_cnn_case(sizes, ids, change).check(*ENGINES)
 
 
-def test_learned_padding_decides_where_it_is_largest():
+def test_learned_padding_is_used_where_it_is_largest():
     def change(weight):
         return torch.cat([weight[:260], weight[260:] * 0 + 9.0]) if len(weight) == 261 else weight.abs()
 
-    of = options(char_cnn={"filters": [[1, 4], [3, 4], [7, 4]]})
-    char_cnn_case(of, SHORT, change).check(*ENGINES)
-    unpadded, expected = (char_cnn_case(of, each, change).run(REFERENCE)[0] for each in (SHORT[:, :7], SHORT))
+    sizes = options(char_cnn={"filters": [[1, 4], [3, 4], [7, 4]]})
+    char_cnn_case(sizes, SHORT, change).check(*ENGINES)
+    unpadded, expected = (char_cnn_case(sizes, ids, change).run(REFERENCE)[0] for ids in (SHORT[:, :7], SHORT))
     assert not torch.allclose(unpadded, expected)

@@ -1,4 +1,4 @@
-"""What training asks of the native LSTM and char-CNN, beside gradients that agree with float64."""
+"""Training with the native LSTM and char-CNN: bits, single operands, edits, clips, registered ops, fine-tuning."""
 
 import dataclasses
 
@@ -24,58 +24,58 @@ LINEAR = linear_case(9, 11, 5)
 @pytest.mark.parametrize("case", [
     *(lstm_case(sizes, starts=True, clips=TIGHT) for sizes in [(11, 37, 11), (16, 24, 24), (64, 130, 64)]), CHAR_CNN])
 def test_any_number_of_threads_gives_the_same_bits(case):
-    expected, *others = (on_threads(threads, case.gradients, NATIVE) for threads in (1, 2, 3, 4, 7))
-    assert all(torch.equal(other[name], each) for other in others for name, each in expected.items())
+    expected, *results = (on_threads(threads, case.gradients, NATIVE) for threads in (1, 2, 3, 4, 7))
+    assert all(torch.equal(gradients[name], values) for gradients in results for name, values in expected.items())
 
 
 @pytest.mark.parametrize("engine, case", grid(HIGHEST, [
     *(lstm_case(sizes, starts=True, clips=TIGHT) for sizes in [(11, 37, 11), (16, 24, 24), (33, 70, 45), (1, 1, 1)]),
     *(char_cnn_case(of) for of in (*SHAPES.values(), WIDE))], together=1))
 @pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
-def test_a_forward_that_saves_has_the_bits_of_one_that_does_not(engine, case, broken):
+def test_saving_for_backward_does_not_change_the_bits(engine, case, broken):
     if broken is not None:
-        first, *others = case.operands
+        first, *rest = case.operands
         table = case.operands[first].clone()
         table[len(table) // 2, 0] = broken
-        case = dataclasses.replace(case, operands={first: table} | {name: case.operands[name] for name in others})
+        case = dataclasses.replace(case, operands={first: table} | {name: case.operands[name] for name in rest})
     alone, recorded = case.run(engine), case.gradients(engine)
-    assert all(engine.same(each, recorded[k]) for k, each in enumerate(alone))
-    assert broken is not None or not any(each.isnan().any() for each in alone)
+    assert all(engine.same(result, recorded[k]) for k, result in enumerate(alone))
+    assert broken is not None or not any(result.isnan().any() for result in alone)
 
 
-@pytest.mark.parametrize("engine, case, wanted", [
+@pytest.mark.parametrize("engine, case, operand", [
     *((NATIVE, case, name) for case in (LSTM, CHAR_CNN) for name in case.operands),
     *((engine, LSTM, name) for engine in GPU_GRADIENTS for name in LSTM.operands)])
-def test_one_operand_alone(engine, case, wanted):
-    found = case.gradients(engine, [wanted])
-    assert torch.equal(found[wanted], case.gradients(engine)[wanted])
-    assert [name for name in found if isinstance(name, str)] == [wanted]
+def test_one_operand_alone(engine, case, operand):
+    gradients = case.gradients(engine, [operand])
+    assert torch.equal(gradients[operand], case.gradients(engine)[operand])
+    assert [name for name in gradients if isinstance(name, str)] == [operand]
 
 
 @pytest.mark.parametrize("case", [LSTM, LINEAR])
-@pytest.mark.parametrize("how, optimizer", [
+@pytest.mark.parametrize("kind, optimizer", [
     ("in place", AdamW), ("foreach", AdamW), ("fused", AdamW), ("fused", SGD), ("fused", Adagrad)])
-def test_edits_between_calls_are_seen(how, optimizer, case):
-    """Fused optimizers do not count as edits: inference after a step must not run on what was packed before."""
+def test_edits_between_calls_are_detected(kind, optimizer, case):
+    """Fused optimizers do not increase version counters: inference after a step must not use stale packed weights."""
     leaves = case.leaves()
-    steps = optimizer(leaves.values(), lr=0.05, **({} if how == "in place" else {how: True}))
+    steps = optimizer(leaves.values(), lr=0.05, **({} if kind == "in place" else {kind: True}))
     for _ in range(3):
         steps.zero_grad()
         case.backward(case.call(leaves, "native"))
-        if how == "in place":
+        if kind == "in place":
             with torch.no_grad():
-                for each in leaves.values():
-                    each.mul_(1.125)
+                for leaf in leaves.values():
+                    leaf.mul_(1.125)
         else:
             steps.step()
         with torch.no_grad():
-            found = case.call(leaves, "native")
+            results = case.call(leaves, "native")
         steps.zero_grad()
         case.backward(case.call(leaves, "native"))
         fresh = dataclasses.replace(case, operands=leaves)
-        assert all(map(torch.equal, found, fresh.run(NATIVE)))
+        assert all(map(torch.equal, results, fresh.run(NATIVE)))
         gradients = fresh.gradients(NATIVE)
-        assert all(torch.equal(each.grad, gradients[name]) for name, each in leaves.items())
+        assert all(torch.equal(leaf.grad, gradients[name]) for name, leaf in leaves.items())
 
 
 @pytest.mark.parametrize("case, name", [(LSTM, "inputs"), (LSTM, "w_1"), (LSTM, "p_0"), (CHAR_CNN, "w_0")])
@@ -98,10 +98,10 @@ def test_no_second_derivatives(case, op):
 
 @pytest.mark.parametrize("engine", [NATIVE, *GPU_GRADIENTS], ids=str)
 @pytest.mark.parametrize("clip", ["cell_clip", "proj_clip"])
-def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip, engine):
-    """Weights of zero but for a bias make every value of a layer the same known number, which is then the limit."""
+def test_a_value_at_its_clip_passes_gradients_as_clamp_does(clip, engine):
+    """Weights of 0, one bias and a constant projection make all values of a layer one known number, the limit."""
     case = lstm_case((2, 3, 2), [1, 1])
-    operands = {name: each * 0 for name, each in case.operands.items()}
+    operands = {name: values * 0 for name, values in case.operands.items()}
     for d in (0, 1):
         operands[f"b_{d}"][3:6] = 1.0  # j
         operands[f"p_{d}"] += 0.25
@@ -109,8 +109,8 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip, engine):
     limit = float(results[2 if clip == "cell_clip" else 0].abs().max())
     for value, passes in ((limit, True), (float(np.nextafter(np.float32(limit), np.float32(0))), False)):
         limited = dataclasses.replace(case, operands=operands, clips={clip: value})
-        found = limited.gradients(engine, of=slice(3 if clip == "cell_clip" else 2))  # c goes around h's clip
-        assert bool(found["b_0"][:6].any()) == passes
+        gradients = limited.gradients(engine, of=slice(3 if clip == "cell_clip" else 2))  # h's clip does not affect c
+        assert bool(gradients["b_0"][:6].any()) == passes
 
 
 @pytest.mark.parametrize("engine, case, op", mostly_long([
@@ -119,15 +119,15 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip, engine):
     *((engine, CHAR_CNN, "char_cnn") for engine in TRITON), *((engine, LINEAR, "linear") for engine in TRITON),
     *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON)], quick=3))
 def test_registered_ops(engine, case, op):
-    with RecordedOps() as ran:
+    with RecordedOps() as ops:
         case.run(engine)
         case.gradients(engine, [*case.operands][::2])
     # Products with gradients run in torch, or with Triton's forward.
     trained = [op] * (engine in TRITON) if op in ("linear", "highway") else [op, f"{op}_backward"]
-    assert [func.name() for func, _ in ran.calls] == [f"elmo_fast::{name}" for name in (op, *trained)]
-    for number, (func, args) in enumerate(ran.calls):
-        def detached(each, saves=number == 1):
-            return each.detach().clone().requires_grad_(each.is_floating_point() and saves)
+    assert [func.name() for func, _ in ops.calls] == [f"elmo_fast::{name}" for name in (op, *trained)]
+    for number, (func, args) in enumerate(ops.calls):
+        def detached(value, saves=number == 1):
+            return value.detach().clone().requires_grad_(value.is_floating_point() and saves)
 
         with engine.active():
             torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
@@ -149,7 +149,7 @@ def test_low_has_no_gradients(backend):
 @pytest.mark.parametrize("shape, state", grid(["two layers", "no projection", "clips that fire"],
                                               ["carry", "zero", "warm"], together=1))
 def test_fine_tuning_has_the_gradients_of_torch(tmp_path, shape, state):
-    paths, found = files(tmp_path, SHAPES[shape]), {}
+    paths, grads = files(tmp_path, SHAPES[shape]), {}
     engines = {backend: Engine(backend) for backend in ("torch", "native", "auto")} | dict(zip(["gpu"], GPU_GRADIENTS))
     for name, engine in engines.items():
         with engine.active():
@@ -157,9 +157,9 @@ def test_fine_tuning_has_the_gradients_of_torch(tmp_path, shape, state):
                         backend="native" if name == "gpu" else name)
             for sentences in (SENTENCES, SENTENCES[:3]):
                 elmo(batch_to_ids(sentences))["elmo_representations"][0].sin().sum().backward()
-            found[name] = {name: each.grad for name, each in elmo.named_parameters() if each.grad is not None}
-    assert all(found["torch"].keys() == each.keys() for each in found.values()) and len(found["torch"]) > 10
-    for name, expected in found["torch"].items():
+            grads[name] = {name: p.grad for name, p in elmo.named_parameters() if p.grad is not None}
+    assert all(grads["torch"].keys() == by_name.keys() for by_name in grads.values()) and len(grads["torch"]) > 10
+    for name, expected in grads["torch"].items():
         for engine in engines:
-            assert relative_error(found[engine][name], expected) < GRADIENT_AGAINST_FLOAT64, (engine, name)
-        assert torch.equal(found["auto"][name], found["native"][name])
+            assert relative_error(grads[engine][name], expected) < GRADIENT_AGAINST_FLOAT64, (engine, name)
+        assert torch.equal(grads["auto"][name], grads["native"][name])

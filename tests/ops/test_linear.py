@@ -1,4 +1,4 @@
-"""Products with a bias and highway layers of every engine here, against float64."""
+"""Linear and highway layers of every available engine against float64."""
 
 import dataclasses
 
@@ -38,42 +38,42 @@ def test_agrees_with_float64(engine, make, size, rows):
     if engine in (*TILES, *LOW, *engines.TRITON) and rows * max(size) ** 2 > 1e7:
         rows = rows // 10 + 3  # an emulation is slow
     case = make(rows, *size)
-    found, = case.run(engine)
-    assert relative_error(found, case.run(REFERENCE)[0]) <= engine.limits[0]
+    actual, = case.run(engine)
+    assert relative_error(actual, case.run(REFERENCE)[0]) <= engine.limits[0]
     if engine in ENGINES:
         for threads in (2, 3, 5):
-            assert torch.equal(on_threads(threads, case.run, engine)[0], found)
+            assert torch.equal(on_threads(threads, case.run, engine)[0], actual)
         for k in (0, rows // 2, rows - 1):
-            assert torch.equal(with_x(case, case.operands["x"][k : k + 1]).run(engine)[0][0], found[k])
+            assert torch.equal(with_x(case, case.operands["x"][k : k + 1]).run(engine)[0][0], actual[k])
 
 
 @pytest.mark.parametrize("engine", BF16_WEIGHTS, ids=str)
 @pytest.mark.parametrize("case", [linear_case(14, 300, 33), linear_case(200, 257, 64), highway_case(9, 33),
                                   lstm_case(starts=True, clips=TIGHT), lstm_case((24, 40, 40))])
-def test_medium_without_tiles_has_the_bits_of_highest_on_weights_rounded_to_bf16(engine, case):
-    rounded = {name: each.float().bfloat16().double() if name[0] in "wp" else each
-               for name, each in case.operands.items()}
-    found, expected = case.run(engine), dataclasses.replace(case, operands=rounded).run(Engine(isa=engine.isa))
-    assert all(map(torch.equal, found, expected)) and not torch.equal(found[0], case.run(Engine(isa=engine.isa))[0])
+def test_medium_without_tiles_equals_highest_on_weights_rounded_to_bf16(engine, case):
+    rounded = {name: values.float().bfloat16().double() if name[0] in "wp" else values
+               for name, values in case.operands.items()}
+    actual, expected = case.run(engine), dataclasses.replace(case, operands=rounded).run(Engine(isa=engine.isa))
+    assert all(map(torch.equal, actual, expected)) and not torch.equal(actual[0], case.run(Engine(isa=engine.isa))[0])
 
 
 @pytest.mark.parametrize("case", [highway_case(), linear_case(9, 33, 17)])
 def test_gradients_agree_with_float64(case):
-    for each in (case, with_x(case, case.operands["x"][:0])):
-        each.check(Engine("torch"), NATIVE)
+    for variant in (case, with_x(case, case.operands["x"][:0])):
+        variant.check(Engine("torch"), NATIVE)
 
 
 @pytest.mark.parametrize("engine", [Engine("reference", dtype=torch.float16), Engine("torch", dtype=torch.bfloat16),
                                     Engine(dtype=torch.float16), Engine(dtype=torch.bfloat16)], ids=str)
 def test_16_bit_operands_compute_in_fp32_from_their_rounded_values(engine):
     for case in (linear_case(5, 7, 6), highway_case(), lstm_case(starts=True), char_cnn_case(options())):
-        rounded = {name: each.to(engine.dtype).double() for name, each in case.operands.items()}
+        rounded = {name: values.to(engine.dtype).double() for name, values in case.operands.items()}
         expected = dataclasses.replace(case, operands=rounded).run(REFERENCE)
-        for found, truth in zip(case.run(engine), expected):
-            assert found.dtype == torch.float32 and relative_error(found, truth) < engine.limits[0]
+        for actual, truth in zip(case.run(engine), expected):
+            assert actual.dtype == torch.float32 and relative_error(actual, truth) < engine.limits[0]
 
 
-def test_float64_and_gradients_of_other_types_go_elsewhere():
+def test_native_refuses_float64_and_gradients_of_other_types():
     x, weight, bias = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.zeros(4)
     assert linear(x, weight, bias).requires_grad and linear(x, weight.half(), bias).requires_grad
     with pytest.raises(RuntimeError, match="is not available: the native kernels have gradients in float32 only"):
@@ -89,32 +89,32 @@ def test_float64_and_gradients_of_other_types_go_elsewhere():
     ([(2, 4), (3, 4), (4,)], r"x: expected shape \(2, 3\), got \(2, 4\)"),
     ([(2, 3), (3, 4), (3,)], r"bias: expected shape \(4,\), got \(3,\)"),
 ])
-def test_products_that_do_not_fit_are_refused(shapes, message):
-    for op, more in ((linear, []), (highway, [torch.zeros(3, 4), torch.zeros(4)])):
+def test_mismatched_shapes_are_refused(shapes, message):
+    for op, extra in ((linear, []), (highway, [torch.zeros(3, 4), torch.zeros(4)])):
         with pytest.raises(ValueError, match=f"^{message}"):
-            op(*map(torch.zeros, shapes), *more)
+            op(*map(torch.zeros, shapes), *extra)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 @pytest.mark.parametrize("make", [linear_case, highway_case])
-@pytest.mark.parametrize("size", [6, 40])  # values put one by one, and sixteen at a time
-def test_nan_and_infinity_pass(engine, make, size):
+@pytest.mark.parametrize("size", [6, 40])  # single values, and vectors of sixteen
+def test_nan_and_infinity_propagate(engine, make, size):
     case = make(5, size, size)
     x = case.operands["x"]
     x[1, 2], x[2, 3], x[3, 4] = torch.nan, torch.inf, -torch.inf
     if engine.precision != "medium" and make is linear_case:  # the largest bf16 is smaller
         x[4, 5] = 3.4e38
     if engine in LOW:  # infinity times a weight that rounds to zero is NaN
-        for weight in (each for name, each in case.operands.items() if name != "x" and each.dim() == 2):
+        for weight in (values for name, values in case.operands.items() if name != "x" and values.dim() == 2):
             weight[[3, 4]] = weight[[3, 4]].sign() * weight[[3, 4]].abs().clamp_min(float(weight.abs().max()) / 200)
-    found, expected = case.run(engine)[0], case.run(REFERENCE)[0].float()
-    assert found[1].isnan().all() and torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.isinf(), expected.isinf()) and expected.isinf().any()
-    assert torch.equal(found[expected.isinf()], expected[expected.isinf()])
+    actual, expected = case.run(engine)[0], case.run(REFERENCE)[0].float()
+    assert actual[1].isnan().all() and torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf()) and expected.isinf().any()
+    assert torch.equal(actual[expected.isinf()], expected[expected.isinf()])
 
 
 def in_bytes(x):
-    """What `low` makes of x [R, K]: whole numbers, their scales for each row and 512 columns, [R, K] each, float64."""
+    """x [R, K] quantized as in `low`: whole numbers and scales per row and 512 columns, both float64 [R, K]."""
     x = np.asarray(x, np.float32)
     scales = np.concatenate([np.abs(x[:, k : k + 512]).max(1, keepdims=True).repeat(len(x[0, k : k + 512]), 1)
                              for k in range(0, x.shape[1], 512)], 1)
@@ -125,8 +125,8 @@ def in_bytes(x):
 
 
 def extreme(kind, rows, columns):
-    """Operands at the edges of a byte: all of the largest size, halves between whole numbers, one large value among
-    small ones, and sizes from the smallest to the largest number."""
+    """Operands at the limits of a byte: only the largest values, halves between whole numbers, one large value among
+    small ones, or sizes from the smallest to the largest number."""
     random = np.random.default_rng(rows + columns)
     signs = random.choice([-1, 1], (rows, columns))
     if kind == "largest":
@@ -149,15 +149,15 @@ def test_sums_of_bytes_are_exact(engine, kind, rows, depth, columns):
     x, weight = extreme(kind, rows, depth), extreme(kind, columns, depth)
     operands = {"x": torch.from_numpy(x), "weight": torch.from_numpy(weight).T.contiguous(),
                 "bias": torch.linspace(-1, 1, columns)}
-    (left, of_rows), (right, of_columns) = in_bytes(x), in_bytes(weight)
-    expected = (left * of_rows) @ (right * of_columns).T + operands["bias"].double().numpy()
-    size = np.abs(left * of_rows) @ np.abs(right * of_columns).T + 1
-    found, = Case(operands, linear).run(engine)
-    assert (np.abs(found.double().numpy() - expected) <= 3e-7 * size).all()
+    (left, row_scales), (right, column_scales) = in_bytes(x), in_bytes(weight)
+    expected = (left * row_scales) @ (right * column_scales).T + operands["bias"].double().numpy()
+    size = np.abs(left * row_scales) @ np.abs(right * column_scales).T + 1
+    actual, = Case(operands, linear).run(engine)
+    assert (np.abs(actual.double().numpy() - expected) <= 3e-7 * size).all()
 
 
 @pytest.mark.parametrize("engine", HIGHEST, ids=str)
 def test_denormals_follow_ieee(engine):
     operands = {"x": torch.full((1, 3), 1e-42), "weight": torch.ones(3, 2), "bias": torch.zeros(2)}
-    found, = Case(operands, linear).run(engine)
-    assert torch.equal(found, operands["x"].double().sum(1, keepdim=True).float().expand(1, 2))
+    actual, = Case(operands, linear).run(engine)
+    assert torch.equal(actual, operands["x"].double().sum(1, keepdim=True).float().expand(1, 2))

@@ -59,8 +59,8 @@ for precision in ("highest", "low"):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_embeds_after_its_parent_did_and_changes_no_setting_of_pytorch():
-    """The bundled model: a small one does not start PyTorch's threads."""
+def test_a_forked_child_embeds_and_changes_no_setting_of_pytorch():
+    """Uses the bundled model, since a small model does not start PyTorch's threads."""
     python("-c", FORK)
 
 
@@ -71,20 +71,20 @@ def test_a_sentence_has_the_same_bits_beside_any_others(state):
     alone = [embedder.embed_sentence(sentence) for sentence in SENTENCES]
     turned = embedder.embed_batch(SENTENCES[::-1])[::-1]
     streamed = list(embedder.embed_sentences(SENTENCES, 2))
-    for one, *others in zip(together, alone, turned, streamed):
-        assert all(np.array_equal(one, other) for other in others)
+    for expected, *results in zip(together, alone, turned, streamed):
+        assert all(np.array_equal(expected, result) for result in results)
 
 
 def test_ids_and_strings_give_the_same_bits():
     activations, mask = bilm(backend="native")(batch_to_ids(SENTENCES))
     packed, _ = bilm(backend="native").embed_tokens(SENTENCES)
-    assert all(torch.equal(one[mask], other) for one, other in zip(activations, packed))
+    assert all(torch.equal(layer[mask], packed_layer) for layer, packed_layer in zip(activations, packed))
 
 
 @pytest.mark.parametrize("name", [f"_elmo_lstm.{name}" for name in ("W_0_1_1", "B_0_0", "W_P_0_1_0")] + [
     f"_token_embedder.{name}" for name in ("W_cnn_1", "b_cnn_0", "W_carry_0", "b_transform_1", "W_proj", "b_proj",
                                            "char_embed")])
-def test_an_edit_is_seen(name):
+def test_an_edit_is_detected(name):
     model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
     before = model(ids).activations[-1]
     with torch.no_grad():
@@ -92,29 +92,29 @@ def test_an_edit_is_seen(name):
     after = model(ids).activations
     assert not torch.equal(before, after[-1])
     fresh = BiLm(model.options, model.weights(), backend="native", state="zero")(ids).activations
-    assert all(torch.equal(one, other) for one, other in zip(after, fresh))
+    assert all(torch.equal(layer, fresh_layer) for layer, fresh_layer in zip(after, fresh))
 
 
-def test_packed_weights_go_with_the_model():
+def test_packed_weights_are_freed_with_the_model():
     count = len(weight_snapshot._current)
     model = bilm(backend="native")
     model(batch_to_ids(SENTENCES))
     assert len(weight_snapshot._current) > count
-    twin = copy.deepcopy(model)
+    clone = copy.deepcopy(model)
     del model
     assert len(weight_snapshot._current) == count
-    twin(batch_to_ids(SENTENCES))
-    del twin
+    clone(batch_to_ids(SENTENCES))
+    del clone
     assert len(weight_snapshot._current) == count
 
 
-def test_inference_mode_leaves_nothing_behind():
+def test_inference_mode_does_not_affect_later_calls():
     model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
     with torch.inference_mode():
         made_inside = bilm(backend="native", state="zero")
-        inside = [torch.stack(each(ids).activations) for each in (model, made_inside, made_inside)]
+        inside = [torch.stack(network(ids).activations) for network in (model, made_inside, made_inside)]
     outside = torch.stack(model(ids).activations)
-    assert all(torch.equal(each, outside) for each in inside)
+    assert all(torch.equal(layers, outside) for layers in inside)
     outside.add_(1)
 
 

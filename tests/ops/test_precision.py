@@ -1,4 +1,4 @@
-"""`highest` is IEEE fp32 whatever torch's flags and autocast say, and it leaves the flags as they were."""
+"""`highest` is IEEE fp32 under any flags of torch and autocast, and restores the flags."""
 
 import threading
 
@@ -38,13 +38,13 @@ def test_flags_and_autocast_change_nothing(backend):
     torch.set_float32_matmul_precision("medium")
     before = flags()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = run(backend)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, expected)
+        actual = run(backend)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, expected)
     assert flags() == before
 
 
-def test_products_inside_are_ieee_and_an_error_puts_the_flags_back():
+def test_products_are_ieee_and_an_error_restores_the_flags():
     torch.set_float32_matmul_precision("medium")
     before, x = flags(), torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
     with pytest.raises(ZeroDivisionError), numerics("highest", x.device):
@@ -76,7 +76,7 @@ def test_threads_share_the_flags():
     assert flags() == before
 
 
-def test_tables_agree_with_the_engine_and_the_names_that_need_no_torch():
+def test_tables_match_the_engine_and_the_arguments():
     module, _ = native_module()
     assert module is None or set(module.precisions) == {*PRECISIONS}
     assert list(ACTIVATIONS) == list(arguments.ACTIVATIONS)

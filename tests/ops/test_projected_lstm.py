@@ -1,4 +1,4 @@
-"""The projected LSTM of every engine here against the reference in float64, and what holds to the bit."""
+"""The projected LSTM of every available engine against the float64 reference, and bitwise properties."""
 
 import dataclasses
 import functools
@@ -50,14 +50,14 @@ def test_agrees_with_float64(engine, sizes, way):
        st.tuples(st.integers(1, 24), st.integers(1, 40), st.integers(1, 24)), st.integers(1, 5), st.booleans(),
        st.booleans(), st.integers(0, 2**16))
 def test_any_shape_agrees_with_float64(engine, sentences, sizes, threads, gathered, starts, seed):
-    lengths, slots = (np.array(each) for each in zip(*sentences))
+    lengths, slots = (np.array(values) for values in zip(*sentences))
     case = lstm_case(sizes, lengths, slots, gathered, starts, {"cell_clip": 0.4, "proj_clip": 0.2}, seed)
     on_threads(threads if engine.backend == "native" else 1, case.check, engine)
 
 
 @functools.cache
 def large_case(dim):
-    """`dim` cells and the original size's other numbers, with its results."""
+    """A case with `dim` cells and the other sizes of the original model, and its exact results."""
     case = lstm_case((512, dim, 512), [1 + k % 5 for k in range(19)], clips={"cell_clip": 0.3, "proj_clip": 0.05})
     return case, case.run(REFERENCE)
 
@@ -68,8 +68,8 @@ def large_case(dim):
       if engine.isa == "avx512")], ids=str)
 def test_clips_that_fire_at_the_original_size(engine, dim):
     case, expected = large_case(dim)
-    for found, truth in zip(case.run(engine), expected):
-        assert relative_error(found, truth) < engine.limits[0]
+    for actual, truth in zip(case.run(engine), expected):
+        assert relative_error(actual, truth) < engine.limits[0]
     for values, limit in zip((expected[2], expected[0]), case.clips.values()):
         assert 0.1 < (values.abs() == limit).double().mean() < 0.99
 
@@ -80,13 +80,13 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
     case = lstm_case(sizes, slots=SLOTS, clips=TIGHT)
     out, *final = case.run(engine)
     for slot in range(3):
-        now = [case.operands[name][[slot]] for name in "hc"]
+        state = [case.operands[name][[slot]] for name in "hc"]
         for number in np.flatnonzero(slot == SLOTS):
-            alone, tokens = case.part([number], now)
-            expected, *now = alone.run(engine)
+            alone, tokens = case.part([number], state)
+            expected, *state = alone.run(engine)
             assert engine.same(out[tokens], expected)
-        for found, expected in zip(final, now):
-            assert engine.same(found[slot], expected[0])
+        for actual, expected in zip(final, state):
+            assert engine.same(actual[slot], expected[0])
 
 
 @pytest.mark.parametrize("sizes, engine", [
@@ -95,7 +95,7 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
     for engine in (*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW)
     if engine not in TWINS or sizes == (300, 96, 40)], ids=str)
 def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
-    """Together the sentences have more unique inputs than one input GEMM takes; alone they have fewer."""
+    """The whole batch has more unique inputs than one input GEMM takes, a single sentence fewer."""
     case = lstm_case(sizes, [1 + 4 * (k % 11) for k in range(37)], starts=True, clips=TIGHT, unique=2000)
     assert len(case.index.unique()) > 448
     expected = out, h, c = case.run(engine)
@@ -125,8 +125,8 @@ def test_slots_without_tokens_keep_their_state(engine):
 
 @pytest.mark.parametrize("engine", [*FIXED, *LOW, *GPU], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("clips", [{}, TIGHT], ids=["no clips", "clips"])  # a GPU's bf16 and fp16
-def test_what_is_no_number_stays_in_its_sentence(engine, clips, value):
+@pytest.mark.parametrize("clips", [{}, TIGHT], ids=["no clips", "clips"])  # bf16 and fp16 on a GPU
+def test_nan_and_infinity_stay_in_their_sentence(engine, clips, value):
     case = lstm_case(clips=clips)
     index = case.index.clone()
     inputs = case.operands["inputs"]
@@ -141,8 +141,8 @@ def test_what_is_no_number_stays_in_its_sentence(engine, clips, value):
 
 
 @pytest.mark.parametrize("engine", [*HIGHEST, *BF16_DOTS, *TILES, *GPU], ids=str)
-def test_nan_and_infinity_pass(engine):
-    case = lstm_case((40, 20, 7), [1] * 6, gathered=False)  # tiles take 16 inputs at a time, and the rest one by one
+def test_nan_and_infinity_propagate(engine):
+    case = lstm_case((40, 20, 7), [1] * 6, gathered=False)  # tiles take 16 inputs at a time, then single ones
     x, h, c = (case.operands[name] for name in ("inputs", "h", "c"))
     nan, inf = float("nan"), float("inf")
     for d in (0, 40):
@@ -151,26 +151,26 @@ def test_nan_and_infinity_pass(engine):
     h[4, 3], h[5, 0], c[5, 2], c[5, 21] = nan, -inf, inf, -inf
     for clips in ({}, {"cell_clip": 3.0, "proj_clip": 3.0}):
         case = dataclasses.replace(case, clips=clips)
-        found, expected = case.run(engine), case.run(REFERENCE)
-        for one, other in zip(found, expected):
-            assert torch.equal(one.isnan(), other.isnan()) and torch.equal(one.isinf(), other.isinf())
-            assert torch.equal(one[other.isinf()], other[other.isinf()].float())
-            usual = other.isfinite()
-            assert usual[[0, 2]].all()
+        actual, expected = case.run(engine), case.run(REFERENCE)
+        for values, exact in zip(actual, expected):
+            assert torch.equal(values.isnan(), exact.isnan()) and torch.equal(values.isinf(), exact.isinf())
+            assert torch.equal(values[exact.isinf()], exact[exact.isinf()].float())
+            finite = exact.isfinite()
+            assert finite[[0, 2]].all()
             limit = {"highest": 1e-5, "high": 1e-4, "medium": 5e-2, "low": 5e-2}[engine.precision]
-            assert (one[usual] - other[usual]).abs().max() < limit
-        assert found[0][[1, 4]].isnan().any(1).all() and not found[0][[0, 2]].isnan().any()
+            assert (values[finite] - exact[finite]).abs().max() < limit
+        assert actual[0][[1, 4]].isnan().any(1).all() and not actual[0][[0, 2]].isnan().any()
 
 
 @pytest.mark.parametrize("value", [1e-42, 3e-40])
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("engine, threads", [*((engine, 1) for engine in HIGHEST), (NATIVE, 3)], ids=str)
-def test_a_denormal_cell_stays_so(engine, threads, flush, value):
-    """Forget gate open, input gate shut. Whether torch flushes on the caller's thread neither matters nor changes."""
+def test_denormal_cells_are_not_flushed(engine, threads, flush, value):
+    """Forget gate open, input gate closed. The caller's flush setting has no effect and stays unchanged."""
     c = torch.full((2, 16), value)
     c[1] *= -1
     case = lstm_case((4, 8, 8), [1, 1])
-    tensors = {name: torch.zeros(each.shape) for name, each in case.operands.items()} | {"c": c}
+    tensors = {name: torch.zeros(operand.shape) for name, operand in case.operands.items()} | {"c": c}
     for d in (0, 1):
         tensors[f"b_{d}"][:8], tensors[f"b_{d}"][16:24] = -200.0, 50.0
     if not torch.set_flush_denormal(flush):
@@ -191,12 +191,12 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
 
 @pytest.mark.parametrize("engine", HIGHEST, ids=str)
 def test_activations(engine):
-    """Within 2 ulp: new cells are sigmoid(i) tanh(j), where in one direction tanh(j) is 1, in the other sigmoid(i)."""
+    """Within 2 ulp: new cells are sigmoid(i) tanh(j); tanh(j) is 1 in one direction, sigmoid(i) in the other."""
     patterns = np.arange(0, 2**32, 65521, np.uint64).astype(np.uint32).view(np.float32)
     values = np.concatenate([patterns[np.isfinite(patterns)], np.linspace(-105, 105, 60001, dtype=np.float32)])
     x = torch.from_numpy(values)
     case = lstm_case((1, len(x), 3), [1])
-    operands = {name: each * 0 + (name == "inputs") for name, each in case.operands.items()}
+    operands = {name: operand * 0 + (name == "inputs") for name, operand in case.operands.items()}
     for d in (0, 1):
         operands[f"w_{d}"].view(4, 4, -1)[0, d], operands[f"b_{d}"].view(4, -1)[1 - d] = x.double(), 100
     _, _, cells = dataclasses.replace(case, operands=operands).run(engine)
@@ -235,7 +235,7 @@ def test_refuses(name, change, message, backend):
 @needs_native
 @pytest.mark.parametrize("batch_sizes", [[9, 1], [3, 4], [-1, 2, 3]])
 def test_the_native_engine_refuses_steps_beyond_the_slots(batch_sizes):
-    """They would lead out of bounds. No schedule of ours has them."""
+    """Such steps would read out of bounds. No schedule of ours has them."""
     case = lstm_case(gathered=False)
     call, _ = case.given(case.leaves(wanted=[]))
     schedule = dataclasses.replace(call.schedule, batch_sizes=np.array(batch_sizes, np.int32))
@@ -244,7 +244,7 @@ def test_the_native_engine_refuses_steps_beyond_the_slots(batch_sizes):
         op.projected_lstm(**vars(call) | {"schedule": schedule, "inputs": inputs}, backend="native")
 
 
-def test_the_native_engine_names_what_it_lacks():
+def test_the_native_engine_refuses_a_square_projection():
     case = lstm_case((5, 8, 8))
     square = case.leaves() | {f"p_{d}": torch.zeros(8, 8) for d in (0, 1)}
     with pytest.raises(RuntimeError, match="'native' was asked .* the native kernels do not support a projection to as "

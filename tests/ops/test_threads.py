@@ -1,4 +1,4 @@
-"""The threads of the C++ engine, its own helpers or OpenMP's: the bits are the same on any number of them."""
+"""Threads of the C++ engine, its own or OpenMP's: any number of threads gives the same bits."""
 
 import pytest
 
@@ -43,5 +43,5 @@ print("agrees", _native.threads_are_openmp())
 def test_every_choice_of_threads_gives_the_same_bits(threads, variables):
     if threads == "openmp" and not native.use_openmp_threads():
         pytest.skip("this PyTorch has no GNU OpenMP")
-    done = python("-c", PROGRAM, threads, OMP_NUM_THREADS="2", **variables)
-    assert done.stdout.split() == ["agrees", str(threads == "openmp")]
+    process = python("-c", PROGRAM, threads, OMP_NUM_THREADS="2", **variables)
+    assert process.stdout.split() == ["agrees", str(threads == "openmp")]

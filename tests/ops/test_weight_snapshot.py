@@ -1,4 +1,4 @@
-"""Snapshots of weights: which numbers their samples read, and edits of an op's own operands."""
+"""Snapshots of weights: the sampled numbers, and edits of an op's operands."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.support.engines import needs_native
 
 
 def sampled(rows, columns, dtype=torch.float32):
-    """Which numbers of a matrix are compared, bool [rows, columns]."""
+    """Mask of the numbers of a matrix that are sampled, bool [rows, columns]."""
     bits = {4: torch.int32, 2: torch.int16, 8: torch.int64}[dtype.itemsize]
     numbers = torch.zeros(rows, columns, dtype=bits)
     _samples_of(numbers.view(dtype)).fill_(-1)
@@ -23,20 +23,20 @@ MATRICES = [shape for dim, projection, _ in SIZES.values() for shape in ((2 * pr
 @pytest.mark.parametrize("rows, columns", [
     *dict.fromkeys(MATRICES), (2048, 2048), (512, 512), (2048, 512), (112, 1024)])
 def test_samples_are_in_every_row_and_column(rows, columns):
-    found = sampled(rows, columns)
-    assert found.any(1).all() and found.any(0).all()
+    mask = sampled(rows, columns)
+    assert mask.any(1).all() and mask.any(0).all()
     if columns > 4096:
-        assert found.view(rows, 2, -1).any(2).all()
-    assert found.float().mean() < 0.1 or rows * columns <= 1 << 13
+        assert mask.view(rows, 2, -1).any(2).all()
+    assert mask.float().mean() < 0.1 or rows * columns <= 1 << 13
 
 
 @pytest.mark.parametrize("rows, columns, dtype", [
     (1, 1, torch.float32), (37, 11, torch.float32), (301, 33, torch.float32), (333, 101, torch.float16),
     (128, 1004, torch.bfloat16), (99, 100, torch.float64), (8_000, 50, torch.float32)])
 def test_samples_of_odd_sizes(rows, columns, dtype):
-    found = sampled(rows, columns, dtype)
-    assert found.any(1).all()
-    assert found.any(0).all()
+    mask = sampled(rows, columns, dtype)
+    assert mask.any(1).all()
+    assert mask.any(0).all()
 
 
 def test_a_very_large_table_has_a_bounded_number_of_samples():
@@ -60,19 +60,19 @@ def test_operands_of_an_op(edit):
             torch.testing.assert_close(call("native"), call("torch"), atol=1e-5, rtol=1e-5)
 
 
-def test_a_snapshot_stands_for_its_tensors():
+def test_a_snapshot_identifies_its_tensors():
     torch.manual_seed(0)
-    w, b, other = torch.randn(300, 200), torch.zeros(200), torch.randn(300, 200)
+    w, b, unrelated = torch.randn(300, 200), torch.zeros(200), torch.randn(300, 200)
     first = snapshot_of([w, None, b])
     assert snapshot_of([w, None, b]) is first is not snapshot_of([w, b])
     with one_call():
         assert snapshot_of([w, None, b]) is first
-        w.data[3, 7] += 1  # compared once in a call
+        w.data[3, 7] += 1  # compared once per call
         assert snapshot_of([w, None, b]) is first
-        w[3, 7] -= 1  # counted
+        w[3, 7] -= 1  # increases the version counter
         assert (second := snapshot_of([w, None, b])) is not first
     check_in_full([w])
     assert snapshot_of([w, None, b]) is second
-    assert snapshot_of([other, None, b]) is not second
+    assert snapshot_of([unrelated, None, b]) is not second
     gaps = torch.randn(300, 400)[:, ::2]
     assert snapshot_of([gaps, None, b]) is not snapshot_of([gaps, None, b])

@@ -19,7 +19,7 @@ def vocab_file(tmp_path_factory):
 
 
 def token_ids(token, size):
-    """One token's model ids, byte by byte."""
+    """Model ids of a token, byte by byte."""
     special = {"<S>": [257], "</S>": [258]}
     body = special.get(token, [byte + 1 for byte in token.encode("utf-8", "ignore")][: size - 2])
     return [259, *body, 260] + [261] * (size - 2 - len(body))
@@ -63,7 +63,7 @@ def test_a_batch_may_be_an_array():
     ([[None]], "token: expected a string, got NoneType"),
     ([[["a"]]], "token: expected a string, got list"),
 ])
-def test_what_is_no_batch_is_refused(batch, message):
+def test_malformed_batches_are_refused(batch, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         batch_to_ids(batch)
 

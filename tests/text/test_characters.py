@@ -5,7 +5,7 @@ from elmo_fast.text import characters
 
 
 @pytest.mark.parametrize("size", [2, 0, -1, 3.0, "50", None, True])
-def test_a_size_without_room_for_a_mark_is_refused(size):
+def test_a_size_without_room_for_a_character_is_refused(size):
     with pytest.raises(ValueError, match="max_characters_per_token: expected an integer of at least 3"):
         characters.encode_tokens(["a"], size)
 

@@ -11,7 +11,7 @@ RECORDS = [FastaRecord("sp|P1|ONE first protein", "MKTaaWQ"), FastaRecord("two",
 @pytest.mark.parametrize("name", ["proteins.fasta", "proteins.fasta.gz"])
 def test_records_join_their_lines_and_lose_whitespace(tmp_path, name):
     path = tmp_path / name
-    for mark in (b"", b"\xef\xbb\xbf"):  # a byte-order mark is no part of the first header
+    for mark in (b"", b"\xef\xbb\xbf"):  # a byte-order mark is not part of the first header
         content = mark + TEXT.encode()
         path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
         assert list(read_fasta(path)) == RECORDS
@@ -26,7 +26,7 @@ def test_records_join_their_lines_and_lose_whitespace(tmp_path, name):
     (b">one\n\xff\xfe\n", "undecodable bytes"),
     *((gzip.compress(TEXT.encode() * 3, mtime=0)[:cut], "complete gzip file") for cut in (5, 20, -6)),
 ])
-def test_what_is_no_fasta_is_refused(tmp_path, content, words):
+def test_malformed_fasta_is_refused(tmp_path, content, words):
     path = tmp_path / ("a.fasta.gz" if "gzip" in words else "a.fasta")
     path.write_bytes(content)
     with pytest.raises(ValueError, match="FASTA file") as caught:

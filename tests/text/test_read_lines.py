@@ -1,4 +1,4 @@
-"""`read_lines` and `scan` of open files: lines and tokens, encodings, blank lines, pipes and what is refused."""
+"""`read_lines` and `scan` of open files: lines and tokens, encodings, blank lines, pipes and refusals."""
 
 import io
 
@@ -9,12 +9,12 @@ from elmo_fast.text.readers import read_lines, scan
 
 
 def text(content, stream=io.BytesIO):
-    """A file as `open(path, encoding="utf-8")` gives it."""
+    """A file as from `open(path, encoding="utf-8")`."""
     return io.TextIOWrapper(stream(content), encoding="utf-8")
 
 
 class Pipe(io.BytesIO):
-    """What cannot be rewound."""
+    """A stream that cannot be rewound."""
 
     def seekable(self):
         return False

@@ -1,4 +1,4 @@
-"""`open_texts`: formats, compressions, tokenizers, pipes and what is refused."""
+"""`open_texts`: formats, compressions, tokenizers, pipes and refusals."""
 
 import bz2
 import gzip
@@ -68,7 +68,7 @@ def test_formats(write, suffix, name, content, expected):
     for written in (content, content.replace("\r", "").replace("\n", "\r\n")):
         with open_texts(write(name + suffix, written)) as texts:
             assert texts.count() == len(expected) and texts.paths == [name + suffix]
-            assert (found := list(texts)) == expected and isinstance(found[0], Text) and list(texts) == []
+            assert (rows := list(texts)) == expected and isinstance(rows[0], Text) and list(texts) == []
 
 
 def test_inputs_are_one_stream_in_order(write):
@@ -178,7 +178,7 @@ ROW = "1\ta\t_\t_\t_\t_\t_\t_\t_\t_\n"
         ('{"text": "a", "id": [1]}', "id: expected a string or an integer, got [1]"),
         ('{"text": "a", "id": true}', "id: expected a string or an integer, got True"))),
 ])
-def test_what_cannot_be_read_is_refused_with_its_place(write, name, content, message):
+def test_unreadable_texts_are_refused_with_their_place(write, name, content, message):
     write(name, content)
     for read in (lambda texts: texts.count(), list):
         with pytest.raises(ValueError) as caught, open_texts(name, allow_blank=True) as texts:
@@ -227,7 +227,7 @@ def test_lines_and_records_have_a_limit(write, name, begin, line, message):
 
 
 def test_an_error_of_the_system_has_the_name(write):
-    """A file that is gone when its turn comes."""
+    """A file that is removed before it is read."""
     texts = open_texts([write("a.txt", "a\n"), write("b.txt", "b\n")])
     rows = iter(texts)
     assert texts.count() == 2 and next(rows).text == "a"
@@ -251,7 +251,7 @@ def test_a_named_pipe_is_read_once(write, suffix):
 def test_a_stop_ends_the_wait_for_a_pipe(write, suffix):
     name = f"pipe{suffix}"
     os.mkfifo(name)
-    pipe = os.open(name, os.O_RDWR)  # somebody who may write, and does not
+    pipe = os.open(name, os.O_RDWR)  # a writer that does not write
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt), stops.stoppable(), open_texts(name) as texts:
         timer.start()
@@ -284,7 +284,7 @@ def test_an_absent_library_names_its_extra(write, monkeypatch, name, module, ext
         open_texts(write(name, b""))
 
 
-def test_a_corpus_of_the_cache_is_any_input(write, capsys, tmp_path):
+def test_the_cache_command_reads_any_input(write, capsys, tmp_path):
     write("a.conllu.gz", CONLLU)
     write("b.jsonl", '{"text": "al mar"}')
     model = write_model(tmp_path / "model")
@@ -306,7 +306,7 @@ def test_scores_and_substitutes_of_any_input(write, capsys, tmp_path, name, cont
 
 
 def test_raw_text_gets_one_warning(write, caplog):
-    """Where most of the first texts are raw, and their tokenizer is the one for tokenized text."""
+    """Warn where most of the first texts are raw and the tokenizer expects tokenized text."""
     raw, tokenized = "They don't play.\n", "They do n't play .\n"
     for lines, count in ((raw * 3 + tokenized * 2, 1), (raw * 2 + tokenized * 2, 0), (tokenized * 200 + raw * 900, 0),
                          (raw * 900, 1)):

@@ -58,7 +58,7 @@ def test_tokenized_text_is_split_at_whitespace(text):
 @given(st.one_of(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.text(max_size=20),
                  st.text("aI.n't' ’-5@&;,\"(\u0301п/", max_size=14)))
 def test_tokens_are_tokenized_into_themselves(text):
-    """And nothing but whitespace is lost: no character is, once typographic quotes are straight."""
+    """Only whitespace is lost, apart from straightened quotes and ellipses."""
     for tokenize in (penn, auto):
         tokens = tokenize(text)
         assert tokenize(" ".join(tokens)) == tokens and all(tokens)
@@ -66,8 +66,8 @@ def test_tokens_are_tokenized_into_themselves(text):
     assert "".join(penn(text)).translate(straight) == re.sub(r"\s", "", text).translate(straight)
 
 
-def test_long_texts_take_time_in_proportion():
-    """A repetition on which a search could start anew at every character, as clients of the server may send them."""
+def test_long_texts_take_linear_time():
+    """Repetitions on which a search could restart at every character, as clients of the server may send them."""
     for piece in ("a.", "a@", "a&", "n't", "(", "don't", "www.!", "x'", "\u0301", "A. ", "((a"):
         text = piece * (50_000 // len(piece))
         began = time.process_time()
@@ -78,8 +78,8 @@ def test_long_texts_take_time_in_proportion():
 
 @pytest.mark.parametrize("tokenize", [penn, simple])
 @pytest.mark.parametrize("piece", ["1,", "x-", "a\U00011001"])
-def test_a_word_without_an_end_is_divided(piece, tokenize):
-    """One match holds the interpreter, and a server's other threads with it."""
+def test_a_very_long_word_is_divided(piece, tokenize):
+    """A match blocks the interpreter and so the other threads of a server."""
     text = piece * 100_000 + "1"
     began = time.process_time()
     tokens = tokenize(text)
@@ -87,7 +87,7 @@ def test_a_word_without_an_end_is_divided(piece, tokenize):
     assert max(map(len, tokens)) <= 50_000
 
 
-# Prints the tokens of the texts that it reads, from modules that import nothing but the standard library.
+# Prints the tokens of the texts on stdin; the modules import only the standard library.
 TOKENS = """
 import json, sys
 from elmo_fast.text.tokenizers import find_tokenizer
@@ -97,22 +97,22 @@ print(json.dumps([[list(find_tokenizer(name)(text)) for text in texts] for name 
 
 
 def interpreters():
-    """Other interpreters of the machine that the package supports, by version: the system's own, on PATH, pyenv's."""
-    found = {}
+    """Other supported interpreters of the machine by version: the system's, those on PATH, and pyenv's."""
+    paths = {}
     for folder in ["/usr/bin", *os.get_exec_path(), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]:
         for name in ("python3", *(f"python3.{minor}" for minor in range(11, 16))):
             if path := shutil.which(name, path=folder):
-                asked = subprocess.run([path, "-c", "import sys; print(*sys.version_info[:3])"], capture_output=True,
-                                       text=True, timeout=60)
-                version = tuple(map(int, asked.stdout.split()))
+                process = subprocess.run([path, "-c", "import sys; print(*sys.version_info[:3])"], capture_output=True,
+                                         text=True, timeout=60)
+                version = tuple(map(int, process.stdout.split()))
                 if version >= (3, 11) and version != sys.version_info[:3]:
-                    found.setdefault(version, path)
-    return found
+                    paths.setdefault(version, path)
+    return paths
 
 
 def test_every_interpreter_has_the_same_tokens(shared):
     """CPython's `re` has differed: possessive groups match wrongly in 3.11.0 to 3.11.4."""
-    if not (others := interpreters()):
+    if not (paths := interpreters()):
         pytest.skip("no other interpreter of Python 3.11 or newer on this machine")
     draw = random.Random(0)
     texts = [*RAW, *TOKENIZED, *("".join(draw.choices(PIECES, k=12)) for _ in range(2000)),
@@ -121,7 +121,7 @@ def test_every_interpreter_has_the_same_tokens(shared):
     texts += [text.replace(" ", "") for text in texts[-1000:]]
     expected = [[list(find_tokenizer(name)(text)) for text in texts] for name in TOKENIZERS]
     assert expected[TOKENIZERS.index("penn")][texts.index("They saw a play.")] == "They saw a play .".split()
-    for version, path in others.items():
+    for version, path in paths.items():
         child = subprocess.run([path, "-c", TOKENS], input=json.dumps([texts, TOKENIZERS]), capture_output=True,
                                text=True, timeout=300, env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]})
         assert not child.returncode, child.stderr
@@ -129,7 +129,7 @@ def test_every_interpreter_has_the_same_tokens(shared):
             assert theirs == ours, (version, name)
 
 
-def test_a_long_text_is_as_a_short_one():
+def test_a_long_text_has_the_tokens_of_a_short_one():
     many = 9000
     assert auto("The cat sat on the mat . " * many) == "The cat sat on the mat .".split() * many
     assert auto("The cat, it sat. " * many) == "The cat , it sat .".split() * many

@@ -30,8 +30,8 @@ def test_encode(tmp_path, sentence, options, expected):
 @pytest.mark.parametrize("lines, words, specials", [
     (WORDS, WORDS, (3, 4, 5)),
     (["<S>", "a", "</S>", "a", "<S>"], ["<S>", "a", "</S>", "a", "<S>"], (4, 2, -1)),  # the last of equal lines
-    (["<S>", "!!!MAXTERMID", "</S>", "a"], ["<S>", "</S>", "a"], (0, 1, -1)),  # takes no id
-    (["  <S>\t", "", "a\r"], ["<S>", "", "a"], (0, -1, -1)),  # outer whitespace goes, blank lines count
+    (["<S>", "!!!MAXTERMID", "</S>", "a"], ["<S>", "</S>", "a"], (0, 1, -1)),  # has no id
+    (["  <S>\t", "", "a\r"], ["<S>", "", "a"], (0, -1, -1)),  # outer whitespace is stripped, blank lines count
     (["a"], ["a"], (-1, -1, -1)),
 ])
 def test_lines_and_their_ids(tmp_path, name, lines, words, specials):

@@ -1,4 +1,4 @@
-"""Files of vectors and indexes whose structure is wrong under right checksums: refused, with the file and the field."""
+"""Files of vectors and indexes with valid checksums and a wrong structure are refused, with the file and the field."""
 
 import h5py
 import numpy as np
@@ -60,7 +60,7 @@ def test_an_index_of_other_attributes_is_refused(index, name, value, message):
 
 @pytest.mark.parametrize("about", ["[]", "3", '{"form": {}}', "[" * 50_000, '{"form": 1, "form": 2}', 5,
                                    '{"form": {"dtype": "f", "pool": null, "layers": "all", "targets": false}}'])
-def test_what_a_file_says_about_itself_is_checked(tmp_path, about):
+def test_the_attributes_of_a_file_are_checked(tmp_path, about):
     write("allennlp", tmp_path / "out.hdf5", OutputSpec(), make_items(OutputSpec(), count=3))
     with h5py.File(tmp_path / "out.hdf5", "r+") as file:
         file.attrs["elmo_fast"] = about

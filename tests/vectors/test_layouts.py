@@ -14,13 +14,13 @@ from tests.support.files import full_disk, names
 from tests.support.vectors import FORMS, LIBRARY, holds, kinds, make_items, write
 
 
-@pytest.mark.parametrize("name, given, expected", [
+@pytest.mark.parametrize("name, layout, expected", [
     ("o.h5", None, "allennlp"), ("o.hdf5", None, "allennlp"), ("o", None, "allennlp"),
     ("o.npz", None, "npz"), ("o.npy", None, "npy"), ("o.parquet", None, "parquet"), ("o.arrow", None, "arrow"),
     ("o.feather", None, "arrow"), ("o.hdf5", "allennlp", "allennlp"), ("o.dump", "allennlp", "allennlp"),
     ("o", "parquet", "parquet"), ("o/", "arrow", "arrow"), ("o.0/", "parquet", "parquet")])
-def test_the_layout_of_a_name(name, given, expected):
-    assert layout_of(name, given) == expected
+def test_the_layout_of_a_name(name, layout, expected):
+    assert layout_of(name, layout) == expected
     if not name.endswith("/"):
         assert layout_of(Path(name), expected) == expected
 
@@ -31,20 +31,20 @@ def test_an_unknown_suffix_is_refused(name):
         layout_of(name)
 
 
-@pytest.mark.parametrize("name, given, message", [
+@pytest.mark.parametrize("name, layout, message", [
     ("o/", None, "layout: expected parquet or arrow for a directory, got none for o/"),
     ("o.npz", "allennlp", "layout: expected a file that ends in .h5 or .hdf5 for allennlp, got o.npz"),
     ("o.h5", "parquet", "layout: expected a file that ends in .parquet for parquet, got o.h5"),
     ("o.txt", "arrow", "layout: expected a file that ends in .arrow or .feather"),
     ("o", "npz", "layout: expected a file that ends in .npz"), ("o.h5", "zarr", "layout: expected one of allennlp")])
-def test_a_name_of_another_layout_is_refused(name, given, message):
+def test_a_name_of_another_layout_is_refused(name, layout, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):
-        layout_of(name, given)
+        layout_of(name, layout)
 
 
 def test_directories_have_no_suffix():
-    assert [is_directory(*each) for each in (("parquet", "a"), ("parquet", "a.b/"), ("arrow", Path("a")))] == [True] * 3
-    assert [is_directory(*each) for each in (("arrow", "a.arrow"), ("allennlp", "a"), ("npz", "a.npz"))] == [False] * 3
+    assert [is_directory(*args) for args in (("parquet", "a"), ("parquet", "a.b/"), ("arrow", Path("a")))] == [True] * 3
+    assert [is_directory(*args) for args in (("arrow", "a.arrow"), ("allennlp", "a"), ("npz", "a.npz"))] == [False] * 3
 
 
 @pytest.mark.parametrize("layout, name, form, error, message", [
@@ -57,7 +57,7 @@ def test_directories_have_no_suffix():
     pytest.param("parquet", "there", OutputSpec(), ConfigurationError,
                  "output: expected a new directory, found .*there there already", marks=LIBRARY),
     ("allennlp", "there", OutputSpec(), IsADirectoryError, "output: expected a file's path, got the directory")])
-def test_a_place_for_no_output_is_refused_before_any_work(tmp_path, layout, name, form, error, message):
+def test_an_unusable_output_path_is_refused_before_any_work(tmp_path, layout, name, form, error, message):
     (tmp_path / "there").mkdir()
     with pytest.raises(error, match=f"^{message}"):
         check_output(layout, tmp_path / name, form)
@@ -65,15 +65,15 @@ def test_a_place_for_no_output_is_refused_before_any_work(tmp_path, layout, name
 
 
 def contents(path):
-    """Everything in a file or directory that the layout keeps, by name."""
+    """All stored data of a file or directory, by name."""
     if path.is_dir():
-        return [each for shard in sorted(path.glob("0*")) for each in contents(shard)]
+        return [entry for shard in sorted(path.glob("0*")) for entry in contents(shard)]
     if path.suffix in (".h5", ".hdf5"):
-        found = []
+        entries = []
         with h5py.File(path) as file:
-            found += [(name, str(value)) for name, value in file.attrs.items()]
-            file.visititems(lambda name, item: found.append((name, item[()], dict(item.attrs))))
-        return found
+            entries += [(name, str(value)) for name, value in file.attrs.items()]
+            file.visititems(lambda name, item: entries.append((name, item[()], dict(item.attrs))))
+        return entries
     if path.suffix == ".npz":
         return list(np.load(path).items())
     if path.suffix == ".npy":
@@ -90,11 +90,11 @@ def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form
     if not holds(layout, form):
         pytest.skip(f"{layout} is for pooled vectors of one layer")
     items = make_items(form)
-    one = contents(write(layout, tmp_path / name, form, items, fingerprint={"model": "m"}))
+    whole = contents(write(layout, tmp_path / name, form, items, fingerprint={"model": "m"}))
     for cuts in ([10, 20], [0, 7, 7, 30]):
         joined = contents(write(layout, tmp_path / name, form, items, cuts, fingerprint={"model": "m"}))
-        np.testing.assert_equal(joined, one)
-    assert len(one) >= 1
+        np.testing.assert_equal(joined, whole)
+    assert len(whole) >= 1
 
 
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
@@ -109,9 +109,9 @@ def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path,
 
 def test_float16_rounds_as_numpy_does_and_nan_stays():
     values = np.array([0.1, -3e-8, 65504, -65504, np.nan, 1 / 3, 1e-7], np.float32)
-    found, expected = narrow(values, np.dtype(np.float16)), values.astype(np.float16)
-    np.testing.assert_array_equal(found, expected)  # NaN counts as equal, whatever its bits
-    assert found.dtype == np.float16
+    actual, expected = narrow(values, np.dtype(np.float16)), values.astype(np.float16)
+    np.testing.assert_array_equal(actual, expected)  # NaN counts as equal, whatever its bits
+    assert actual.dtype == np.float16
     assert narrow(values, np.dtype(np.float32)) is not None and narrow(values[:0], np.dtype(np.float16)).size == 0
 
 
@@ -160,13 +160,13 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
     pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts in UTF-8 for parquet",
                  marks=LIBRARY)])
 @pytest.mark.parametrize("cut", [False, True])
-def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys, message, cut):
+def test_keys_that_a_layout_cannot_store_are_refused(tmp_path, layout, name, keys, message, cut):
     items = [item._replace(key=key) for key, item in zip(keys, make_items(OutputSpec(), len(keys)))]
     with pytest.raises(ConfigurationError, match=f"^{message}" if not cut or len(keys) < 2 else "^output: expected"):
         write(layout, tmp_path / name, OutputSpec(), items, [1] if cut else [])
 
 
-@pytest.mark.parametrize("given, message", [
+@pytest.mark.parametrize("arguments, message", [
     (dict(pool="sum"), "pool: expected None or one of mean, max, first_last, got 'sum'"),
     (dict(dtype="float64"), "dtype: expected one of float32, float16, got 'float64'"),
     (dict(targets="word"), "targets: expected words, got 'word'"), (dict(targets=[3]), "targets: expected words"),
@@ -177,22 +177,22 @@ def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys
     (dict(layers=3), "layers: expected the number of a layer, 0 to 2, got 3"),
     (dict(layers=-1), "layers: expected the number of a layer, 0 to 2, got -1"),
     (dict(layers=[[1, 2, 3]]), r"layers: expected 3 numbers, one for each layer, got shape \(1, 3\)")])
-def test_a_form_that_does_not_fit_is_refused(given, message):
+def test_a_form_that_does_not_fit_is_refused(arguments, message):
     with pytest.raises(ValueError, match=f"^{message}"):
-        OutputSpec(**given).check(3)
+        OutputSpec(**arguments).check(3)
 
 
-def test_a_form_keeps_what_it_says():
+def test_a_form_selects_layers_and_positions():
     vectors, tokens = np.arange(24, dtype=np.float32).reshape(3, 4, 2), ["a", "b", "a", "c"]
     assert OutputSpec("top").apply(vectors, tokens).vectors.base is None
-    kept = OutputSpec(targets=["a", "c"]).apply(vectors, tokens)
-    assert kept.positions.tolist() == [0, 2, 3] and (kept.vectors == vectors[:, [0, 2, 3]]).all()
-    kept = OutputSpec("average", targets=["z"]).apply(vectors, tokens)
-    assert kept.positions.tolist() == [] and kept.vectors.shape == (0, 2)
+    selected = OutputSpec(targets=["a", "c"]).apply(vectors, tokens)
+    assert selected.positions.tolist() == [0, 2, 3] and (selected.vectors == vectors[:, [0, 2, 3]]).all()
+    selected = OutputSpec("average", targets=["z"]).apply(vectors, tokens)
+    assert selected.positions.tolist() == [] and selected.vectors.shape == (0, 2)
     assert OutputSpec([1, 0, 0], "first_last").apply(vectors, tokens).vectors.tolist() == [6, 1]
     for layers, zeros in (("top", [0, 0]), ("all", [[0, 0]] * 3)):
         assert OutputSpec(layers, "max").apply(vectors[:, :0], []).vectors.tolist() == zeros
     for layer in range(3):
-        kept = OutputSpec(np.int64(layer)).check(3).apply(vectors, tokens).vectors
-        assert kept.base is None and (kept == vectors[layer]).all()
+        selected = OutputSpec(np.int64(layer)).check(3).apply(vectors, tokens).vectors
+        assert selected.base is None and (selected == vectors[layer]).all()
     assert OutputSpec(0, dtype="float16").rounds_alone and not OutputSpec([1, 0, 0], dtype="float16").rounds_alone

@@ -1,4 +1,4 @@
-"""Stand-ins for what the CUDA LSTM finds on a GPU: memory, captures, and the native module over the kernels' PTX."""
+"""Substitutes for a GPU in tests of the CUDA LSTM: memory, captures, and the native module that runs the PTX."""
 
 import pytest
 
@@ -9,26 +9,26 @@ from tests.support.lstm_on_ptx import lstm_on_ptx
 
 @pytest.fixture(autouse=True)
 def arenas(monkeypatch):
-    """A cache of its own."""
+    """A separate cache of arenas."""
     monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
     return lstm._arenas
 
 
 @pytest.fixture
 def graphs(monkeypatch, arenas):
-    """Captures are faked; gives the list of them, one for each arena."""
-    made = []
+    """Fake captures; returns their list, one per arena."""
+    captures = []
 
     def capture_on(device):
-        made.append(FakeCapture(arenas))
-        return made[-1]
+        captures.append(FakeCapture(arenas))
+        return captures[-1]
 
     monkeypatch.setattr(lstm, "capture_on", capture_on)
-    return made
+    return captures
 
 
 @pytest.fixture(params=["sm_90", "sm_80"])
 def native(request, monkeypatch):
-    """`NativeOnPtx`, on which the persistent path runs; None where the parameter says that the graph path does."""
+    """`NativeOnPtx`, which runs the persistent path; None where the parameter selects the graph path."""
     with lstm_on_ptx(request.param, monkeypatch) as module:
         yield module

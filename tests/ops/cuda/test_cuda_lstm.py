@@ -1,4 +1,4 @@
-"""The LSTM on a GPU, where there is one: both paths against float64, in graphs, on several streams, without waiting."""
+"""The LSTM on a real GPU: both paths against float64, in graphs, on several streams, without synchronization."""
 
 import functools
 import gc
@@ -22,19 +22,19 @@ SMALL, ORIGINAL, WIDE = (37, 11), (4096, 512), {"cell_clip": 0.3, "proj_clip": 0
 
 @pytest.fixture(autouse=True)
 def nondeterministic():
-    """cuBLAS asks for an environment variable otherwise."""
+    """Deterministic algorithms would require an environment variable for cuBLAS."""
     torch.use_deterministic_algorithms(False)
 
 
 def skip_without(path, sizes=SMALL, slots=1):
-    """Skip where a GPU does not run the path."""
+    """Skip where the GPU cannot run the path."""
     reason = persistent.lacks(HERE) or persistent.does_not_fit(HERE, *sizes, slots)
     if path == PERSISTENT and reason:
         pytest.skip(reason)
 
 
 def prepared(path, precision="medium", seed=0):
-    """A call of the op on a path on the GPU, its operands there."""
+    """A call of the op by `path`, with operands on the GPU."""
     skip_without(path)
     case = ragged(BATCH_SIZES, seed=seed)
     call, _ = case.given(case.leaves(wanted=[], device=HERE), precision=precision)
@@ -44,7 +44,7 @@ def prepared(path, precision="medium", seed=0):
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("dim, clips", [(37, LOOSE), (11, LOOSE), (37, TIGHT)])
-def test_graphs_agree_with_float64_plainly_and_replayed(dim, clips, precision, kernels, monkeypatch):
+def test_graphs_agree_with_float64_at_first_and_replayed(dim, clips, precision, kernels, monkeypatch):
     if kernels == "torch":
         monkeypatch.setattr(lstm, "pointwise_of", lambda device: torch_lstm_pointwise)
     elif reason := lstm.why_no_triton(HERE):
@@ -60,7 +60,7 @@ def test_graphs_agree_with_float64_plainly_and_replayed(dim, clips, precision, k
     ("medium", {}, AGAINST_FLOAT64["bf16"])])
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (24, 24, 24), (512, 1024, 512)])
 def test_gradients_agree_with_float64(sizes, precision, clips, limit, kernels, monkeypatch):
-    """Clips that do not fire where operands are rounded: a cell that crosses its limit has another gradient."""
+    """No clips fire where operands are rounded: a cell that crosses its limit has another gradient."""
     if kernels == "torch":
         monkeypatch.setattr(lstm, "pointwise_of", lambda device: torch_lstm_pointwise)
     elif reason := lstm.why_no_triton(HERE):
@@ -76,7 +76,7 @@ def test_launches_agree_with_float64(sizes, clips, slots):
 
 
 @pytest.mark.parametrize("name, precision", [*((GRAPH, precision) for precision in LIMITS), (PERSISTENT, "medium")])
-def test_nothing_is_waited_for(name, precision):
+def test_calls_do_not_synchronize(name, precision):
     work = prepared(name, precision)
     for _ in range(3):
         work()
@@ -89,20 +89,20 @@ def test_nothing_is_waited_for(name, precision):
 
 
 @pytest.mark.parametrize("name", choice.PATHS)
-def test_streams_do_not_disturb_each_other(name):
+def test_streams_are_independent(name):
     works = [prepared(name, seed=seed) for seed in (0, 1)]
     streams, expected = [torch.cuda.Stream() for _ in works], [work() for work in works]
     for _ in range(20):
-        found = []
+        results = []
         for stream, work in zip(streams, works):
             with torch.cuda.stream(stream):
-                found.append(work())
+                results.append(work())
         torch.cuda.synchronize()
-        for (out, state), (truth, final) in zip(found, expected):
+        for (out, state), (truth, final) in zip(results, expected):
             assert error_of((out, *state), (truth, *final)) < LIMITS["medium"]
 
 
-def test_memory_goes_with_the_last_model():
+def test_memory_is_freed_with_the_last_model():
     torch.cuda.synchronize()
     gc.collect()
     before, model = torch.cuda.memory_allocated(), bilm(SHAPES["two layers"], backend="auto").cuda()
@@ -112,5 +112,5 @@ def test_memory_goes_with_the_last_model():
     del model
     gc.collect()
     torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()  # one of 32 MiB for each stream, on Hopper
-    assert not lstm._arenas.kept and torch.cuda.memory_allocated() - before < 1 << 26  # of cuBLASLt's workspace
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB per stream on Hopper
+    assert not lstm._arenas.kept and torch.cuda.memory_allocated() - before < 1 << 26  # cuBLASLt's workspace

@@ -1,4 +1,4 @@
-"""Which path the CUDA LSTM takes, and why the persistent one does not run."""
+"""The choice between the paths of the CUDA LSTM, and reasons against the persistent path."""
 
 import logging
 from types import SimpleNamespace
@@ -22,19 +22,19 @@ CPU, FIRING = torch.device("cpu"), lstm_case(clips=TIGHT)
 @pytest.mark.parametrize("precision, slots, path, launches", [
     ("medium", 9, None, 1), ("medium", 64, None, 1), ("medium", 65, None, 0), ("medium", 65, PERSISTENT, 2),
     ("medium", 9, GRAPH, 0), ("highest", 9, None, 0), ("high", 9, None, 0)])
-def test_the_rule(precision, slots, path, launches, native):
+def test_the_choice_of_a_path(precision, slots, path, launches, native):
     check(ragged([slots, slots, 3]), precision, path=path)
     assert len(native.calls) == launches
 
 
 def test_operands_in_bf16_run_in_graphs(native):
-    """As those of a layer with a large weight, or without `proj_clip`."""
+    """Layers with a large weight, or without `proj_clip`, have operands in bf16."""
     check(ragged([9, 9, 3], bf16=True), "medium")
     check(lstm_case(), "medium")
     assert not native.calls
 
 
-def test_a_path_that_does_not_run(native, caplog):
+def test_a_path_that_cannot_run(native, caplog):
     choice._log_once.cache_clear()
     with caplog.at_level(logging.INFO):
         for _ in range(2):
@@ -47,14 +47,14 @@ def test_a_path_that_does_not_run(native, caplog):
 
 
 def test_doctor_launches_nothing(native, monkeypatch):
-    said = doctor.lstm_lines(CPU)
-    assert "LSTM graph   runs, its small kernels torch operations: Triton has no kernels for cpu (cpu)" in said
-    assert said[1].startswith("LSTM persistent  runs in 'medium' for up to 64 slots") and not native.calls
+    lines = doctor.lstm_lines(CPU)
+    assert "LSTM graph   runs, its small kernels torch operations: Triton has no kernels for cpu (cpu)" in lines
+    assert lines[1].startswith("LSTM persistent  runs in 'medium' for up to 64 slots") and not native.calls
     monkeypatch.setattr(persistent, "lacks", lambda device: "because")
     assert "LSTM persistent  not there: because (cpu)" in doctor.lstm_lines(CPU)
 
 
-def test_a_launch_that_is_refused_runs_in_graphs(native, caplog):
+def test_a_refused_launch_runs_in_graphs(native, caplog):
     persistent._warn_once.cache_clear()
     weights = weights_of(FIRING)
     native.machine.set_device(0, *DEVICES[native.generation][1:])

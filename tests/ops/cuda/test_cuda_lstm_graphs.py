@@ -1,4 +1,4 @@
-"""Blocks, captures and memory of the CUDA LSTM's graph path, with graphs that are faked."""
+"""Blocks, captures and memory of the CUDA LSTM's graph path, with fake graphs."""
 
 import gc
 import itertools
@@ -23,11 +23,11 @@ from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case
 DEVICE = torch.device("cuda", 0)
 
 
-@settings(deadline=None, max_examples=50)  # its cost lies in the loops below
+@settings(deadline=None, max_examples=50)  # the loops below are slow
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 400), st.sampled_from([3, 64, 1024]))
-def test_blocks_hold_each_packed_row_once(lengths, most_rows, most_slots):
+def test_blocks_contain_every_packed_row_once(lengths, most_rows, most_slots):
     batch_sizes = np.array([sum(length > step for length in lengths) for step in range(max(lengths, default=0))], int)
-    first_row, steps_of, found = np.cumsum(batch_sizes) - batch_sizes, {}, []
+    first_row, steps_of, all_rows = np.cumsum(batch_sizes) - batch_sizes, {}, []
     for block in blocks.blocks(batch_sizes, most_rows, most_slots):
         assert len(block.rows) <= most_rows or block.steps == 1
         assert block.bucket == blocks.bucket_of(block.slots) and block.slots <= most_slots
@@ -37,12 +37,12 @@ def test_blocks_hold_each_packed_row_once(lengths, most_rows, most_slots):
             rows = first_row[first + step] + block.slot + np.arange(block.batch_sizes[step])
             assert packed_rows.tolist() == rows.tolist() + [-1] * (block.bucket - len(rows))
         steps_of[block.slot] += block.steps
-        found += block.rows.tolist()
-    assert sorted(found) == list(range(int(batch_sizes.sum())))
+        all_rows += block.rows.tolist()
+    assert sorted(all_rows) == list(range(int(batch_sizes.sum())))
 
 
-def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
-    """Clips, starts, weights and inputs in turn on an arena of each operand type, until all of it is replayed."""
+def test_every_setting_and_layer_has_its_own_graphs(graphs):
+    """Clips, starts, weights and inputs in turn on one arena per operand type, until all graphs are replayed."""
     layers = [weights_of(lstm_case(seed=number)) for number in (0, 1)]
     calls = [(LOOSE, "highest", 0, False), (LOOSE, "highest", 1, False), (LOOSE, "medium", 1, False),
              (LOOSE | {"cell_clip": 0.3}, "highest", 0, True), (TIGHT, "medium", 0, True)]
@@ -61,32 +61,32 @@ def test_any_length_replays_a_few_graphs(length, graphs):
     assert graphs[0].replayed == 4 * len(sizes) - graphs[0].captured
 
 
-def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
+def test_models_of_one_size_share_an_arena_that_is_freed_with_them(arenas):
     def layers_with_graphs():
         gc.collect()
         return [{len(bucket.graphs) for bucket in arena._buckets.values()} for arena in arenas.kept.values()]
 
-    case, (one, two) = lstm_case(), (weights_of(lstm_case(seed=number)) for number in (0, 1))
-    alone = [run(case, "highest", weights)[0] for weights in (one, two)]
+    case, (first, second) = lstm_case(), (weights_of(lstm_case(seed=number)) for number in (0, 1))
+    alone = [run(case, "highest", weights)[0] for weights in (first, second)]
     assert not torch.equal(*alone)
-    assert torch.equal(run(case, "highest", one)[0], alone[0])
+    assert torch.equal(run(case, "highest", first)[0], alone[0])
     assert layers_with_graphs() == [{2}]
-    one["w_0"].mul_(1)  # what was made of the weights before goes, and its graphs with it
-    run(case, "highest", one)
+    first["w_0"].mul_(1)  # frees the old packed weights and their graphs
+    run(case, "highest", first)
     assert layers_with_graphs() == [{2}]
-    del one
+    del first
     assert layers_with_graphs() == [{1}]
-    del two
+    del second
     assert layers_with_graphs() == []
 
 
 def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
     few, weight = blocks.Arenas(), torch.ones(1)
     monkeypatch.setattr(blocks, "_MOST_ARENAS", 2)
-    made = [few.get(key, weight, torch.nn.Module) for key in "abacba"]
-    assert made[2] is made[0] and made[4] is not made[1] and made[5] is not made[0]
+    results = [few.get(key, weight, torch.nn.Module) for key in "abacba"]
+    assert results[2] is results[0] and results[4] is not results[1] and results[5] is not results[0]
     assert list(few.kept) == ["b", "a"]
-    del weight, made
+    del weight, results
     assert len(few.kept) == 0
     weights = weights_of(lstm_case())
     for slots in (3, 4, 7) * 2:
@@ -100,19 +100,19 @@ def test_threads_take_turns_on_an_arena(graphs):
         check(lstm_case(clips=TIGHT, seed=number), "highest", layers[number % 2], times=3)
 
     layers = [weights_of(lstm_case(seed=number)) for number in (0, 1)]
-    for weights in layers:  # else threads that share them pack them twice
+    for weights in layers:  # otherwise threads that share weights pack them twice
         blocks.operands(flat_weights(layer(weights)), "highest", 0.08)
     with ThreadPoolExecutor(4) as pool:
         assert len([*pool.map(work, range(4))]) == 4
     assert len(graphs) == 1
 
 
-# ---- captures, with PyTorch's CUDA calls replaced by ones that note what they are asked ----------
+# ---- captures, with PyTorch's CUDA calls replaced by recorders ----------
 
 
 @pytest.fixture
 def cuda():
-    """PyTorch's streams, three of them handed out in turn, and its graphs; `events` says what happened where."""
+    """Fakes of PyTorch's graphs and of three streams that are handed out in turn; `events` records the calls."""
     state = SimpleNamespace(events=[], current=7)
     handles, pools = itertools.cycle([101, 102, 103]), itertools.count()
     with mock.patch.multiple(
@@ -128,12 +128,12 @@ def cuda():
         yield state
 
 
-def test_captures_of_a_stream_share_a_pool_and_a_thread_of_their_own(cuda):
+def test_captures_of_a_stream_share_a_pool_and_their_own_thread(cuda):
     captures, thread = captures_module.Captures(), "elmo-fast-capture_0"
-    one = captures.on(DEVICE)
-    graph = one(lambda: cuda.events.append(("work", cuda.current, torch.is_grad_enabled())))
-    one(lambda: None)
-    assert captures.on(DEVICE) is one and one._first is graph
+    capture = captures.on(DEVICE)
+    graph = capture(lambda: cuda.events.append(("work", cuda.current, torch.is_grad_enabled())))
+    capture(lambda: None)
+    assert captures.on(DEVICE) is capture and capture._first is graph
     cuda.current = 8
     captures.on(DEVICE)(lambda: None)
     # cuBLAS is set up once, and not on the stream of the captures
@@ -143,7 +143,7 @@ def test_captures_of_a_stream_share_a_pool_and_a_thread_of_their_own(cuda):
         ("set up", 8), ("thread_local", 1, 102, thread), ("end", False)]
 
 
-def test_a_capture_that_fails_ends_and_is_the_last(cuda, caplog):
+def test_a_failed_capture_ends_and_is_the_last(cuda, caplog):
     capture, fail = captures_module.Captures().on(DEVICE), mock.Mock(side_effect=RuntimeError("not permitted"))
     with caplog.at_level(logging.WARNING):
         assert [capture(work) for work in (fail, fail, lambda: None)] == [None] * 3
@@ -152,7 +152,7 @@ def test_a_capture_that_fails_ends_and_is_the_last(cuda, caplog):
 
 
 @pytest.mark.parametrize("most, streams", [(2, [101, 102, None, 101]), (5, [101, 102, 103, 101])])
-def test_no_stream_serves_two_and_those_beyond_the_bound_run_without_graphs(most, streams, cuda, caplog):
+def test_capture_streams_are_not_shared_and_their_number_is_bounded(most, streams, cuda, caplog):
     captures = captures_module.Captures(most)
     for cuda.current, expected in zip((7, 8, 9, 7, 10), (*streams, None)):
         capture = captures.on(DEVICE)

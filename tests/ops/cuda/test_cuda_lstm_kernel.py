@@ -18,15 +18,15 @@ from tests.support.ptx_machine import DEVICES, lines, machine
 
 pytestmark = pytest.mark.long  # building the PTX interpreter takes minutes
 CPU = torch.device("cpu")
-# A sum in another order may fall on the other side of a rounding to fp16, and that is all the paths may differ by.
+# The paths may differ only where sums in another order round to another fp16 number.
 ROUNDED = 3e-4
 SIZES = [(32, 16), (37, 11), (5, 2), (300, 70), (130, 33), (48, 200)]
 SLOTS = (1, 2, 7, 16, 32, 50, 64)
 CASES = mostly_long([*((SLOTS[seed % 7], 5, seed) for seed in range(14)), *(
     (slots, 40, seed) for slots in SLOTS for seed in range(10))], quick=7)
 H100_OF_15 = 132, 232448, 15, 32, 66
-# Weights in registers, in shared memory and streamed; h at once and in parts; one to three units a block. Generation,
-# cells, projected values, slots, cluster, and devices with less and less shared memory.
+# Weights in registers, in shared memory and streamed; h at once and in parts; one to three units per block. Generation,
+# cells, projected values, slots, cluster, and devices with decreasing shared memory.
 PLANS = mostly_long([
     ("sm_90", 300, 400, 3, 8, [(24, shared, 3, 6, 12) for shared in (232448, 70000, 40000)]),
     ("sm_90", 190, 400, 33, 4, [(12, shared, 0, 3, 6) for shared in (232448, 120000)]),
@@ -35,24 +35,24 @@ PLANS = mostly_long([
     *((chip, *SIZES_OF_MODELS[size][:2], slots, cluster, [device])
       for chip, slots, cluster, device in (("sm_90", 1, 8, H100), ("sm_90", 64, 8, H100), ("sm_80", 16, 1, A100))
       for size in ("small", "original")),
-    # As H100s of which 15 clusters of 8 run at once, and one of which fewer clusters of 4 do.
+    # An H100 that runs 15 clusters of 8 at once, and one that runs fewer clusters of 4.
     *(("sm_90", *SIZES_OF_MODELS["original"][:2], slots, cluster, [device])
       for slots, cluster, device in ((64, 4, H100_OF_15), (1, 2, (132, 232448, 15, 30, 64))))])
 
 
 def check(case, least_clipped=0.0):
-    """The persistent path against float64 and, more closely, against the graph path."""
-    found = gpu_lstm.check(case, "medium", path=choice.PERSISTENT)
-    on_graphs = run(case, "medium", path=choice.GRAPH)  # rounds where the kernel does
-    assert gpu_lstm.error_of(found, on_graphs) < ROUNDED
-    for values, name in zip(found[1:], ("proj_clip", "cell_clip")):
+    """Check the persistent path against float64 and, with a smaller limit, against the graph path."""
+    actual = gpu_lstm.check(case, "medium", path=choice.PERSISTENT)
+    on_graphs = run(case, "medium", path=choice.GRAPH)  # rounds at the same places as the kernel
+    assert gpu_lstm.error_of(actual, on_graphs) < ROUNDED
+    for values, name in zip(actual[1:], ("proj_clip", "cell_clip")):
         clip = case.clips[name]
         assert not clip or least_clipped <= (values.abs() >= clip - 1e-6).float().mean() < 0.99
 
 
 @pytest.mark.parametrize("slots, most_steps, seed", CASES)
 def test_agrees_with_float64(slots, most_steps, seed, native):
-    """Every instance, odd sizes, slots that end and empty ones, no scales, clips that fire, in orders of the warps."""
+    """Every instance, odd sizes, slots that end and empty slots, no scales, clips that fire, random orders of warps."""
     rng = np.random.default_rng(seed)
     batch_sizes = np.sort(rng.integers(1, slots + 1, int(rng.integers(1, most_steps))))[::-1].tolist()
     clips = TIGHT | {"cell_clip": (TIGHT["cell_clip"], None)[seed % 2]}  # without proj_clip the graph path runs
@@ -60,8 +60,8 @@ def test_agrees_with_float64(slots, most_steps, seed, native):
     case = ragged([slots, *batch_sizes], dim, projection, clips, seed, starts)
     native.machine.set(seed=seed)
     check(case, least_clipped=0.02 * (projection > 2))
-    same = {"state_stride": slots + 3, "packed": native.calls[0]["packed"]}
-    assert all(call | same == call for call in native.calls) and native.calls[0]["slots"] == min(slots, 64)
+    common = {"state_stride": slots + 3, "packed": native.calls[0]["packed"]}
+    assert all(call | common == call for call in native.calls) and native.calls[0]["slots"] == min(slots, 64)
 
 
 @pytest.mark.parametrize("native, dim, projection, slots, cluster, devices", PLANS, indirect=["native"])
@@ -88,8 +88,8 @@ def test_a_chip_that_cannot_copy_to_several_blocks(slots, native):
 
 
 @pytest.mark.parametrize("starts", mostly_long([True, False]))
-def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
-    """Not on its batch mates, the order of warps, or where a launch ends."""
+def test_bits_of_a_slot_depend_only_on_the_slot(starts, native, monkeypatch):
+    """Bits do not depend on batch mates, the order of warps, or where a launch ends."""
     case = ragged([40, 18, 11, 11, 3], 70, 21, starts=starts)
     together = out, h, c = run(case, "medium")
     for slot in (2, 18, 41):
@@ -106,14 +106,14 @@ def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
     assert all(map(torch.equal, run(case, "medium"), together)) and len(native.calls) == 3
 
 
-# What ends a wait, and where: at the grid barrier, or in the cluster.
+# Instructions that end a wait at the grid barrier or in the cluster.
 LOST = {"an arrival at the grid barrier": r"red\.release[^;]*;", "a copy of h": r"cp\.async\.bulk.*multicast[^;]*;",
         "m of another block": r"st\.async[^;]*;", "the end of a read": r"mbarrier\.arrive\.shared::cluster[^;]*;"}
 
 
 @pytest.mark.parametrize("native", ["sm_90"], indirect=True)
 @pytest.mark.parametrize("lost", LOST)
-def test_a_wait_that_does_not_end_traps(lost, native):
+def test_an_endless_wait_traps(lost, native):
     native.replace(re.sub(LOST[lost], "", native.machine.ptx))
     with pytest.raises(AssertionError, match="the kernel breaks its contract: .*a wait of 10 s"):
         run(ragged([40, 40, 4], 190, 400), "medium")
@@ -126,17 +126,17 @@ def test_limits_of_a_device(native):
 @pytest.mark.parametrize("device", [H100, H100_OF_15, (114, 232448, 13, 27, 57), A100])
 @pytest.mark.parametrize("size", [(4096, 512), (2048, 256), (1024, 128)])
 def test_plans_of_published_models(device, size):
-    every = {slots: machine(90).cuda_lstm_plan(*size, device, slots) for slots in (1, 16, 32, 64)}
-    plans = {slots: plan for slots, plan in every.items() if plan["reason"] is None}
+    all_plans = {slots: machine(90).cuda_lstm_plan(*size, device, slots) for slots in (1, 16, 32, 64)}
+    plans = {slots: plan for slots, plan in all_plans.items() if plan["reason"] is None}
     weights, clusters = 20 * size[0] * size[1], dict(zip((8, 4, 2), device[2:])) | {1: device[0]}
-    assert all("above 32 slots" in plan["reason"] for slots, plan in every.items() if slots not in plans)
-    assert device[0] < 128 or plans == every
+    assert all("above 32 slots" in plan["reason"] for slots, plan in all_plans.items() if slots not in plans)
+    assert device[0] < 128 or plans == all_plans
     for plan in plans.values():
         assert plan["shared_bytes"] <= device[1] and plan["blocks"] % plan["cluster"] == 0
         assert plan["blocks"] <= clusters[plan["cluster"]] * plan["cluster"]
         assert plan["blocks"] * plan["units_per_block"] * 16 >= size[0]
         assert plan["resident_bytes"] + plan["streamed_bytes"] == weights
-        assert (plan["cluster"], plan["blocks"]) == (plans[1]["cluster"], plans[1]["blocks"])  # the order of sums
+        assert (plan["cluster"], plan["blocks"]) == (plans[1]["cluster"], plans[1]["blocks"])  # the same order of sums
     if device[0] == 132:
         assert plans[1]["streamed_bytes"] == 0 and plans[16]["streamed_bytes"] <= 2**20
         assert plans[64]["resident_bytes"] >= min(weights, 17e6)

@@ -1,4 +1,4 @@
-"""Both paths of the CUDA LSTM on the CPU: the graph path without graphs, the persistent one over its kernels' PTX."""
+"""Both paths of the CUDA LSTM on the CPU: the graph path without graphs, the persistent path in interpreted PTX."""
 
 import dataclasses
 import itertools
@@ -13,33 +13,32 @@ from tests.support.gpu_lstm import LIMITS, check, ragged
 from tests.support.grid import mostly_long
 from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case
 
-# Rows of input projections that an arena holds: those of a table in full; of a block's unique rows; of few slots, which
-# step by turns.
-HELD = (None, 14, 8)
+# Rows of input projections in an arena: a whole table; a block's unique rows; few slots, which step in turn.
+ARENA_ROWS = (None, 14, 8)
 CASES = {"two layers": ((11, 37, 11), LOOSE), "no projection": ((11, 11, 11), LOOSE), "no clips": ((11, 37, 11), {}),
          "clips that fire": ((11, 37, 11), TIGHT)}  # sizes and clips
-ON_GRAPHS = [(None, [*CASES][number % 4], precision, held)
-             for number, (held, precision) in enumerate(itertools.product(HELD, LIMITS))]
-ON_PTX = mostly_long([(chip, "clips that fire", "medium", held)
-                      for chip, held in zip(("sm_90", "sm_80", "sm_90"), HELD)], quick=0)
+ON_GRAPHS = [(None, [*CASES][number % 4], precision, arena_rows)
+             for number, (arena_rows, precision) in enumerate(itertools.product(ARENA_ROWS, LIMITS))]
+ON_PTX = mostly_long([(chip, "clips that fire", "medium", arena_rows)
+                      for chip, arena_rows in zip(("sm_90", "sm_80", "sm_90"), ARENA_ROWS)], quick=0)
 
 
 def with_unread_rows(case):
-    """Many more rows of inputs than are read: they are not projected."""
+    """The case with many unread rows of inputs, which must not be projected."""
     inputs = case.operands["inputs"]
     padded = torch.cat([torch.full((9 * len(inputs), inputs.shape[1]), torch.nan), inputs])
     return dataclasses.replace(case, operands=case.operands | {"inputs": padded}, index=case.index + 9 * len(inputs))
 
 
-@pytest.mark.parametrize("native, of, precision, held", ON_GRAPHS + ON_PTX, indirect=["native"])
-def test_both_paths_agree_with_float64(native, of, precision, held, monkeypatch):
-    """Each direction from its half of the inputs too."""
-    sizes, clips = CASES[of]
+@pytest.mark.parametrize("native, name, precision, arena_rows", ON_GRAPHS + ON_PTX, indirect=["native"])
+def test_both_paths_agree_with_float64(native, name, precision, arena_rows, monkeypatch):
+    """Also with a separate half of the inputs for each direction."""
+    sizes, clips = CASES[name]
     plain, started = lstm_case(sizes, clips=clips), lstm_case(sizes, slots=SLOTS, starts=True, clips=clips)
-    if held:
-        monkeypatch.setattr(blocks, "rows_held", lambda layer: held)
+    if arena_rows:
+        monkeypatch.setattr(blocks, "rows_held", lambda layer: arena_rows)
         plain, started = map(with_unread_rows, (plain, started))
-    if held == 8:
+    if arena_rows == 8:
         monkeypatch.setitem(lstm.MOST_SLOTS, "graph", 4)
     check(plain, precision)
     for bounded in (False, True):
@@ -55,7 +54,7 @@ def test_both_paths_agree_with_float64(native, of, precision, held, monkeypatch)
 @pytest.mark.parametrize("precision, bf16", [*((precision, False) for precision in LIMITS), ("medium", True)])
 @pytest.mark.parametrize("native", mostly_long(["triton sm_90", "triton sm_80"], quick=0), indirect=True)
 def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, sizes, slots, count):
-    """In a program for each slot, and in two with inputs, and factors of fp16 rows, that differ by direction."""
+    """One program per slot, and two with separate inputs and fp16 row factors for each direction."""
     case = ragged(torch.linspace(slots, 1, count).int().tolist(), *sizes, bf16=bf16, gathered=sizes[0] < 700)
     _, h, c = check(case, precision)
     assert all((part.abs() >= clip - 1e-6).any() for part, clip in zip((c, h), case.clips.values()))
@@ -64,16 +63,16 @@ def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, si
 @pytest.mark.parametrize("dim, proj_clip, dtype", [
     (37, 3.0, torch.float16), (37, torch.inf, torch.bfloat16), (37, 1e5, torch.bfloat16),
     (11, torch.inf, torch.float16)])
-def test_medium_takes_fp16_where_the_operands_are_bounded(dim, proj_clip, dtype):
+def test_medium_uses_fp16_where_the_operands_are_bounded(dim, proj_clip, dtype):
     weights = flat_weights(layer(lstm_case((11, dim, 11)).leaves(wanted=[])))
     assert blocks.operands(weights, "medium", proj_clip).dtype == dtype
     assert blocks.operands(weights, "high", proj_clip).dtype == torch.float32
-    weights[0][3, 5] = 4e4  # noticed although the copies are made
+    weights[0][3, 5] = 4e4  # detected although copies exist
     assert blocks.operands(weights, "medium", proj_clip).dtype == torch.bfloat16
 
 
 def test_rows_of_any_size_fit_fp16():
-    """Each row within the rounding of its own size, for both directions from one table and from rows of their own."""
+    """The error of a row is relative to its own size, with one table for both directions and with separate rows."""
     case = lstm_case(clips=LOOSE)
     case.operands["inputs"][:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
     check(case, "medium")
@@ -85,9 +84,9 @@ def test_rows_of_any_size_fit_fp16():
             steps.project(x, False)
             for direction, rows in enumerate(x if x.dim() == 3 else (x, x)):
                 gates = arena.z[: len(rows), direction].double().transpose(1, 2).flatten(1)
-                found = gates * arena.scale[: len(rows), direction, None]
+                actual = gates * arena.scale[: len(rows), direction, None]
                 expected = rows.double() @ operands[f"w_{direction}"][: rows.shape[1]].double()
-                assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
+                assert (((actual - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
 
 
 @pytest.mark.parametrize("slots, starts", [(None, False), (SLOTS, True)])

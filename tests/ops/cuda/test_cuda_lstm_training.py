@@ -1,6 +1,6 @@
-"""The gradients of the LSTM on a GPU, computed on the CPU, with either kind of pointwise kernels, against float64.
+"""Gradients of the CUDA LSTM, computed on the CPU with both kinds of pointwise kernels, against float64.
 
-tests/ops/test_gradients has what they share with the C++ engine's.
+Tests shared with the C++ engine are in tests/ops/test_gradients.
 """
 
 import dataclasses
@@ -46,30 +46,30 @@ def test_triton_kernels_agree_with_float64(engine, case):
 @pytest.mark.parametrize("engine", mostly_long([TORCH, *TRITON]), ids=str)
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (11, 24, 24)])
 def test_gradients_in_medium(engine, sizes):
-    """Clips do not fire: a cell that rounding takes over its limit has another gradient."""
+    """No clips fire: a cell that rounding moves across its limit has another gradient."""
     with engine.active():
         check_gradients(lstm_case(sizes, slots=SLOTS, starts=True), "medium", AGAINST_FLOAT64["bf16"])
 
 
 @pytest.mark.parametrize("kernels", mostly_long([None, "triton sm_80"]))
-def test_nan_and_infinity_pass(kernels):
-    case = dataclasses.replace(STARTS, operands={name: each.clone() for name, each in STARTS.operands.items()})
+def test_nan_and_infinity_propagate(kernels):
+    case = dataclasses.replace(STARTS, operands={name: values.clone() for name, values in STARTS.operands.items()})
     case.operands["c"][0, 3], case.operands["b_1"][5] = torch.nan, torch.inf
     with torch.no_grad():
         expected = case.run(REFERENCE)
-    found = case.gradients(Engine("cuda", kernels))
+    actual = case.gradients(Engine("cuda", kernels))
     for number, truth in enumerate(expected):
-        assert torch.equal(found[number].isnan(), truth.isnan())
+        assert torch.equal(actual[number].isnan(), truth.isnan())
 
 
 @pytest.mark.parametrize("case", [STARTS, lstm_case((16, 24, 24), gathered=False)], ids=["projection", "none"])
 def test_registered_ops(case, monkeypatch):
     monkeypatch.setattr(gradients, "_saved_size", training.saved_size)
-    with TORCH.active(), RecordedOps() as ran:
+    with TORCH.active(), RecordedOps() as ops:
         case.backward(case.call(case.leaves(wanted=[*case.operands][::2]), "cuda"))
-    assert [func.name() for func, _ in ran.calls] == ["elmo_fast::projected_lstm", "elmo_fast::projected_lstm_backward"]
+    assert [func.name() for func, _ in ops.calls] == ["elmo_fast::projected_lstm", "elmo_fast::projected_lstm_backward"]
     with cuda_ops.registered_on_cpu("projected_lstm"):
-        for func, args in ran.calls:
+        for func, args in ops.calls:
             torch.library.opcheck(func, torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.detach(), args))
 
 
@@ -78,19 +78,19 @@ def test_shapes_on_a_gpu():
     arguments = LstmCall(**vars(call)).arguments(save=True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         on_gpu = arguments._replace(
-            weights=[torch.empty(each.shape, device="cuda") for each in arguments.weights],
+            weights=[torch.empty(tensor.shape, device="cuda") for tensor in arguments.weights],
             **{name: torch.empty(getattr(arguments, name).shape, device="cuda")
                for name in ("inputs", "h", "c", "initial_h", "initial_c")})
         *results, saved = torch.ops.elmo_fast.projected_lstm(*on_gpu)
-        found = torch.ops.elmo_fast.projected_lstm_backward(*results, saved, [True] * 11, *on_gpu)
+        grads = torch.ops.elmo_fast.projected_lstm_backward(*results, saved, [True] * 11, *on_gpu)
     expected, (out, h, c) = STARTS.leaves(), STARTS.run(REFERENCE)
-    assert [each.shape for each in results] == [out.shape, h.shape, c.shape]
-    assert [each.shape for each in found] == [expected[name].shape for name in (
+    assert [tensor.shape for tensor in results] == [out.shape, h.shape, c.shape]
+    assert [tensor.shape for tensor in grads] == [expected[name].shape for name in (
         "inputs", "h", "c", "w_0", "b_0", "p_0", "w_1", "b_1", "p_1", "initial_h", "initial_c")]
     assert saved.device.type == "cuda" and saved.numel() == training.saved_size(arguments)
 
 
-def test_auto_takes_them_on_a_gpu_but_for_16_bit_weights():
+def test_auto_uses_native_gradients_on_a_gpu_except_for_16_bit_weights():
     operand = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=True, is_meta=False)
     half = SimpleNamespace(**{**vars(operand), "dtype": torch.bfloat16})
     assert backend.resolve("projected_lstm", "auto", operand) == "native"

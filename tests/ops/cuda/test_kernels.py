@@ -1,4 +1,4 @@
-"""The char encoder for GPUs that are not here: dispatch, what it falls back to and why, bounds of fp16."""
+"""The char encoder for GPUs, without a GPU: dispatch, fallbacks with their reasons, bounds of fp16."""
 
 import importlib.util
 import sys
@@ -21,7 +21,7 @@ CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requ
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU of compute capability 9.0 as far as the choice of a backend goes."""
+    """Let the choice of a backend see a GPU of compute capability 9.0."""
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(type(triton.runtime.driver), "active", SimpleNamespace(utils=None), raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
@@ -31,7 +31,7 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("op", ["char_cnn", "highway", "linear"])
-def test_auto_takes_triton_on_a_gpu(gpu, op):
+def test_auto_uses_triton_on_a_gpu(gpu, op):
     assert backend.resolve(op, "auto", CUDA) == backend.resolve(op, "native", CUDA) == "native"
     assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "requires_grad": True})) == "native"
     assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "dtype": torch.float64})) == "torch"
@@ -61,7 +61,7 @@ def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
 
 
 def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
-    """Triton's autotuner forgets a call's arguments when another one ends."""
+    """Triton's autotuner forgets a call's arguments when another call ends."""
     triton = pytest.importorskip("triton")
     from elmo_fast.kernels import configs
 
@@ -73,8 +73,8 @@ def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
                 assert self.arguments is None
                 self.arguments = value
                 time.sleep(0.02)
-                found, self.arguments = self.arguments, None
-                return found
+                result, self.arguments = self.arguments, None
+                return result
             return launch
 
     monkeypatch.setattr(triton, "autotune", lambda *_, **__: lambda kernel: Tuner())
@@ -85,7 +85,7 @@ def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
 
 @pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
 def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
-    """On fake CUDA tensors, which have no data: which ops would run, on what, and what they give."""
+    """Fake CUDA tensors, which have no data, show the ops that run and the types of their operands and results."""
     monkeypatch.setattr("elmo_fast.model.layers.encoder.fits_fp16", lambda *_: False)
     monkeypatch.setattr("elmo_fast.ops.device.is_capturing", lambda device: False)  # fake tensors have no stream
     encoder = bilm(options()).token_source
@@ -95,9 +95,9 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
         filters = [(encoder.W_cnn_0, encoder.b_cnn_0)]
         graph = make_fx(lambda ids: (encoder(ids), char_cnn(ids, encoder.char_embed, filters, "relu")))(
             torch.empty(7, 50, dtype=torch.int64, device="cuda"))
-    ours = [node for node in graph.graph.nodes if "elmo_fast" in str(node.target)]
-    assert [node.target._opname for node in ours] == ["char_cnn", "highway", "highway", "linear", "char_cnn"]
-    vectors, (first, _) = (ours[k].meta["val"] for k in (3, 4))
+    nodes = [node for node in graph.graph.nodes if "elmo_fast" in str(node.target)]
+    assert [node.target._opname for node in nodes] == ["char_cnn", "highway", "highway", "linear", "char_cnn"]
+    vectors, (first, _) = (nodes[k].meta["val"] for k in (3, 4))
     assert vectors.shape == (7, 11) and vectors.dtype == torch.float32 and vectors.device.type == "cuda"
     assert first.dtype == dtype
     with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
@@ -115,12 +115,12 @@ def test_sums_of_products_are_fp32(shape, dtype, out_dtype):
     torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=limit, atol=limit)
 
 
-def test_fp16_is_taken_where_every_value_fits():
+def test_fp16_is_used_where_every_value_fits():
     embed, filters = torch.ones(261, 4), [(torch.ones(1, 2, 4, 3), torch.ones(3))]
     highways = [(torch.ones(3, 3), torch.ones(3)) * 2]
     assert fits_fp16(embed, filters, "relu", highways, None)
     assert not fits_fp16(embed * 1e4, filters, "relu", highways, None)  # a window can reach the limit
-    assert not fits_fp16(embed, filters, "relu", highways * 40, None)  # the layers can
+    assert not fits_fp16(embed, filters, "relu", highways * 40, None)  # the layers can reach the limit
     assert not fits_fp16(embed, filters, "relu", highways, (torch.tensor([[7e4]]), torch.zeros(1)))
     # The bound follows edits of the weights.
     for factor, fits in ((1, True), (LARGEST_FP16, False), (1 / LARGEST_FP16, True)):

@@ -1,4 +1,4 @@
-"""What the PTX interpreter must refuse, and what it must not.
+"""Programs that the PTX interpreter must refuse, and programs that it must run.
 
 The results of its instructions are compared with float64 in the kernels (test_cuda_lstm_kernel, test_ptx_triton).
 """
@@ -22,12 +22,12 @@ setp.eq.s32 %p, %w, 0;
 """
 
 
-def run(body, threads=64, grid=1, seed=0, **more):
-    """What [%g] is, at first 0 to 63, after a kernel of `body`."""
+def run(body, threads=64, grid=1, seed=0, **options):
+    """The values at [%g], initially 0 to 63, after a kernel of `body`."""
     data = np.arange(64, dtype=np.uint32)
     machine().set(seed=seed)
     launch(HEAD + body + "\nret;\n}\n", torch.from_numpy(data), grid=(grid, 1, 1), block=(threads, 1, 1), shared=2048,
-           **more)
+           **options)
     return data
 
 
@@ -47,7 +47,7 @@ PUBLISHED = PHASES + "fence.mbarrier_init.release.cluster; " + CLUSTER_BARRIER
 ARRIVE = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [s+16], 16; "
 AGAIN = ("again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %q, [s+16], 0; "
          "@!%q bra again; ld.shared.u32 %x, [s+4]; st.global.u32 [%g], %x; ")
-# Thread 0 of block 1 stores 5 in block 0, which waits for it; a block copies 4 to 7 to both.
+# Thread 0 of block 1 stores 5 in block 0, which waits for the store; a block copies 4 to 7 to both blocks.
 PUSH = """sub.s32 %z, %r0, %t; setp.eq.s32 %p, %z, 1; @!%p bra past; mapa.shared::cluster.u32 %x, s, 0; mov.u32 %y, 5;
 st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%x], {%y, %y, %y, %y}, [%x+16]; past: """
 EXPECT = "add.s32 %z, %r0, %t; setp.eq.s32 %q, %z, 0; @%q " + ARRIVE
@@ -55,7 +55,7 @@ FIRST = "setp.eq.s32 %q, %r0, 1; @%q bra end; "
 MULTICAST = """sub.s32 %z, %r0, %t; setp.eq.s32 %p, %z, 1; mov.b32 %y, s;
 @%p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%y], [%g+16], 16, [%y+16], 3;
 """
-# Message: what must be refused, and how it is launched.
+# Message: the program that must be refused, and launch options.
 TRAPS = {
     "reading bytes that were never written": ("ld.shared.u32 %x, [s+16];", {}),
     "never written": ("ld.global.u32 %x, [%g];", {"written": False}),
@@ -109,7 +109,7 @@ TRAPS = {
     r"unknown instruction add.odd.s32": ("add.odd.s32 %x, %t, %t;", {}),
     r"unknown modifier .odd": ("ld.odd.shared.u32 %x, [s];", {}),
 }
-# What is in order, and stores 5.
+# Correct programs, which store 5.
 ORDERED = {
     "barrier": ("@%p st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; @!%p st.global.u32 [%g], %x;", {}),
     "named barrier": ("@%p bra one; bar.sync 3, 64;" + SHOWN + "ret; one: st.shared.u32 [s], 5; bar.sync 3, 64;", {}),
@@ -141,7 +141,7 @@ def test_traps(message):
 
 
 @pytest.mark.parametrize("name", ORDERED)
-def test_what_is_in_order_is_no_trap(name):
+def test_ordered_programs_do_not_trap(name):
     body, options = ORDERED[name]
     for seed in range(10):
         assert run(body, seed=seed, **options)[0] == 5

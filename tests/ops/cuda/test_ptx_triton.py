@@ -1,7 +1,7 @@
-"""The Triton kernels, run from the PTX of sm_80 and sm_90 that Triton compiles them to, against float64.
+"""The Triton kernels, compiled to PTX for sm_80 and sm_90 and interpreted, against float64.
 
-tests/ops has the shapes of the char encoder's ops; here are NaN, batch mates, edits, gradients and every configuration.
-test_cuda_lstm_paths has the two small kernels of an LSTM step.
+Here: NaN, batch mates, edits, gradients and every configuration. tests/ops has the shapes of the char encoder's ops,
+test_cuda_lstm_paths the two small kernels of an LSTM step.
 """
 
 import contextlib
@@ -41,13 +41,13 @@ def ids_of(characters=18, tokens=TOKENS):
 
 
 def conv(ids=None, filters=((1, 4), (3, 5))):
-    of = options(char_cnn={"embedding": {"dim": 16}, "filters": filters})
-    return char_cnn_case(of, ids_of() if ids is None else ids)
+    sizes = options(char_cnn={"embedding": {"dim": 16}, "filters": filters})
+    return char_cnn_case(sizes, ids_of() if ids is None else ids)
 
 
 @every_precision
 @pytest.mark.parametrize("case, row", [(conv(), ord("f")), (highway_case(), 2)], ids=["char_cnn", "highway"])
-def test_nan_and_infinity_go_where_the_reference_has_them(operands, case, row):
+def test_nan_and_infinity_match_the_reference(operands, case, row):
     first, second, *_, last = case.operands.values()
     first[row, 5], second[..., 1, 3], last[-1] = torch.nan, -torch.inf, torch.nan
     assert check_case(case, operands).isnan().any() and not run(case, operands).isnan().all()
@@ -61,10 +61,10 @@ def test_batch_mates_and_edits(operands):
     outside, inside = ids_of(), ids_of()
     outside[:3, 1], inside[:3, 1] = torch.tensor([-5, 262, 2**40]), torch.tensor([0, 261, 261])
     leaves = conv().leaves(wanted=[])
-    one, other = (conv(ids).call(leaves, operands)[0] for ids in (outside, inside))
-    assert torch.equal(one, other)
+    outside_vectors, inside_vectors = (conv(ids).call(leaves, operands)[0] for ids in (outside, inside))
+    assert torch.equal(outside_vectors, inside_vectors)
     leaves["w_0"].mul_(2)
-    assert not torch.equal(conv(inside).call(leaves, operands)[0], other)
+    assert not torch.equal(conv(inside).call(leaves, operands)[0], inside_vectors)
 
 
 @pytest.mark.parametrize("operands, case", [
@@ -73,14 +73,14 @@ def test_batch_mates_and_edits(operands):
 def test_gradients_agree_with_the_reference(operands, case, monkeypatch):
     limit = max(GRADIENT_AGAINST_FLOAT64, AGAINST_FLOAT64[operands])
     monkeypatch.setattr(torch_char_cnn, "_WINDOWS_AT_ONCE", 60)
-    found, exact = case.gradients(Engine(operands)), case.gradients(REFERENCE)
-    assert found.keys() == exact.keys() and all(values.any() for values in exact.values())
-    assert all(relative_error(found[name], exact[name]) < limit for name in case.operands)
+    actual, exact = case.gradients(Engine(operands)), case.gradients(REFERENCE)
+    assert actual.keys() == exact.keys() and all(values.any() for values in exact.values())
+    assert all(relative_error(actual[name], exact[name]) < limit for name in case.operands)
 
 
 def test_gradients_of_weights_in_bf16():
     case = conv(filters=[[1, 3], [3, 4], [6, 5]])
-    case = dataclasses.replace(case, operands={name: each.bfloat16() for name, each in case.operands.items()})
+    case = dataclasses.replace(case, operands={name: values.bfloat16() for name, values in case.operands.items()})
     exact = case.gradients(REFERENCE)
     leaves = case.leaves() | {name: case.leaves(torch.bfloat16)[name] for name in ("char_embed", "w_1")}
     case.backward(case.call(leaves, "bf16"))
@@ -89,7 +89,7 @@ def test_gradients_of_weights_in_bf16():
 
 
 def skip_without_fence(driver):
-    """Where Triton compiles a product without the fence, cuBLAS has computed it."""
+    """Skip where Triton compiles a product without the fence, so that cuBLAS computed the product."""
     if driver.ran is None:
         assert re.search(r"wgmma\.mma_async|tcgen05\.mma", driver.compiled)
         assert "fence.proxy.async" not in driver.compiled
@@ -102,9 +102,9 @@ SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
 
 
 def shipped():
-    """Rows of the test below, without products in ieee, which are cuBLAS's: a few for the default run."""
-    every = itertools.product(SHAPES, configs.GENERATIONS, PRECISIONS, ("many", "few"))
-    for form, generation, operands, amount in every:
+    """Parameters of the test below, without ieee products, which cuBLAS computes; few run by default."""
+    combinations = itertools.product(SHAPES, configs.GENERATIONS, PRECISIONS, ("many", "few"))
+    for form, generation, operands, amount in combinations:
         if form != "char_cnn" and operands == "ieee":
             continue
         for at, tile in enumerate(configs.tiles(form, generation, operands, amount)):
@@ -121,8 +121,8 @@ def test_every_configuration(patch, form, generation, operands, tile):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("form, operands", [("char_cnn", each) for each in PRECISIONS] + [
-    ("highway", each) for each in PRECISIONS if each != "ieee"], ids=str)
+@pytest.mark.parametrize("form, operands", [("char_cnn", precision) for precision in PRECISIONS] + [
+    ("highway", precision) for precision in PRECISIONS if precision != "ieee"], ids=str)
 @pytest.mark.parametrize("chip", COMPILED)
 def test_newer_chips_compile(patch, chip, form, operands):
     """The first tile for many tokens. Before Triton 3.6 `why_no_triton` refuses compute capability 10."""
@@ -138,7 +138,7 @@ def test_newer_chips_compile(patch, chip, form, operands):
 
 @pytest.mark.parametrize("operands", PRECISIONS)
 def test_which_highway_layers_are_fused(patch, operands):
-    """Not those in fp32; and on sm_90 none that Triton compiles without a fence, or would if its code had none."""
+    """Layers in fp32 are not fused; on sm_90, neither are layers whose code lacks the fence."""
     for generation, fence in itertools.product(configs.GENERATIONS, (r"$^", r"fence\.proxy\.async[^;]*;")):
         driver = on_ptx(patch, generation, edit=lambda text, fence=fence: re.sub(fence, "", text))
         check_case(highway_case(5, 48), operands)
@@ -157,7 +157,7 @@ def test_cublas_multiplies_without_a_highway(patch, operands, generation):
 
 @pytest.mark.parametrize("operands", ["tf32", "fp16", "bf16"])
 def test_the_fence_before_products_on_sm_90(patch, operands):
-    """Its absence is noticed, whether Triton leaves the fence out or the test does."""
+    """A missing fence is detected, whether Triton or the test omits the fence."""
     driver = on_ptx(patch, 90)
     patch.setattr(linear_cuda, "lacks_fence", lambda *_: False)
     case = highway_case(5, 48)

@@ -1,7 +1,7 @@
-"""The Triton kernels as other versions of Triton compile them: those that older versions of torch bring.
+"""The Triton kernels, compiled by other versions of Triton that versions of torch bring.
 
-Tests of test_ptx_triton and test_cuda_lstm_paths, each version in a process of its own. Left out are gradients and
-batch mates; bf16 in the tiles of `highway`; and all but a few sizes of an LSTM step.
+Runs tests of test_ptx_triton and test_cuda_lstm_paths, in one process per version, without gradients, batch mates,
+bf16 in the tiles of `highway`, and most sizes of an LSTM step.
 """
 
 import os
