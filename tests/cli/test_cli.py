@@ -24,7 +24,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory: it holds `in.txt`, and what a command leaves behind is seen there."""
+    """The working directory with `in.txt`, where tests look for the files of a command."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "in.txt").write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
@@ -38,7 +38,7 @@ def assert_refused(result, message, status=2):
     assert result[2].count("\n") == 1 and result[2].endswith("\n")
 
 
-def wrote(path, texts, tokens, shape, layout="allennlp"):
+def summary(path, texts, tokens, shape, layout="allennlp"):
     """The line that `embed` prints on stderr."""
     return f"elmo-fast: {path}: {texts} texts, {tokens} tokens, {shape} in float32, layout {layout}\n"
 
@@ -49,17 +49,17 @@ def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
     for name, number in (("mine/__init__.py", 1), ("mine/below/__init__.py", 2), ("mine/below/deep.py", 3)):
         (folder / name).write_text(f"import sys\nsys.stderr.write('imported {number}\\n')\n")
     plain = run(capsys, "embed", "in.txt", "plain.hdf5", "--model", model)
-    assert plain == (0, "", wrote("plain.hdf5", 3, 8, "[3, tokens, 8]"))
+    assert plain == (0, "", summary("plain.hdf5", 3, 8, "[3, tokens, 8]"))
     status, out, err = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model, "--file-friendly-logging",
                            "--include-package", "mine")
     assert (status, out) == (0, "") and "\r" not in err
     lines = err.splitlines()
     assert lines[:3] == ["imported 1", "imported 2", "imported 3"]
     assert lines[3].startswith("0%|") and lines[-2].startswith("100%|") and "3/3" in lines[-2]
-    assert f"{lines[-1]}\n" == wrote("out.hdf5", 3, 8, "[3, tokens, 8]")
-    found = read_hdf5("out.hdf5")
+    assert f"{lines[-1]}\n" == summary("out.hdf5", 3, 8, "[3, tokens, 8]")
+    arrays = read_hdf5("out.hdf5")
     for key, expected in read_hdf5("plain.hdf5").items():
-        np.testing.assert_array_equal(found[key], expected)
+        np.testing.assert_array_equal(arrays[key], expected)
     assert run(capsys, "embed", "in.txt", "out.hdf5", "--top", "--model", model, "--file-friendly-logging",
                "--quiet") == (0, "", "")
     (folder / "out.hdf5").unlink()
@@ -76,14 +76,14 @@ def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
     ("all", ["--model", "model", "--use-sentence-keys", "--state", "warm"], {"use_sentence_keys": True}, "warm"),
     ("top", ["--model", "model", "--allow-blank", "--quiet"], {"allow_blank": True}, "carry"),
 ])
-def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, options, state):
+def test_embed_writes_the_vectors_of_the_embedder(capsys, folder, layers, more, options, state):
     model = write_model(folder / "model")
     (folder / "in.txt").write_text("\n".join([*SENTENCES, "" if "--allow-blank" in more else "d"]) + "\n", "utf-8")
     with open("in.txt", encoding="utf-8") as file:
         embedder = ElmoEmbedder(*paths(model), state=state)
         embedder.embed_file(file, "expected.hdf5", layers, progress=False, **options)
     tokens, shape = 8 + ("--allow-blank" not in more), "[3, tokens, 8]" if layers == "all" else "[tokens, 8]"
-    expected = "" if "--quiet" in more else wrote("out.hdf5", 4, tokens, shape)
+    expected = "" if "--quiet" in more else summary("out.hdf5", 4, tokens, shape)
     assert run(capsys, "embed", "in.txt", "out.hdf5", f"--{layers}", *more) == (0, "", expected)
     ours, theirs = read_hdf5("out.hdf5"), read_hdf5("expected.hdf5")
     assert list(ours) == list(theirs) and len(ours) >= 4
@@ -102,14 +102,14 @@ def test_layers_weights_and_pooled_blanks(capsys, folder, model):
                        "both": ["--weights", "1,", "-0.5,", "0.25", "in.txt", "--pool", "mean"],
                        "equals": [f"--weights={','.join(weights)}", "in.txt", "--device", "cpu"]}.items():
         assert run(capsys, "embed", *more, f"{name}.npz", *common) == (0, "", "")
-    found = {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
-    for key, layers in found["all"].items():
+    arrays = {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
+    for key, layers in arrays["all"].items():
         mixed = layers[0] - 0.5 * layers[1] + 0.25 * layers[2]
-        np.testing.assert_array_equal(found["layer"][key], layers[1])
+        np.testing.assert_array_equal(arrays["layer"][key], layers[1])
         for name in ("spaces", "first", "commas", "equals"):
-            np.testing.assert_allclose(found[name][key], mixed, rtol=0, atol=1e-6)
-        np.testing.assert_allclose(found["both"][key], mixed.mean(0) if len(mixed) else np.zeros(8), rtol=0, atol=1e-6)
-    assert found["all"]["3"].shape == (3, 0, 8) and found["both"]["3"].tolist() == [0] * 8
+            np.testing.assert_allclose(arrays[name][key], mixed, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(arrays["both"][key], mixed.mean(0) if len(mixed) else np.zeros(8), rtol=0, atol=1e-6)
+    assert arrays["all"]["3"].shape == (3, 0, 8) and arrays["both"]["3"].tolist() == [0] * 8
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -147,7 +147,7 @@ def test_layers_weights_and_pooled_blanks(capsys, folder, model):
         ("embed in.txt o.hdf5 --top --token-table none", "token table: expected a file, found nothing at none"))),
 ])
 def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, changes, message):
-    """`changes` are all arguments, or some by their place in a call of embed."""
+    """`changes` are all arguments, or some of them by position in a call of embed."""
     monkeypatch.setattr(sys, "stdin", None)
     write_model(folder / "model")
     (folder / "blank.txt").write_text("a\n\nb\n")
@@ -156,8 +156,8 @@ def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, change
     arguments = changes
     if isinstance(changes, dict):
         usual = {0: "in.txt", 1: "out.hdf5", 2: "--all", 3: ("--model", "model"), 4: "--quiet"}
-        given = ({**usual, **changes}[place] for place in usual)
-        arguments = ["embed", *(part for each in given for part in (each if isinstance(each, tuple) else (each,)))]
+        values = ({**usual, **changes}[place] for place in usual)
+        arguments = ["embed", *(part for value in values for part in (value if isinstance(value, tuple) else (value,)))]
     assert_refused(run(capsys, *arguments), message)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -177,7 +177,7 @@ def raising(error):
     (lambda model, _: os.truncate(model / "weights.hdf5", 3000), 2,
      "expected an HDF5 file, got something else or a file cut short"),
 ])
-def test_a_failure_is_told_in_one_line_and_leaves_nothing(capsys, folder, monkeypatch, fault, status, message):
+def test_a_failure_is_reported_in_one_line_and_leaves_nothing(capsys, folder, monkeypatch, fault, status, message):
     fault(write_model(folder / "model"), monkeypatch)
     commands = [["embed", "in.txt", "out.hdf5", "--all", "--quiet", "--model"]]
     if not message.startswith("error"):
@@ -213,18 +213,18 @@ WIDE = {"layers": "5 (the token layer and 4 LSTM layers", "vector of a token": "
 def test_info(capsys, tmp_path, content, expected):
     folder = write_model(tmp_path / "model", content)
     status, output, errors = run(capsys, "info", folder)
-    found = dict((part.strip() for part in line.split(":", 1)) for line in output.splitlines())
+    lines = dict((part.strip() for part in line.split(":", 1)) for line in output.splitlines())
     parameters = sum(values.size for values in random_weights(Options.from_dict(content)).values())
-    assert (status, errors) == (0, "") and ("char-CNN" in found) == ("char-CNN" in expected)
-    assert found["options file"] == str(folder / "options.json")
-    assert found["weight file"] == str(folder / "weights.hdf5") and found["parameters"] == f"{parameters:,}"
+    assert (status, errors) == (0, "") and ("char-CNN" in lines) == ("char-CNN" in expected)
+    assert lines["options file"] == str(folder / "options.json")
+    assert lines["weight file"] == str(folder / "weights.hdf5") and lines["parameters"] == f"{parameters:,}"
     for name, value in expected.items():
-        assert found[name].startswith(value) if name == "layers" else found[name] == value
+        assert lines[name].startswith(value) if name == "layers" else lines[name] == value
 
 
 @needs_native
 @pytest.mark.parametrize("command", ["info", "doctor"])
-def test_what_the_precisions_run_as(capsys, command):
+def test_effective_precisions(capsys, command):
     arguments = ["bundled"] if command == "info" else []
     with isa("generic"):
         output = run(capsys, command, *arguments)[1]
@@ -254,28 +254,28 @@ def finish(process, text=None):
 def test_stdin(model, tmp_path):
     result = finish(start_embedding(model, tmp_path, "--vocab-path", "none.txt"), "\n".join(SENTENCES))
     assert result == (0, "", "WARNING: --vocab-path: ignored, as in AllenNLP 0.9\n"
-                      + wrote(tmp_path / "out.hdf5", 3, 8, "[3, tokens, 8]"))
-    found = read_hdf5(tmp_path / "out.hdf5")
+                      + summary(tmp_path / "out.hdf5", 3, 8, "[3, tokens, 8]"))
+    arrays = read_hdf5(tmp_path / "out.hdf5")
     for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences([line.split() for line in SENTENCES])):
-        np.testing.assert_array_equal(found[str(key)], values)
+        np.testing.assert_array_equal(arrays[str(key)], values)
 
 
 def test_text_is_utf_8_in_every_locale(folder, model):
-    """Files are read as UTF-8, also where the locale's encoding would read other characters, and other tokens."""
+    """Files are read as UTF-8, also where the locale's encoding would give other tokens."""
     text = "zlo\u010dina \u0160ovagovi\u0107\n\u0645\u062d\u0645\u062f \u064a\u0648\u0633\u0641 .\n"
     (folder / "in.txt").write_text(text, encoding="utf-8")
     python("-m", "elmo_fast.cli", "embed", folder / "in.txt", folder / "out.hdf5", "--all", "--model", model,
            "--quiet", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    found = read_hdf5("out.hdf5")
+    arrays = read_hdf5("out.hdf5")
     for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences(map(str.split, text.splitlines()))):
-        np.testing.assert_array_equal(found[str(key)], values)
+        np.testing.assert_array_equal(arrays[str(key)], values)
 
 
 @pytest.mark.parametrize("number", mostly_long([signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
     process = start_embedding(model, tmp_path, "--batch-size", "1")
     process.stdin.write("a b c\n" * 100)
-    process.stdin.flush()  # it stays open, so the command waits for more with its file half written
+    process.stdin.flush()  # stdin stays open: the command waits with a partial file
     while process.poll() is None and not names(tmp_path):
         time.sleep(0.01)
     process.send_signal(number)
@@ -322,14 +322,14 @@ assert status == 2 and errors.startswith("usage: elmo-fast") and "compare" in er
     LINES,
 ])
 def test_torch_is_not_imported_before_it_is_needed(tmp_path, code):
-    """It takes seconds."""
+    """Importing torch takes seconds."""
     for name, text in (("in.txt", "a b\n"), ("blank.txt", "a\n\n"), ("in.fasta", ">P|1\nMKV\n")):
         (tmp_path / name).write_text(text)
     process = start(f"import sys\n{code}\nassert 'torch' not in sys.modules", cwd=tmp_path)
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
 
 
-def test_every_public_name_is_found_where_the_package_says():
+def test_every_public_name_is_in_its_listed_module():
     assert set(elmo_fast.__all__) == set(elmo_fast._MODULES) <= set(dir(elmo_fast))
     for name in elmo_fast.__all__:
         assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")

@@ -27,17 +27,17 @@ def model(tmp_path):
 
 def check(capsys, *arguments, status=0):
     check_refusals(capsys, (arguments, REFUSED))
-    found, _, errors = run(capsys, *arguments, "--allow-nonfinite")
-    assert found == status, errors
+    actual, _, errors = run(capsys, *arguments, "--allow-nonfinite")
+    assert actual == status, errors
 
 
 @pytest.mark.parametrize("name", ["embed", "cache", "info", "score", "substitutes", "seqvec", "perplexity", "compare",
                                   "nearest"])
 def test_a_model(model, tmp_path, capsys, name):
     text, out, files = tmp_path / "text.txt", tmp_path / "out.h5", ("--options-file", "--weight-file")
-    both = [part for pair in zip(files, paths(model)) for part in pair]
+    flags = [part for pair in zip(files, paths(model)) for part in pair]
     check(capsys, name, *{
-        "embed": [text, out, "--all", "--quiet", *both], "cache": [model / "vocab.txt", out, "--quiet", *both],
+        "embed": [text, out, "--all", "--quiet", *flags], "cache": [model / "vocab.txt", out, "--quiet", *flags],
         "info": [model], "score": [text, "--model", model], "substitutes": [text, "--model", model],
         "seqvec": ["-i", tmp_path / "proteins.fasta", "-o", out, "--model", model, "--cpu", "--silent"],
         "compare": ["the cat", "One", "--model", model],
@@ -50,7 +50,7 @@ def test_a_model_to_fine_tune(model, tmp_path, capsys):
     (model / "softmax.hdf5").unlink()
     tune = ["train", tmp_path / "run", "--train", pattern, "--vocab", vocabulary, "--from-model", model, "--quiet",
             "--batch-size", 3, "--unroll-steps", 4, "--negatives", 7, "--max-steps", 1]
-    check(capsys, *tune, status=1)  # the loss is no number
+    check(capsys, *tune, status=1)  # the loss is NaN
     resume = ["train", tmp_path / "run", "--resume", "--allow-nonfinite"]
     check_refusals(capsys, (resume, "--allow-nonfinite: expected no such argument beside --resume"))
 

@@ -40,19 +40,19 @@ class Tags(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.found = []
+        self.tags = []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        self.found.append([tag, dict(attributes), ""])
+        self.tags.append([tag, dict(attributes), ""])
 
     def handle_data(self, data):
-        if self.found:
-            self.found[-1][2] += data
+        if self.tags:
+            self.tags[-1][2] += data
 
 
 def cells(page):
-    return [text for tag, attributes, text in Tags(page).found if tag == "td" and attributes.get("class") != "corner"]
+    return [text for tag, attributes, text in Tags(page).tags if tag == "td" and attributes.get("class") != "corner"]
 
 
 def test_rows_of_a_comparison(capsys, folder, model):
@@ -88,8 +88,8 @@ def test_cells_of_a_page(capsys, folder, model):
     status, _, _ = run(capsys, "compare", "<i> a b", "c &amp;", "-o", "a.html", "--model", model)
     page = (folder / "a.html").read_text(encoding="utf-8")
     expected = compare(elmo_fast.load(model), "<i> a b", "c &amp;").layers()
-    found = np.array([float(text.replace("\u2212", "-")) for text in cells(page)]).reshape(3, 3, 2)
-    np.testing.assert_allclose(found, expected, atol=6e-3)
+    numbers = np.array([float(text.replace("\u2212", "-")) for text in cells(page)]).reshape(3, 3, 2)
+    np.testing.assert_allclose(numbers, expected, atol=6e-3)
     assert status == 0 and "<i> a" not in page and "&lt;i&gt;" in page and "&amp;amp;" in page
 
 
@@ -107,8 +107,8 @@ def test_nearest_contexts(capsys, folder, model, suffix):
     assert status == 0 and rows[0] == ["query", "-", "-", "we [play] here"]
     assert [row[:3] for row in rows[1:]] == [[f"{near.similarity:.4f}", str(index.lines[near.text] + 1),
                                               str(near.position + 1)] for near in nearest]
-    shown = [CORPUS[index.lines[near.text]].split() for near in nearest]
-    assert [row[3].replace("[", "").replace("]", "").split() for row in rows[1:]] == shown
+    expected = [CORPUS[index.lines[near.text]].split() for near in nearest]
+    assert [row[3].replace("[", "").replace("]", "").split() for row in rows[1:]] == expected
     content = (folder / f"out{suffix}").read_bytes()
     assert content.startswith(PICTURES[suffix]) and names(folder) == sorted(["in.txt", f"out{suffix}"])
     if suffix == ".txt":
@@ -119,7 +119,7 @@ def test_a_page_of_contexts_is_escaped_and_whole(capsys, folder, model):
     arguments = ("nearest", "in.txt", "--word", "play", "-o", "out.html", "--model", model, "--queries", 2)
     assert run(capsys, *arguments)[0] == 0
     page = (folder / "out.html").read_text(encoding="utf-8")
-    tags = Tags(page).found
+    tags = Tags(page).tags
     assert not {"script", "link", "img", "iframe"} & {tag for tag, *_ in tags} and "http://" not in page
     assert "<b>&amp;</b>" not in page and "&lt;b&gt;&amp;amp;&lt;/b&gt;" in page
     circles = [attributes for tag, attributes, _ in tags if tag == "circle"]
@@ -139,12 +139,12 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
     direct = run(capsys, "nearest", "in.txt", *common, "--layer", "1")
     assert direct == run(capsys, "nearest", *common, "--weights", "0", "1", "0", "in.txt")
     assert direct == run(capsys, "nearest", "in.txt", *common, "--weights", "0,1,0")
-    saved = run(capsys, "nearest", "in.txt", *common, "--layer", "1", "--save", "index.h5")
-    assert saved[::2] == (0, "elmo-fast: index.h5: 18 vectors of 8 values in float16\n")
+    building = run(capsys, "nearest", "in.txt", *common, "--layer", "1", "--save", "index.h5")
+    assert building[::2] == (0, "elmo-fast: index.h5: 18 vectors of 8 values in float16\n")
     index = ContextIndex.load("index.h5")
     assert index.layers == 1 and len(index) == 18 and index.vectors.dtype == np.float16
-    stored = run(capsys, "nearest", "index.h5", *common)
-    columns = [[line.split("\t")[0] for line in out.splitlines()] for _, out, _ in (direct, stored)]
+    indexed = run(capsys, "nearest", "index.h5", *common)
+    columns = [[line.split("\t")[0] for line in out.splitlines()] for _, out, _ in (direct, indexed)]
     assert [at for at, cell in enumerate(columns[0]) if cell == "query"] == [0, 4, 8]
     numbers = [np.array([float(cell) for cell in column if cell != "query"]) for column in columns]
     np.testing.assert_allclose(*numbers, atol=0.02)
@@ -166,9 +166,9 @@ def test_a_corpus_of_stored_vectors(capsys, folder, model):
     assert run(capsys, "embed", "in.txt", "vectors.h5", "--all", "--state", "warm", "--model", model, "--quiet")[0] == 0
     arguments = ("--word", "play", "--model", model, "--sentence", "we play here")
     assert run(capsys, "nearest", "vectors.h5", *arguments) == run(capsys, "nearest", "in.txt", *arguments)
-    other = write_model(folder / "other", seed=1)
+    other_model = write_model(folder / "other", seed=1)
     (folder / "other.txt").write_text("play\nplay\n")
-    assert run(capsys, "nearest", "other.txt", "--word", "play", "--model", other, "--save", "other.h5")[0] == 0
+    assert run(capsys, "nearest", "other.txt", "--word", "play", "--model", other_model, "--save", "other.h5")[0] == 0
     assert_refused(run(capsys, "nearest", "other.h5", *arguments), "index: expected vectors of this model")
 
 

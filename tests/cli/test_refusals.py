@@ -70,5 +70,5 @@ def test_a_refusal_says_what_to_write(capsys, folder, command, message):
 def test_seqvecs_flags_as_its_readme_writes_them(capsys, folder, flags, shape):
     assert run(capsys, "seqvec", "-i", "p.fasta", "-o", "o.npz", "--model", "model", "--id", "0", "--silent",
                *flags)[0] == 0
-    with np.load("o.npz") as found:
-        assert sorted(found) == ["P", "Q"] and {values.ndim for values in found.values()} == {shape}
+    with np.load("o.npz") as arrays:
+        assert sorted(arrays) == ["P", "Q"] and {values.ndim for values in arrays.values()} == {shape}

@@ -1,4 +1,4 @@
-"""Signals: at any time a stop is one line, and what stands at an output's name is whole."""
+"""Signals: a stop prints one line at any time, and an output appears complete or not at all."""
 
 import signal
 import time
@@ -44,14 +44,14 @@ def test_a_stop_during_imports_is_a_line(folder, number, module):
     assert names(folder) == ["in.txt", "model"]
 
 
-def test_in_python_a_stop_is_python_s_own(folder, monkeypatch):
-    """`KeyboardInterrupt` after a few sentences, not inside HDF5; the handlers are as before."""
+def test_a_stop_in_python_raises_keyboard_interrupt(folder, monkeypatch):
+    """The error comes after a few sentences, not inside HDF5, and the handlers are as before."""
     write, keys = Hdf5Writer.write, []
 
     def writing(writer, key, vectors):
         signal.raise_signal(signal.SIGINT)
         keys.append(key)
-        time.sleep(0.002)  # 200 take longer than the main thread needs to look for a stop
+        time.sleep(0.002)  # 200 writes take longer than the main thread needs to notice a stop
         write(writer, key, vectors)
 
     monkeypatch.setattr(Hdf5Writer, "write", writing)

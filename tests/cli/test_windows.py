@@ -96,7 +96,7 @@ def write(folder):
     return folder
 
 
-def test_every_command_does_there_what_it_does_here(folder, monkeypatch):
+def test_every_command_has_the_outputs_of_linux(folder, monkeypatch):
     jobs = [line.split() for line in JOBS.strip().splitlines()]
     if importlib.util.find_spec("pyarrow"):
         jobs += ["embed text.txt a.parquet --all".split(), "embed text.txt parts --top --layout arrow".split(),
@@ -111,25 +111,25 @@ def test_every_command_does_there_what_it_does_here(folder, monkeypatch):
     assert not [name for name in names(folder) if re.search(r"\.(lock|db|part|index)", name)]
     (folder / "here").mkdir()
     monkeypatch.chdir(write(folder / "here"))
-    done = python("-c", f"import os, sys; os.chdir({str(folder / 'here')!r}); sys.argv[1:] = [{json.dumps(jobs)!r}]\n"
-                  + PROGRAM, ELMO_FAST_NO_NATIVE="1")
+    result = python("-c", f"import os, sys; os.chdir({str(folder / 'here')!r}); sys.argv[1:] = [{json.dumps(jobs)!r}]\n"
+                    + PROGRAM, ELMO_FAST_NO_NATIVE="1")
     assert {*names(folder)} - {".processes", "here"} == {*names(folder / "here")}
     for name in ("a.npz", "a.npy", "a.json", "words.txt", "c.html", "n.html", "exported/options.json"):
         assert (folder / name).read_bytes() == (folder / "here" / name).read_bytes(), name
-    for name in ("table.h5", "exported/weights.hdf5", "exported/softmax.hdf5"):  # HDF5 writes the time into them
+    for name in ("table.h5", "exported/weights.hdf5", "exported/softmax.hdf5"):  # HDF5 files contain the time
         assert _digests(folder / name) == _digests(folder / "here" / name), name
     for name in ("a.h5", "b.h5", "t.h5", "proteins.h5"):
-        with open_embeddings(folder / name) as there, open_embeddings(folder / "here" / name) as here:
-            assert all((a == b).all() for a, b in zip(there, here, strict=True))
-    assert "\u00e9" in out and _without_times(out) == _without_times(done.stdout)
+        with open_embeddings(folder / name) as simulated, open_embeddings(folder / "here" / name) as native:
+            assert all((a == b).all() for a, b in zip(simulated, native, strict=True))
+    assert "\u00e9" in out and _without_times(out) == _without_times(result.stdout)
 
 
 def _digests(path):
-    """Of the datasets of a file, also in groups."""
-    found = {}
+    """The bytes of a file's datasets by name, also in groups."""
+    digests = {}
     with h5py.File(path) as file:
-        file.visititems(lambda name, item: found.update({name: item[()].tobytes()} if hasattr(item, "shape") else {}))
-    return found
+        file.visititems(lambda name, item: digests.update({name: item[()].tobytes()} if hasattr(item, "shape") else {}))
+    return digests
 
 
 def _without_times(out):
@@ -137,7 +137,7 @@ def _without_times(out):
     return [line for line in out.splitlines() if not re.search(differing, line)]
 
 
-def test_a_killed_run_is_resumed_there(folder):
+def test_a_killed_command_is_resumed_on_windows(folder):
     windows.command(folder, *EMBED)
     expected = read_hdf5(folder / "out.h5")
     (folder / "out.h5").unlink()
@@ -147,12 +147,12 @@ def test_a_killed_run_is_resumed_there(folder):
     _, errors = windows.command(folder, *EMBED, status=2)
     assert "found a partial result of" in errors
     windows.run(folder, "slow.py", *EMBED, "--resume")
-    found = read_hdf5(folder / "out.h5")
-    assert found.keys() == expected.keys() and all((found[key] == expected[key]).all() for key in expected)
+    arrays = read_hdf5(folder / "out.h5")
+    assert arrays.keys() == expected.keys() and all((arrays[key] == expected[key]).all() for key in expected)
     assert not list(folder.glob("out.h5.*"))
 
 
-def test_a_stopped_run_there_is_a_line(folder):
+def test_a_stopped_command_prints_a_line_on_windows(folder):
     process = windows.start(folder, "slow.py", *EMBED)
     until(lambda: list(folder.glob("out.h5.part/progress.npz")))
     process.send_signal(signal.SIGINT)
@@ -161,7 +161,7 @@ def test_a_stopped_run_there_is_a_line(folder):
                         r"from .*out.h5.part\n", errors)
 
 
-def test_workers_there_end_with_a_killed_parent(folder):
+def test_workers_end_with_a_killed_parent_on_windows(folder):
     parent = windows.start(folder, "counting.py")
     assert parent.stdout.readline().startswith("counting")
     parent.kill()

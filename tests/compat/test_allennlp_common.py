@@ -1,4 +1,4 @@
-"""AllenNLP's `common` modules and `commands.main`: what code around ELMo imports beside its classes, and cannot."""
+"""AllenNLP's `common` modules and `commands.main`: names that code around ELMo imports, and refusals."""
 
 import argparse
 import io
@@ -55,21 +55,21 @@ def test_elmo_command_writes_the_embedders_vectors(command, files, monkeypatch, 
             assert set(file) == {"0", "1"}
 
 
-def test_elmo_command_takes_what_allennlps_own_parser_makes(command, files, monkeypatch):
-    """An open file, or stdin for `-`, and a flag for every layer."""
+def test_elmo_command_takes_the_arguments_of_allennlps_parser(command, files, monkeypatch):
+    """The parser opens the input file, or gives `-` for stdin, and sets a flag for every choice of layers."""
     command("--top")
     expected = read_hdf5("out.h5")
     monkeypatch.setattr(sys, "stdin", io.StringIO(TEXT))
     monkeypatch.setattr(sys.stdin, "seekable", lambda: False)
-    for given in (io.StringIO(TEXT), "-"):
+    for source in (io.StringIO(TEXT), "-"):
         elmo_command(argparse.Namespace(
-            input_file=given, output_file="own.h5", all=False, top=True, average=False, options_file=files[0],
+            input_file=source, output_file="own.h5", all=False, top=True, average=False, options_file=files[0],
             weight_file=files[1], batch_size=64, cuda_device=-1, forget_sentences=False, use_sentence_keys=False,
             file_friendly_logging=False))
-        found = read_hdf5("own.h5")
-        assert found.keys() == expected.keys()
-        for key in found.keys() - {"sentence_to_index"}:
-            np.testing.assert_array_equal(found[key], expected[key])
+        arrays = read_hdf5("own.h5")
+        assert arrays.keys() == expected.keys()
+        for key in arrays.keys() - {"sentence_to_index"}:
+            np.testing.assert_array_equal(arrays[key], expected[key])
 
 
 def test_weights_that_are_not_finite_on_request(command, files):
@@ -112,24 +112,24 @@ def test_subcommands_of_the_caller(monkeypatch):
     class Mine:
         def add_subparser(self, name, parser):
             mine = parser.add_parser(name)
-            mine.set_defaults(func=lambda arguments: found.append(arguments.include_package))
+            mine.set_defaults(func=lambda arguments: packages.append(arguments.include_package))
             return mine
 
-    found = []
+    packages = []
     monkeypatch.setattr(sys, "argv", ["run.py", "mine"])
     main(subcommand_overrides={"mine": Mine()})
     main("allennlp", {"mine": Mine()})
-    assert found == [[], []]
+    assert packages == [[], []]
 
 
 @runs("`allennlp.common.file_utils.cached_path(")
 def test_cached_path(files, tmp_path, monkeypatch):
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     assert cached_path(files[0]) == files[0]
-    stored = cache_path("https://host/a/options.json")
-    stored.parent.mkdir(parents=True)
-    stored.write_text("{}")
-    assert cached_path("https://host/a/options.json") == str(stored)
+    path = cache_path("https://host/a/options.json")
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    assert cached_path("https://host/a/options.json") == str(path)
     with pytest.raises(FileNotFoundError, match="url_or_filename: expected a file or URL, found nothing at nowhere"):
         cached_path("nowhere")
 
@@ -157,7 +157,7 @@ def test_util():
     ("common.checks", "check_dimensions_match"), ("commands", "train"), ("commands.train", "Train"),
     ("commands.predict", "Predict"), ("commands.evaluate", "Evaluate"),
     ("modules.token_embedders", "ElmoTokenEmbedderMultiLang"), ("modules.encoder_base", "_EncoderBase")])
-def test_what_stays_with_allennlp_is_an_import_error(module, name):
+def test_names_that_stay_with_allennlp_raise_import_errors(module, name):
     with pytest.raises(ImportError, match=f"cannot import name '{name}' from 'elmo_fast.compat.allennlp.{module}'|"
                                           f"No module named 'elmo_fast.compat.allennlp.{module}'"):
         exec(f"from elmo_fast.compat.allennlp.{module} import {name}")

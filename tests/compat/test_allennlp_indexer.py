@@ -74,7 +74,7 @@ def test_indexers_that_do_the_same_are_equal():
     assert indexer != ELMoTokenCharactersIndexer()
 
 
-@pytest.mark.parametrize("call, named", [
+@pytest.mark.parametrize("call, message", [
     *((lambda wrong=wrong: ELMoCharacterMapper({"<first>": wrong}),
        "tokens_to_add: expected a character from 0 to 260") for wrong in (261, -1, "a", None)),
     (lambda: ELMoTokenCharactersIndexer().tokens_to_indices([SimpleNamespace(text="a"), SimpleNamespace(text=None)]),
@@ -82,8 +82,8 @@ def test_indexers_that_do_the_same_are_equal():
     (lambda: ELMoTokenCharactersIndexer.from_params({"surplus": 1}),
      "ELMoTokenCharactersIndexer: expected only .*, got surplus"),
 ])
-def test_refuses(call, named):
-    with pytest.raises(ConfigurationError, match=f"^{named}"):
+def test_refuses(call, message):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
         call()
 
 
@@ -107,7 +107,7 @@ BROKEN = """
         ("ModuleNotFoundError('no spacy', name='spacy')", "(ModuleNotFoundError: no spacy)"))),
     (BROKEN.format("TypeError('old code')"), "(TypeError: old code)"),
 ]))
-def test_allennlp_that_is_there_absent_or_broken(files, code, logged):
+def test_registry_with_allennlp_present_absent_or_broken(files, code, logged):
     process = start(f"import sys\nsys.argv[1:] = {files!r}\n" + textwrap.dedent(code))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err

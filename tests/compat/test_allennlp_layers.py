@@ -41,16 +41,16 @@ def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, tr
     ours = lstm(*sizes, **clips, backend=backend, recurrent_dropout_probability=1e-9 if "dropout" in way else 0)
     dtype, limit = (torch.float64, 1e-12) if way == "float64" else (torch.float32, SAME_MODEL)
     states, counts, of = [None] * 7, Counts(), Options(ours.options, None)
-    weights = {name: getattr(ours, own).detach().double().numpy() for own, name in ours.datasets.items()}
+    weights = {name: getattr(ours, attribute).detach().double().numpy() for attribute, name in ours.datasets.items()}
     for seed, lengths in enumerate([LENGTHS, [3, 2, 0], [0, 0], [1, 1, 0, 0, 2, 7, 0]]):
         inputs, mask = batch(lengths, sizes[0], seed)
         with torch.set_grad_enabled(trains):
-            found = ours.to(dtype)(inputs.to(dtype), mask if seed else mask.float())
-        assert found.shape == (sizes[3], len(lengths), 7, 2 * sizes[1]) and found.dtype == dtype
-        assert not found[:, mask == 0].any()
+            actual = ours.to(dtype)(inputs.to(dtype), mask if seed else mask.float())
+        assert actual.shape == (sizes[3], len(lengths), 7, 2 * sizes[1]) and actual.dtype == dtype
+        assert not actual[:, mask == 0].any()
         for row, length in filter(lambda pair: pair[1], enumerate(lengths)):
             expected, states[row] = lstm_layers(inputs[row, :length].double().numpy(), weights, of, states[row], counts)
-            assert np.abs(found[:, row, :length].detach().numpy() - expected).max() < limit
+            assert np.abs(actual[:, row, :length].detach().numpy() - expected).max() < limit
     assert counts.cell and counts.projection
     h, c = ours._states
     assert h.shape == (sizes[3], 7, 2 * sizes[1]) and c.shape == (sizes[3], 7, 2 * sizes[2]) and not h.requires_grad
@@ -67,7 +67,7 @@ def test_new_weights_train():
     assert all(value.grad.any() for value in ours.parameters())
     w = ours.W_0_0_0.detach()
     for gate in range(4):
-        block = w[:3, 7 * gate : 7 * gate + 7]  # as wide as a cell: its rows are orthonormal
+        block = w[:3, 7 * gate : 7 * gate + 7]  # as wide as a cell, with orthonormal rows
         assert torch.allclose(block @ block.t(), torch.eye(3), atol=1e-5)
     bias = ours.state_dict()["forward_layer_0.state_linearity.bias"].view(4, 7)
     assert (bias[1] == 1).all() and not bias[[0, 2, 3]].any()
@@ -95,7 +95,7 @@ def test_recurrent_dropout():
     inputs, mask = batch()
     dropped = ours(inputs, mask)
     assert not torch.equal(ours(inputs, mask), dropped)
-    first = dropped[0]  # no layer below it adds to it
+    first = dropped[0]  # no lower layer adds to the first
     for row, length in enumerate(LENGTHS):
         zero = first[row, :length] == 0
         assert (zero == zero[:1]).all()  # the same values at every step
@@ -126,13 +126,13 @@ def test_a_cell_by_itself(go_forward, starts):
         expected, final = run_direction(inputs[row, :length].numpy()[order], state, *weights, of, counts)
         np.testing.assert_allclose(outputs[row, :length].detach().numpy()[order], expected, atol=1e-12)
         assert not outputs[row, length:].any()
-        for found, wanted in zip((h, c), final):
-            np.testing.assert_allclose(found[0, row].detach().numpy(), wanted, atol=1e-12)
+        for actual, truth in zip((h, c), final):
+            np.testing.assert_allclose(actual[0, row].detach().numpy(), truth, atol=1e-12)
     assert counts.cell and counts.projection
-    other = cell(go_forward).double()
-    torch.nn.init.zeros_(other.W_0)
-    other.load_state_dict(ours.state_dict())
-    assert all(map(torch.equal, other.parameters(), ours.parameters()))
+    clone = cell(go_forward).double()
+    torch.nn.init.zeros_(clone.W_0)
+    clone.load_state_dict(ours.state_dict())
+    assert all(map(torch.equal, clone.parameters(), ours.parameters()))
     assert list(ours.state_dict()) == ["input_linearity.weight", "state_linearity.weight", "state_linearity.bias",
                                        "state_projection.weight"]
     with pytest.raises(ValueError, match=r"inputs: expected 3 sentences of vectors of 3 values, got shape \(4, 6, 3\)"):
@@ -156,7 +156,7 @@ def test_layers_of_a_stack_share_its_weights():
     assert (ours.B_1_1 == 7).all() and not ours.eval().forward_layers[0].training
 
 
-@pytest.mark.parametrize("call, named", [
+@pytest.mark.parametrize("call, message", [
     (lambda _: cell(memory_cell_clip_value=0), "memory_cell_clip_value: expected a number above 0, or None"),
     (lambda _: LstmCellWithProjection(3, 0, 7), "hidden_size: expected an integer of at least 1, got 0"),
     (lambda _: lstm(0), "input_size: expected an integer of at least 1, got 0"),
@@ -172,8 +172,8 @@ def test_layers_of_a_stack_share_its_weights():
     (lambda _: lstm()(batch()[0], batch()[1].flip(1)), "mask: expected every sentence's tokens before its padding"),
     (lambda file: lstm(11, 11, 36, 2).load_weights(file), "weight_file .*dataset RNN_0.*: expected shape .*, found"),
 ])
-def test_refuses(files, call, named):
-    with pytest.raises(ValueError, match=f"^{named}"):
+def test_refuses(files, call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         call(files[1])
 
 
@@ -224,7 +224,7 @@ def test_boundaries_on():
     bounded, mask = allennlp.add_sentence_boundary_token_ids(ids, (ids > 0).float(), 9, 10)
     assert bounded.tolist() == [[9, 1, 2, 3, 10], [9, 4, 5, 10, 0], [9, 10, 0, 0, 0]]
     assert torch.equal(mask, (bounded > 0).long())
-    vectors = -torch.rand(2, 2, 3)  # AllenNLP's mask would lose these
+    vectors = -torch.rand(2, 2, 3)  # AllenNLP's mask would drop negative vectors
     first, last = torch.ones(3), torch.full((3,), 2.0)
     bounded, mask = allennlp.add_sentence_boundary_token_ids(vectors, torch.tensor([[1, 1], [1, 0]]), first, last)
     assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
@@ -241,9 +241,9 @@ def test_highway():
     x = torch.randn(2, 4, 3)
     expected = x.double().numpy()
     for layer in layers._layers:
-        both = expected @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
-        gate = 1 / (1 + np.exp(-both[..., 3:]))
-        expected = gate * expected + (1 - gate) * np.tanh(both[..., :3])
+        projected = expected @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
+        gate = 1 / (1 + np.exp(-projected[..., 3:]))
+        expected = gate * expected + (1 - gate) * np.tanh(projected[..., :3])
     assert np.abs(layers(x).detach().numpy() - expected).max() < SAME_MODEL
     layers(x).sum().backward()
     assert all(value.grad.any() for value in layers.parameters())

@@ -32,10 +32,10 @@ def plain(files):
     return torch.stack(activations), mask
 
 
-def check_same(found, expected):
-    assert torch.equal(found["mask"], expected["mask"])
-    for one, other in zip(found["activations"], expected["activations"], strict=True):
-        assert torch.allclose(one, other, atol=SAME_MODEL)
+def check_same(actual, expected):
+    assert torch.equal(actual["mask"], expected["mask"])
+    for layer, expected_layer in zip(actual["activations"], expected["activations"], strict=True):
+        assert torch.allclose(layer, expected_layer, atol=SAME_MODEL)
 
 
 @runs("`from allennlp.commands.elmo import ElmoEmbedder`", "`from allennlp.modules.elmo import Elmo")
@@ -63,9 +63,9 @@ def check_same(found, expected):
     ("bilm.model", "BidirectionalLanguageModel dump_token_embeddings dump_bilm_embeddings"),
 ])
 def test_old_imports_with_the_prefix(module, names):
-    found = importlib.import_module(f"elmo_fast.compat.{module}")
+    imported = importlib.import_module(f"elmo_fast.compat.{module}")
     for name in names.split():
-        assert getattr(found, name) is getattr(allennlp, name, getattr(found, name))
+        assert getattr(imported, name) is getattr(allennlp, name, getattr(imported, name))
     assert all(hasattr(allennlp, name) for name in allennlp.__all__) and not hasattr(allennlp, "Embedding")
 
 
@@ -91,9 +91,9 @@ def test_signatures(call, arguments):
 def test_character_encoder_arguments(files):
     encoder = _ElmoCharacterEncoder(*files)
     assert not any(value.requires_grad for value in encoder.parameters())
-    trained = _ElmoCharacterEncoder(*files, requires_grad=True)
-    trained(batch_to_ids(SENTENCES))["token_embedding"].square().sum().backward()
-    assert all(value.grad is not None and value.grad.any() for value in trained.parameters())
+    trainable = _ElmoCharacterEncoder(*files, requires_grad=True)
+    trainable(batch_to_ids(SENTENCES))["token_embedding"].square().sum().backward()
+    assert all(value.grad is not None and value.grad.any() for value in trainable.parameters())
     prefix = "_elmo_lstm._token_embedder."
     assert {prefix + name for name in encoder.state_dict()} == {
         name for name in Elmo(*files, 1).state_dict() if name.startswith(prefix)}
@@ -106,7 +106,7 @@ def test_the_embedder(files, plain, tmp_path):
     def embedder():
         return ElmoEmbedder(*files, -1)
 
-    found, mask = embedder().batch_to_embeddings(SENTENCES)
+    vectors, mask = embedder().batch_to_embeddings(SENTENCES)
     assert mask.dtype == torch.int64 and mask.sum(1).tolist() == list(map(len, SENTENCES))
     expected = [layers[:, 1 : 1 + len(tokens)] for layers, tokens in zip(plain[0].unbind(1), SENTENCES)]
     (tmp_path / "text").write_text("\n".join(map(" ".join, SENTENCES[:3])), encoding="utf-8")
@@ -114,17 +114,17 @@ def test_the_embedder(files, plain, tmp_path):
         embedder().embed_file(text, str(tmp_path / "out.h5"), "top")
     top = read_hdf5(tmp_path / "out.h5")
     for number, layers in enumerate(expected):
-        assert torch.allclose(found[number, :, mask[number].bool()], layers, atol=SAME_MODEL)
+        assert torch.allclose(vectors[number, :, mask[number].bool()], layers, atol=SAME_MODEL)
         if number < 3:
             np.testing.assert_allclose(top[str(number)], layers[-1], rtol=0, atol=SAME_MODEL)
     for arrays in (embedder().embed_batch(SENTENCES), list(embedder().embed_sentences(SENTENCES)),
                    [embedder().embed_sentence(tokens) for tokens in SENTENCES]):
         for array, layers in zip(arrays, expected, strict=True):
             np.testing.assert_allclose(array, layers, rtol=0, atol=SAME_MODEL)
-    one = embedder()
-    assert isinstance(one.elmo_bilm, _ElmoBiLm) and one.cuda_device == -1
-    one.elmo_bilm = one.elmo_bilm.to("cpu")
-    assert one.embed_sentence([]).shape == (3, 0, 22)
+    default = embedder()
+    assert isinstance(default.elmo_bilm, _ElmoBiLm) and default.cuda_device == -1
+    default.elmo_bilm = default.elmo_bilm.to("cpu")
+    assert default.embed_sentence([]).shape == (3, 0, 22)
     with pytest.raises(ImportError, match="cannot import name 'empty_embedding'"):
         from elmo_fast.compat.allennlp.commands.elmo import empty_embedding  # noqa: F401
 
@@ -142,7 +142,7 @@ def test_parts_of_the_bilm_by_allennlps_paths(files, plain):
     assert elmo._scalar_mixes == [elmo.scalar_mix_0, elmo.scalar_mix_1]
     tokens = elmo._elmo_lstm._token_embedder(ids)
     layers = lstm(tokens["token_embedding"], tokens["mask"])
-    output = elmo._elmo_lstm(ids, torch.ones(ids.shape[:2], dtype=torch.int64))  # numbers go unread without a cache
+    output = elmo._elmo_lstm(ids, torch.ones(ids.shape[:2], dtype=torch.int64))  # word ids are ignored without a cache
     assert type(output) is dict and output["mask"].dtype == tokens["mask"].dtype == torch.int64
     assert elmo._elmo_lstm.num_layers == 3
     check_same({"activations": [torch.cat([tokens["token_embedding"]] * 2, dim=2), *layers], "mask": tokens["mask"]},
@@ -167,7 +167,7 @@ def test_table_of_cached_words(files):
 
 @runs("`elmo(word_ids, word_ids)`")
 def test_word_numbers_in_place_of_characters(files):
-    """As AllenNLP's documentation calls it; then no char encoder is needed."""
+    """As in AllenNLP's documentation; no char encoder is needed."""
     ids, numbers = batch_to_ids([["The", "children", "."], ["rained"]]), torch.tensor([[2, 3, 5], [4, 0, 0]])
     plain, cached = (Elmo(*files, 1, dropout=0, vocab_to_cache=words) for words in (None, WORDS))
     expected = plain(ids)["elmo_representations"][0]
@@ -178,9 +178,9 @@ def test_word_numbers_in_place_of_characters(files):
     for deleted in (False, True):
         if deleted:
             del cached._elmo_lstm._token_embedder
-        for given in (numbers, ids if deleted else None):
+        for inputs in (numbers, ids if deleted else None):
             cached._elmo_lstm.reset_states()
-            assert torch.allclose(cached(given, numbers)["elmo_representations"][0], expected, atol=SAME_MODEL)
+            assert torch.allclose(cached(inputs, numbers)["elmo_representations"][0], expected, atol=SAME_MODEL)
         cached._elmo_lstm.reset_states()
         deep = cached(numbers[:, None], numbers[:, None])
         assert torch.allclose(deep["elmo_representations"][0][:, 0], expected, atol=SAME_MODEL)
@@ -207,7 +207,7 @@ def test_fine_tuning_warns_and_trains_the_table(files, caplog):
     with caplog.at_level(logging.WARNING):
         cached = _ElmoBiLm(*files, requires_grad=True, vocab_to_cache=WORDS)
     assert "cached vectors are trained separately" in caplog.text
-    for _ in range(2):  # a second step must not run into a graph that is gone
+    for _ in range(2):  # the second step must not need the freed graph of the first
         cached(batch_to_ids([["The", "."]]), torch.tensor([[2, 5]]))["activations"][-1].sum().backward()
     assert cached._word_embedding.weight.grad[2].any() and not cached._word_embedding.weight.grad[[0, 1, 3]].any()
 
@@ -217,15 +217,15 @@ def test_from_params(files):
     model = {"options_file": files[0], "weight_file": files[1], "dropout": 0}
     params = {**model, "num_output_representations": "2", "do_layer_norm": "true", "keep_sentence_boundaries": False,
               "scalar_mix_parameters": [-9e10, 1, -9e10]}
-    given, ids = dict(params), batch_to_ids(SENTENCES)
+    before, ids = dict(params), batch_to_ids(SENTENCES)
     elmo = Elmo.from_params(params)
-    assert params == given
+    assert params == before
     expected = Elmo(*files, 2, dropout=0, do_layer_norm=True, scalar_mix_parameters=[-9e10, 1, -9e10])
     assert torch.equal(elmo(ids)["elmo_representations"][0], expected(ids)["elmo_representations"][0])
 
 
-def test_what_is_not_there_says_so(files):
-    """The list "Not there" of the page."""
+def test_missing_features_are_reported(files):
+    """The page's list "Not there"."""
     elmo = Elmo(*files, 1)
     with pytest.raises(AttributeError, match="forward_layer_0"):
         elmo._elmo_lstm._elmo_lstm.forward_layer_0  # noqa: B018
@@ -240,31 +240,31 @@ def test_what_is_not_there_says_so(files):
         Empty()(batch_to_ids(SENTENCES))
 
 
-@pytest.mark.parametrize("call, named", [
+@pytest.mark.parametrize("call, message", [
     (lambda *files: Elmo.from_params({"options_file": files[0], "num_output_representations": 1}),
      "Elmo: expected options_file, .*, missing weight_file"),
     *((lambda *files, change=change: Elmo.from_params(
-        {"options_file": files[0], "weight_file": files[1], "num_output_representations": "2", **change}), named)
-      for change, named in [({"surplus": 1}, "Elmo: expected only .*, got surplus"),
-                            ({"dropout": "much"}, "Elmo: dropout: got 'much'"),
-                            ({"requires_grad": 1}, "Elmo: requires_grad: got 1 .expected true or false")]),
-    *((lambda *files, ids=ids: _ElmoCharacterEncoder(*files)(ids), named) for ids, named in [
+        {"options_file": files[0], "weight_file": files[1], "num_output_representations": "2", **change}), message)
+      for change, message in [({"surplus": 1}, "Elmo: expected only .*, got surplus"),
+                              ({"dropout": "much"}, "Elmo: dropout: got 'much'"),
+                              ({"requires_grad": 1}, "Elmo: requires_grad: got 1 .expected true or false")]),
+    *((lambda *files, ids=ids: _ElmoCharacterEncoder(*files)(ids), message) for ids, message in [
         (torch.ones(2, 3, 50), r"inputs: expected integers of shape \[batch, tokens, 50\], got "),
         (torch.full((1, 1, 50), 262), "ids: expected character ids from 0 to 261, got 262 to 262"),
         (torch.tensor([[[0], [1]]]).expand(1, 2, 50), "inputs: expected every sentence's tokens before its padding")]),
 ])
-def test_refuses(files, call, named):
-    with pytest.raises(ConfigurationError if named.startswith("Elmo:") else ValueError, match=f"^{named}"):
+def test_refuses(files, call, message):
+    with pytest.raises(ConfigurationError if message.startswith("Elmo:") else ValueError, match=f"^{message}"):
         call(*files)
 
 
-def test_word_id_models_say_what_they_are(tmp_path):
+def test_word_id_models_are_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="options_file: expected a model with the section char_cnn"):
         _ElmoCharacterEncoder(*models.files(tmp_path, models.WORD_IDS))
 
 
 class Flair:
-    """What flair's `ELMoEmbeddings` (legacy.py) does with AllenNLP: its constructor, its embedding, its unpickling."""
+    """The calls of AllenNLP by flair's `ELMoEmbeddings` (legacy.py): constructor, embedding and unpickling."""
 
     def __init__(self, options_file, weight_file):
         self.ee = allennlp.commands.elmo.ElmoEmbedder(options_file=options_file, weight_file=weight_file,
@@ -289,12 +289,12 @@ class Flair:
 def test_flair(files, copied):
     ours = Flair(*files)
     assert ours.length == 3 * 22
-    other, expected = copied(ours), elmo_fast.ElmoEmbedder(*files)
+    clone, expected = copied(ours), elmo_fast.ElmoEmbedder(*files)
     assert type(ours.ee.elmo_bilm) is _ElmoBiLm and isinstance(ours.ee.indexer, allennlp.ELMoTokenCharactersIndexer)
     expected.embed_batch([["hello"]])
     for sentences in ([["Hello", "world"]], [["One"], ["more", "!"]]):
-        found, again, plain = ours.embed(sentences), other.embed(sentences), expected.embed_batch(sentences)
-        for one, two, three in zip(found, again, plain, strict=True):
-            for token in range(len(one)):
-                assert torch.equal(torch.stack(one[token]), torch.stack(two[token]))
-                np.testing.assert_array_equal(torch.stack(one[token]), three[:, token])
+        actual, cloned, plain = ours.embed(sentences), clone.embed(sentences), expected.embed_batch(sentences)
+        for first, second, third in zip(actual, cloned, plain, strict=True):
+            for token in range(len(first)):
+                assert torch.equal(torch.stack(first[token]), torch.stack(second[token]))
+                np.testing.assert_array_equal(torch.stack(first[token]), third[:, token])

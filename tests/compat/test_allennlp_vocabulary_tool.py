@@ -22,7 +22,7 @@ def vocabulary(folder, words=WORDS):
     return folder / "in" / "tokens.txt"
 
 
-def written(folder):
+def read_vectors(folder):
     """The new vocabulary's words, and the vectors of the same words, float32 [words, P]."""
     with gzip.open(folder / "elmo_embeddings.txt.gz", "rt", encoding="utf-8") as file:
         lines = [line.rstrip("\n").split(" ") for line in file]
@@ -37,16 +37,16 @@ def test_files(files, tmp_path, count, batch_size):
     path = vocabulary(tmp_path, [*WORDS, "</S>", "<S>", *(f"word{number}" for number in range(200))][:count])
     out = tmp_path / "new" / "out"
     create_elmo_embeddings_from_vocab(path, *files, out, batch_size, -1)
-    words, values = written(out)
+    words, values = read_vectors(out)
     first, *rest = path.read_text(encoding="utf-8").splitlines()
     assert words == [first, "<S>", "</S>", *(word for word in rest if word not in ("<S>", "</S>"))]
     np.testing.assert_allclose(values, BiLm.from_files(*files).encode(words).detach().numpy(), rtol=0, atol=1e-6)
     create_elmo_embeddings_from_vocab(path, *files, out, batch_size)
-    np.testing.assert_array_equal(values, written(out)[1])
+    np.testing.assert_array_equal(values, read_vectors(out)[1])
     assert (values == values.astype(str).astype(np.float32)).all() and len(np.unique(values)) > 20
 
 
-@pytest.mark.parametrize("text, out, arguments, named", [
+@pytest.mark.parametrize("text, out, arguments, message", [
     (b"@@UNKNOWN@@\n", "out", {"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
     (b"@@UNKNOWN@@\n", "out", {"device": 99}, "device: expected -1"),
     (b"", "out", {}, "vocab_path: expected one word per line, got an empty file"),
@@ -54,10 +54,10 @@ def test_files(files, tmp_path, count, batch_size):
     (b"<unk>\na\n", "out", {}, "vocab_path: expected @@UNKNOWN@@ on the first line, got '<unk>'"),
     (b"@@UNKNOWN@@\n", "in", {}, "output_dir: expected another folder"),
 ])
-def test_refuses(files, tmp_path, text, out, arguments, named):
+def test_refuses(files, tmp_path, text, out, arguments, message):
     path = vocabulary(tmp_path)
     path.write_bytes(text)
-    with pytest.raises(ConfigurationError, match=f"^{named}"):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
         create_elmo_embeddings_from_vocab(path, *files, tmp_path / out, **arguments)
     assert names(tmp_path) == ["in"] and names(tmp_path / "in") == ["tokens.txt"] and path.read_bytes() == text
 
@@ -77,4 +77,4 @@ def test_command(files, tmp_path, monkeypatch, capsys, more, status):
         runpy.run_module(tool.__name__, run_name="__main__")
     assert "perhaps" in more or capsys.readouterr().err.count("\n") == (status > 0)
     if not status:
-        assert written(tmp_path / "out")[0] == ["<unk>", "<S>", "</S>", "a"]
+        assert read_vectors(tmp_path / "out")[0] == ["<unk>", "<S>", "</S>", "a"]

@@ -19,7 +19,7 @@ from tests.support.training import TINY, write_corpus
 
 @runs("`from bilm import ...`")
 def test_names():
-    """Those of `elmo_fast` itself, whose tests are tests/text; 261 or 262 characters are no error."""
+    """The classes are those of `elmo_fast`, tested in tests/text; 261 or 262 characters are no error."""
     assert {"Batcher", "TokenBatcher", "BidirectionalLanguageModel", "dump_token_embeddings", "dump_bilm_embeddings",
             "weight_layers"} <= set(dir(bilm))
     for name in ("Batcher", "TokenBatcher", "Vocabulary", "UnicodeCharsVocabulary"):
@@ -34,7 +34,7 @@ def lines(path):
 
 
 def endless(files, reverse, shuffle_sentences):
-    """Sentences with their boundaries: files shuffled, all of them before any comes again; then their sentences."""
+    """Sentences with boundaries without end: files in random order, each once per round, and their sentences."""
     names = []
     while True:
         if not names:
@@ -47,13 +47,13 @@ def endless(files, reverse, shuffle_sentences):
             yield ["</S>", *sentence, "<S>"] if reverse else ["<S>", *sentence, "</S>"]
 
 
-def check_batches(found, pairs, vocabulary, suffix=""):
+def check_batches(batch, pairs, vocabulary, suffix=""):
     """`pairs` of token and next token [rows][steps]."""
     ids, targets = (np.array([[vocabulary.word_to_id(pair[side]) for pair in row] for row in pairs]) for side in (0, 1))
-    np.testing.assert_array_equal(found["token_ids" + suffix], ids)
-    np.testing.assert_array_equal(found["next_token_id" + suffix], targets)
-    assert found["token_ids" + suffix].dtype == found["next_token_id" + suffix].dtype == np.int32
-    characters = found["tokens_characters" + suffix]
+    np.testing.assert_array_equal(batch["token_ids" + suffix], ids)
+    np.testing.assert_array_equal(batch["next_token_id" + suffix], targets)
+    assert batch["token_ids" + suffix].dtype == batch["next_token_id" + suffix].dtype == np.int32
+    characters = batch["tokens_characters" + suffix]
     if isinstance(vocabulary, UnicodeCharsVocabulary):
         assert characters.dtype == np.int32
         np.testing.assert_array_equal(characters, [[vocabulary.word_to_char_ids(token) for token, _ in row]
@@ -78,28 +78,28 @@ def test_batches_without_end(corpus, characters, reverse, rows, steps, shuffle):
     vocab = UnicodeCharsVocabulary(folder / "vocab.txt", 7) if characters else Vocabulary(folder / "vocab.txt")
     random.seed(3)
     data = LMDataset(folder / "part-*", vocab, reverse, shuffle_on_load=shuffle)
-    found, after = list(itertools.islice(data.iter_batches(rows, steps), 12)), random.random()
+    batches, after = list(itertools.islice(data.iter_batches(rows, steps), 12)), random.random()
     random.seed(3)
-    wanted = plain_training.rows(endless(names, reverse, shuffle), rows, steps, batches=12)
+    expected = plain_training.rows(endless(names, reverse, shuffle), rows, steps, batches=12)
     assert random.random() == after
-    for batch, pairs in zip(found, wanted, strict=True):
+    for batch, pairs in zip(batches, expected, strict=True):
         check_batches(batch, pairs, vocab)
     words, ids = next(data.get_sentence())
     assert data.vocab is vocab and (ids.shape == (len(words), data.max_word_length) if characters else ids is None)
 
 
 def test_both_directions_once(corpus):
-    """In test mode every file once, the last one of `glob` first; the batch that cannot be filled is dropped."""
+    """Test mode reads every file once, the last of `glob` first, and drops an incomplete batch."""
     folder, names = corpus
     vocab = UnicodeCharsVocabulary(folder / "vocab.txt", 7)
     data = BidirectionalLMDataset(folder / "part-*", vocab, test=True)
     sentences = [["<S>", *line, "</S>"] for name in names[::-1] for line in lines(name)]
     forward, reverse = (plain_training.rows([line[::step] for line in sentences], 2, 3) for step in (1, -1))
-    found = list(data.iter_batches(2, 3))
-    assert len(found) == min(len(forward), len(reverse)) > 5 and data.vocab is vocab
-    for batch, one, other in zip(found, forward, reverse):
-        check_batches(batch, one, vocab)
-        check_batches(batch, other, vocab, "_reverse")
+    batches = list(data.iter_batches(2, 3))
+    assert len(batches) == min(len(forward), len(reverse)) > 5 and data.vocab is vocab
+    for batch, forward_pairs, reverse_pairs in zip(batches, forward, reverse):
+        check_batches(batch, forward_pairs, vocab)
+        check_batches(batch, reverse_pairs, vocab, "_reverse")
     assert list(data.iter_batches(2, 3)) == []
 
 

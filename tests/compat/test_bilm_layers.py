@@ -1,4 +1,4 @@
-"""bilm-tf's `weight_layers`: the mixture's numbers, and whose weights a name means."""
+"""bilm-tf's `weight_layers`: the values of the mixture, and the weights that a name selects."""
 
 import numpy as np
 import pytest
@@ -15,13 +15,13 @@ MASK = np.array([[True] * 4, [True, True, False, False], [True, False, False, Fa
 
 
 def arrays(layers=3, **changes):
-    """What a biLM returns, as arrays, with values past a sentence's end that must not count."""
+    """A biLM's results as arrays, with values past the ends of sentences that must not count."""
     values = np.random.default_rng(0).normal(0.3, 2, (3, layers, 4, 6)).astype(np.float32)
     return {"lm_embeddings": values, "mask": MASK, **changes}
 
 
 def expected(ops, w, gamma, use_top_only=False, do_layer_norm=False, l2_coef=None):
-    """The mixture in float64, as the paper and bilm-tf's documentation say it."""
+    """The mixture in float64, by the formulas of the paper and of bilm-tf's documentation."""
     layers = ops["lm_embeddings"].astype(np.float64)
     if use_top_only:
         return gamma * layers[:, -1]
@@ -63,12 +63,12 @@ def test_the_numbers(layers, settings):
     for w, gamma in (([0] * layers, 1), (W if layers == 3 else list(np.linspace(-1, 1, layers)), GAMMA)):
         if gamma == GAMMA:
             set_weights(weights, w, gamma)
-        found = weights(ops)
-        assert set(found) == {"weighted_op", "regularization_op"}
-        assert found["weighted_op"].shape == (3, 4, 6) and found["weighted_op"].dtype == torch.float32
-        assert np.abs(found["weighted_op"].detach().numpy() - expected(ops, w, gamma, **settings)).max() < 1e-5
+        mixture = weights(ops)
+        assert set(mixture) == {"weighted_op", "regularization_op"}
+        assert mixture["weighted_op"].shape == (3, 4, 6) and mixture["weighted_op"].dtype == torch.float32
+        assert np.abs(mixture["weighted_op"].detach().numpy() - expected(ops, w, gamma, **settings)).max() < 1e-5
         value = 0 if "use_top_only" in settings else settings.get("l2_coef", 0) * np.square(w).sum()
-        assert found["regularization_op"].shape == () and abs(found["regularization_op"].item() - value) < 1e-6
+        assert mixture["regularization_op"].shape == () and abs(mixture["regularization_op"].item() - value) < 1e-6
 
 
 def test_gradients_reach_the_layers():
@@ -79,12 +79,12 @@ def test_gradients_reach_the_layers():
 
 @runs("the next `session.run` of a training loop")
 def test_gradients_reach_the_weights_of_the_name_alone(model, ids):
-    elmo, other = (weight_layers(name, model(ids), l2_coef=0.1) for name in ("input", "output"))
+    elmo, output = (weight_layers(name, model(ids), l2_coef=0.1) for name in ("input", "output"))
     set_weights(elmo.weights)
-    found = weight_layers("input", model(ids), l2_coef=0.1, reuse=True)
-    (found["weighted_op"].square().sum() + found["regularization_op"]).backward()
+    mixture = weight_layers("input", model(ids), l2_coef=0.1, reuse=True)
+    (mixture["weighted_op"].square().sum() + mixture["regularization_op"]).backward()
     assert all(value.grad.any() for value in elmo.parameters())
-    assert all(value.grad is None for value in other.parameters())
+    assert all(value.grad is None for value in output.parameters())
 
 
 @runs("`tf.get_variable('input_ELMo_W')`", "`tf.trainable_variables()`",
@@ -93,10 +93,10 @@ def test_the_trainable_weights_of_a_model(model, ids):
     """bilm-tf's tf.trainable_variables() and its collection of regularization losses."""
     for name, settings in (("0", {"l2_coef": 1.0}), ("1", {"l2_coef": 0.5}), ("2", {"use_top_only": True})):
         weight_layers(name, model(ids), **settings)
-    trained = [name for name, value in model.named_parameters() if value.requires_grad]
-    assert trained == ["variables.0_ELMo.W", "variables.0_ELMo.gamma", "variables.1_ELMo.W", "variables.1_ELMo.gamma",
-                       "variables.2_ELMo.gamma"]
-    assert set(trained) == {f"variables.{name}" for name in model.variables.state_dict()}
+    trainable = [name for name, value in model.named_parameters() if value.requires_grad]
+    assert trainable == ["variables.0_ELMo.W", "variables.0_ELMo.gamma", "variables.1_ELMo.W", "variables.1_ELMo.gamma",
+                         "variables.2_ELMo.gamma"]
+    assert set(trainable) == {f"variables.{name}" for name in model.variables.state_dict()}
     set_weights(model.variables["0"])
     set_weights(model.variables["1"])
     assert np.allclose([loss.item() for loss in model.variables.regularization_losses()], [0.98, 0.49])
@@ -104,19 +104,19 @@ def test_the_trainable_weights_of_a_model(model, ids):
 
 @runs("`with tf.variable_scope('', reuse=True)")
 def test_names(tmp_path, model, ids):
-    """A name is made once and shared on request alone, and belongs to its model or to the caller's `Variables`."""
+    """A name is new or shared on request, and belongs to its model or to the caller's `Variables`."""
     context = weight_layers("input", model(ids), l2_coef=0.5)
     question = weight_layers("input", model(ids[:1]), l2_coef=0.5, reuse=True)
     assert question.weights is context.weights is model.variables["input"]
     assert weight_layers("input", model(ids), reuse=True).weights is context.weights
-    own = [context.weights.W, context.weights.gamma]
-    assert list(model.variables.parameters()) == list(context.parameters()) == own
-    weight_layers("put", model(ids), l2_coef=0.5)  # bilm-tf: an error, since it looks for a part of the name
+    parameters = [context.weights.W, context.weights.gamma]
+    assert list(model.variables.parameters()) == list(context.parameters()) == parameters
+    weight_layers("put", model(ids), l2_coef=0.5)  # an error in bilm-tf, which looks for parts of names
     assert "put" in model.variables and "pu" not in model.variables
     with pytest.raises(KeyError):
         model.variables["pu"]
-    other = BidirectionalLanguageModel(*paths(write_model(tmp_path / "other", seed=1)))
-    assert weight_layers("input", other(ids)).weights is not context.weights
+    other_model = BidirectionalLanguageModel(*paths(write_model(tmp_path / "other", seed=1)))
+    assert weight_layers("input", other_model(ids)).weights is not context.weights
     mine = Variables()
     weight_layers("new", model(ids), variables=mine)
     weight_layers("new", arrays(), variables=mine, reuse=True)
@@ -134,7 +134,7 @@ def test_names(tmp_path, model, ids):
             weight_layers(name, ops, **arguments)
 
 
-@pytest.mark.parametrize("name, ops, l2_coef, why", [
+@pytest.mark.parametrize("name, ops, l2_coef, message", [
     ("a", arrays(lm_embeddings=np.zeros((3, 4, 6), np.float32)), 0, "bilm_ops: expected lm_embeddings of shape"),
     ("a", arrays(lm_embeddings=np.zeros((3, 3, 4, 6), np.int64)), 0, "bilm_ops: .* of shape .* got torch.int64"),
     ("a", arrays(mask=MASK[:, :3]), 0, r"bilm_ops: expected a mask of shape \(3, 4\), got \(3, 3\)"),
@@ -142,8 +142,8 @@ def test_names(tmp_path, model, ids):
     *((name, arrays(), 0, "name: expected a string without dots") for name in ("", "a.b", None)),
     *(("a", arrays(), value, "l2_coef: expected a number or None") for value in ("0.5", True, float("nan"))),
 ])
-def test_refuses(name, ops, l2_coef, why):
-    with pytest.raises(ValueError, match=f"^{why}"):
+def test_refuses(name, ops, l2_coef, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         weight_layers(name, ops, l2_coef)
 
 

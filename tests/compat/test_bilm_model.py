@@ -54,16 +54,16 @@ def test_results_and_states(files, vocab):
     for batch in BATCHES:
         ids, longest = Batcher(vocab, 50).batch_sentences(batch), max(map(len, batch))
         ops, (activations, mask) = model(ids), bilm(torch.from_numpy(ids), boundaries="present")
-        for found, layer in zip(ops["lm_embeddings"].unbind(1), activations, strict=True):
-            assert (found - remove_boundaries(layer, mask)[0]).abs().max() < SAME_MODEL
+        for vectors, layer in zip(ops["lm_embeddings"].unbind(1), activations, strict=True):
+            assert (vectors - remove_boundaries(layer, mask)[0]).abs().max() < SAME_MODEL
         assert isinstance(ops, dict) and ops["lengths"].tolist() == ops["mask"].sum(1).tolist() == list(map(len, batch))
         assert ops["lm_embeddings"].shape == (len(batch), 3, longest, 22) and ops["lengths"].dtype == torch.int64
         assert ops["mask"].dtype == torch.bool and ops["mask"].shape == (len(batch), longest)
         assert (ops["token_embeddings"] - activations[0][..., :11]).abs().max() < SAME_MODEL
         assert not any(value.requires_grad for value in (*ops.values(), *model.parameters()))
-        alone = model.token_embeddings(np.concatenate([ids, 0 * ids])[:, 1:])  # above max_batch_size, without <S>
-        assert (alone[: len(ids)] - ops["token_embeddings"][:, 1:]).abs().max() < SAME_MODEL
-        assert alone.shape == (2 * len(ids), longest + 1, 11) and not alone[len(ids) :].any()
+        tokens = model.token_embeddings(np.concatenate([ids, 0 * ids])[:, 1:])  # above max_batch_size, without <S>
+        assert (tokens[: len(ids)] - ops["token_embeddings"][:, 1:]).abs().max() < SAME_MODEL
+        assert tokens.shape == (2 * len(ids), longest + 1, 11) and not tokens[len(ids) :].any()
     for number, direction in enumerate(("forward", "backward")):
         for layer, pair in enumerate(model.lstm_init_states()[direction]):
             for values, carried in zip(pair, bilm._elmo_lstm._states[::-1]):
@@ -76,11 +76,11 @@ def test_streams_have_separate_states(model, ids):
     def run(stream):
         return model(ids, stream=stream)["lm_embeddings"]
 
-    first, again = run("context"), run("context")
-    assert (first - again)[:, 1:].abs().max() > 1e-4
+    first, second = run("context"), run("context")
+    assert (first - second)[:, 1:].abs().max() > 1e-4
     assert not model.lstm_init_states("question")["forward"][0][0].any() and torch.equal(run("question"), first)
     model.reset_states("context")
-    assert torch.equal(run("context"), first) and torch.equal(run("question"), again)
+    assert torch.equal(run("context"), first) and torch.equal(run("question"), second)
     model.reset_states()
     assert torch.equal(run("question"), first)
 
@@ -120,9 +120,9 @@ def test_a_model_trained_on_word_ids(tmp_path):
 def test_word_inputs(files, vocab, model, table):
     words = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=table)
     sentences = [["the", "grey", "sea"], ["wind"]]
-    found = words(TokenBatcher(vocab).batch_sentences(sentences))
+    actual = words(TokenBatcher(vocab).batch_sentences(sentences))
     expected = model(Batcher(vocab, 50).batch_sentences(sentences))
-    assert torch.allclose(found["lm_embeddings"], expected["lm_embeddings"], atol=SAME_MODEL)
+    assert torch.allclose(actual["lm_embeddings"], expected["lm_embeddings"], atol=SAME_MODEL)
 
 
 def test_copies_and_pickles_keep_the_states(files, vocab, table):
@@ -135,11 +135,11 @@ def test_copies_and_pickles_keep_the_states(files, vocab, table):
 
 
 def test_refuses(tmp_path, files, vocab, table, model):
-    ids, others = Batcher(vocab, 50).batch_sentences(BATCHES[1]), models.files(tmp_path, models.options(), seed=1)
+    ids, other_files = Batcher(vocab, 50).batch_sentences(BATCHES[1]), models.files(tmp_path, models.options(), seed=1)
     before, words = model(ids)["lm_embeddings"], BidirectionalLanguageModel(*files, False, table)
     model.reset_states()
     hole = np.concatenate([ids[1:], ids[1:] * (np.arange(8) != 3)[:, None]])
-    for call, wrong, why in [
+    for call, wrong, message in [
         (model, [np.concatenate([ids, ids])], r"ids: expected at most max_batch_size \(3\) sentences, got 4"),
         (model, [ids.astype(np.float32)], "ids: expected integers, got float32"),
         (model, [-ids.astype(np.int64)], "ids: expected integers of at least 0, got -"),
@@ -153,14 +153,14 @@ def test_refuses(tmp_path, files, vocab, table, model):
         (words, [np.array([[1, 11, 2]])], "ids: .* 11"),
         (words, [ids], r"ids: expected integers of shape \[sentences, tokens\], got shape"),
         (words, [np.array([[1, 4, 2], [1, 0, 0]])], "ids: .* got 1 positions in row 1"),
-        (BidirectionalLanguageModel, [*others, False, table],
-         ".*".join(["token_table: ", *(BiLm.from_files(*each).fingerprint() for each in (others, files))])),
+        (BidirectionalLanguageModel, [*other_files, False, table],
+         ".*".join(["token_table: ", *(BiLm.from_files(*pair).fingerprint() for pair in (other_files, files))])),
         (BidirectionalLanguageModel, [*files, False], "embedding_weight_file: expected the file of token vectors"),
         *((BidirectionalLanguageModel, [*files, True, None, size], "max_batch_size: expected an integer of at least 1")
           for size in (0, True, 2.0)),
         (BidirectionalLanguageModel, [files[0], tmp_path / "none.hdf5"], "weight_file"),
     ]:
-        with pytest.raises(FileNotFoundError if why == "weight_file" else ValueError, match=f"^{why}"):
+        with pytest.raises(FileNotFoundError if message == "weight_file" else ValueError, match=f"^{message}"):
             call(*wrong)
     assert torch.equal(model(ids)["lm_embeddings"], before)
 
@@ -176,48 +176,48 @@ def inputs(tmp_path, files):
 def test_token_embeddings(tmp_path, inputs):
     vocab, _, *model = inputs
     dump_token_embeddings(vocab, *model, tmp_path / "out.hdf5")
-    found = read_hdf5(tmp_path / "out.hdf5")
-    assert list(found) == ["embedding"]
-    assert found["embedding"].dtype == np.float32 and found["embedding"].shape == (len(WORDS), 11)
+    arrays = read_hdf5(tmp_path / "out.hdf5")
+    assert list(arrays) == ["embedding"]
+    assert arrays["embedding"].dtype == np.float32 and arrays["embedding"].shape == (len(WORDS), 11)
     bilm = BiLm.from_files(*model)
-    np.testing.assert_allclose(found["embedding"], bilm.encode(WORDS).detach(), rtol=0, atol=SAME_MODEL)
+    np.testing.assert_allclose(arrays["embedding"], bilm.encode(WORDS).detach(), rtol=0, atol=SAME_MODEL)
     with h5py.File(tmp_path / "out.hdf5") as file:
         assert file.attrs["fingerprint"] == bilm.fingerprint()
 
 
 def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, inputs, model):
-    """A blank line too: it has no tokens, and bilm-tf runs it as <S> </S>."""
+    """A blank line has no tokens, and bilm-tf runs `<S> </S>` for it."""
     dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5")
-    found, batcher = read_hdf5(tmp_path / "out.hdf5"), Batcher(inputs[0], 50)
-    assert sorted(found) == [str(number) for number in range(len(LINES))]
+    arrays, batcher = read_hdf5(tmp_path / "out.hdf5"), Batcher(inputs[0], 50)
+    assert sorted(arrays) == [str(number) for number in range(len(LINES))]
     for number, line in enumerate(LINES):
         expected = model(batcher.batch_sentences([line.split()]))["lm_embeddings"][0]
-        np.testing.assert_allclose(found[str(number)], expected, rtol=0, atol=SAME_MODEL)
-        assert found[str(number)].dtype == np.float32
-    assert np.abs(found["0"] - found["6"])[1:].max() > 1e-3
+        np.testing.assert_allclose(arrays[str(number)], expected, rtol=0, atol=SAME_MODEL)
+        assert arrays[str(number)].dtype == np.float32
+    assert np.abs(arrays["0"] - arrays["6"])[1:].max() > 1e-3
     dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=4, state="zero", progress=False)
-    found = read_hdf5(tmp_path / "out.hdf5")
-    np.testing.assert_allclose(found["0"], found["6"], rtol=0, atol=SAME_MODEL)
+    arrays = read_hdf5(tmp_path / "out.hdf5")
+    np.testing.assert_allclose(arrays["0"], arrays["6"], rtol=0, atol=SAME_MODEL)
 
 
-@pytest.mark.parametrize("change, named", [
+@pytest.mark.parametrize("change, message", [
     ({0: "bare.txt"}, "vocabulary .*missing <S>, </S>"),
     ({2: "words/options.json", 3: "words/weights.hdf5"}, "vocabulary .*: expected the 9 words of the model, got 10"),
     ({4: "none/out.hdf5"}, "out(put )?file: expected an existing directory"),
     ({1: "empty.txt"}, ".*got an empty file"),
     *(({"batch_size": size}, "batch_size: expected an integer of at least 1") for size in (0, True, 1.5)),
 ])
-def test_dumps_refuse(tmp_path, inputs, change, named):
+def test_dumps_refuse(tmp_path, inputs, change, message):
     (tmp_path / "bare.txt").write_text("sea\nsalt\n", encoding="utf-8")
     (tmp_path / "empty.txt").write_text("")
     models.files(tmp_path / "words", models.WORD_IDS)
     size = {"batch_size": change["batch_size"]} if "batch_size" in change else {}
     paths = [tmp_path / change.get(number, path) for number, path in enumerate([*inputs, "out.hdf5"])]
-    error = FileNotFoundError if "directory" in named else ValueError
-    with pytest.raises(error, match=f"^{named}"):
+    error = FileNotFoundError if "directory" in message else ValueError
+    with pytest.raises(error, match=f"^{message}"):
         dump_bilm_embeddings(*paths, **size)
     if not size and 1 not in change:
-        with pytest.raises(error, match=f"^{named}"):
+        with pytest.raises(error, match=f"^{message}"):
             dump_token_embeddings(paths[0], *paths[2:])
     assert not (tmp_path / "out.hdf5").exists()
 
@@ -231,7 +231,7 @@ def test_parts_of_a_graph_are_an_import_error(module, name):
         exec(f"from elmo_fast.compat.bilm.{module} import {name}")
 
 
-@pytest.mark.parametrize("script, own, shows", [
+@pytest.mark.parametrize("script, has_model, shows", [
     ("usage_character.py", False, ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)",
                                    "three steps"]),
     ("usage_cached.py", False, ["layers of the second sentence: (3, 12, 32)", "their mixture: (1, 12, 32)"]),
@@ -239,12 +239,12 @@ def test_parts_of_a_graph_are_an_import_error(module, name):
     ("usage_token.py", False, ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)"]),
 ])
 @pytest.mark.long
-def test_usage(tmp_path, inputs, script, own, shows):
-    model = ["--vocab-file", inputs[0], "--options-file", inputs[2], "--weight-file", inputs[3]] if own else []
-    done = subprocess.run([sys.executable, ROOT / "examples" / script, "--folder", tmp_path, *model], timeout=120,
-                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
-    assert all(line in done.stdout for line in shows)
+def test_usage(tmp_path, inputs, script, has_model, shows):
+    model = ["--vocab-file", inputs[0], "--options-file", inputs[2], "--weight-file", inputs[3]] if has_model else []
+    process = subprocess.run([sys.executable, ROOT / "examples" / script, "--folder", tmp_path, *model], timeout=120,
+                             capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert process.returncode == 0, process.stderr
+    assert all(line in process.stdout for line in shows)
     if "cached" in script:
-        found = read_hdf5(tmp_path / "elmo_embeddings.hdf5")
-        assert {name: len(layers[0]) for name, layers in found.items()} == {"0": 9, "1": 12, "2": 6}
+        arrays = read_hdf5(tmp_path / "elmo_embeddings.hdf5")
+        assert {name: len(layers[0]) for name, layers in arrays.items()} == {"0": 9, "1": 12, "2": 6}

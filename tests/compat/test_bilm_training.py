@@ -39,9 +39,9 @@ def options_of(kind, **changes):
             "all_clip_norm_val": 1.0, "n_train_tokens": 3 * 3 * 4, **changes}
 
 
-def data_of(options, corpus, **how):
+def data_of(options, corpus, **options_of_data):
     vocab = training.load_vocab(corpus[1], options.get("char_cnn", {}).get("max_characters_per_token"))
-    return (BidirectionalLMDataset if options["bidirectional"] else LMDataset)(corpus[0], vocab, **how)
+    return (BidirectionalLMDataset if options["bidirectional"] else LMDataset)(corpus[0], vocab, **options_of_data)
 
 
 def plain_run(options, corpus, folder, gpus, runs):
@@ -74,7 +74,7 @@ def plain_run(options, corpus, folder, gpus, runs):
      "`test(options, ckpt_file, data, batch_size=256)`", "`load_options_latest_checkpoint(")
 @pytest.mark.parametrize("kind, gpus", [
     ("characters", 2), ("words", 1), ("shared table", 2), *(pytest.param(kind, 1, marks=pytest.mark.long) for kind in (
-        "characters", "one direction", "full softmax"))])  # which tests/train trains as well
+        "characters", "one direction", "full softmax"))])  # also trained by tests/train
 def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
     options, folder = options_of(kind), tmp_path / "run"
     options["n_train_tokens"] *= gpus
@@ -82,25 +82,25 @@ def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
         "options", "data", "n_gpus", "tf_save_dir", "tf_log_dir", "restart_ckpt_file"]
     training.train(options, data_of(options, corpus), gpus, folder, tmp_path / "log")
     for times in (1, 2):
-        saved, last = training.load_options_latest_checkpoint(folder)
+        config, last = training.load_options_latest_checkpoint(folder)
         assert last.endswith(f"step-{3 * times:08d}.pt") and not (tmp_path / "log").exists()
-        assert saved["n_train_tokens"] == options["n_train_tokens"]
+        assert config["n_train_tokens"] == options["n_train_tokens"]
         expected = plain_run(options, corpus, tmp_path / "text", gpus, times)
-        found = checkpoint.read(last)["weights"]
-        assert found.keys() == expected.keys()
+        weights = checkpoint.read(last)["weights"]
+        assert weights.keys() == expected.keys()
         for name, values in expected.items():
-            np.testing.assert_allclose(found[name].numpy(), values, rtol=0, atol=2e-6, err_msg=name)
+            np.testing.assert_allclose(weights[name].numpy(), values, rtol=0, atol=2e-6, err_msg=name)
         if times == 1:
-            training.train(saved, data_of(options, corpus), gpus, folder, folder, restart_ckpt_file=last)
+            training.train(config, data_of(options, corpus), gpus, folder, folder, restart_ckpt_file=last)
     model, vocabulary = checkpoint.load_language_model(folder)
-    wanted = evaluate.perplexity(model, read_shards(corpus[0], "text"), vocabulary, 5).total
-    assert training.test(saved, last, data_of(options, corpus, test=True), batch_size=5) == pytest.approx(wanted, 1e-6)
+    total = evaluate.perplexity(model, read_shards(corpus[0], "text"), vocabulary, 5).total
+    assert training.test(config, last, data_of(options, corpus, test=True), batch_size=5) == pytest.approx(total, 1e-6)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["tanh", "words", "shared table", "one direction, one layer"])
 def test_training_learns(tmp_path, kind):
-    """What bilm-tf's training tests ask for: one direction of words, characters, a shared table, skip connections."""
+    """The cases of bilm-tf's training tests: one direction of words, characters, a shared table, skip connections."""
     (tmp_path / "text.txt").write_text("ka lo mi\npo ru ka lo\n" * 20)
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nka\nlo\nmi\npo\nru\n")
     corpus, random_state = (tmp_path / "text.txt", tmp_path / "vocab.txt"), random.getstate()
@@ -108,8 +108,8 @@ def test_training_learns(tmp_path, kind):
     options = options_of(kind, n_tokens_vocab=8, n_negative_samples_batch=4, n_epochs=60, dropout=0.1,
                          learning_rate=1.0, lstm=lstm)
     training.train(options, data_of(options, corpus), 1, tmp_path / "run")
-    saved, last = training.load_options_latest_checkpoint(tmp_path / "run")
-    assert training.test(saved, last, data_of(options, corpus, test=True), batch_size=1) < 3
+    config, last = training.load_options_latest_checkpoint(tmp_path / "run")
+    assert training.test(config, last, data_of(options, corpus, test=True), batch_size=1) < 3
     random.setstate(random_state)
 
 
@@ -120,10 +120,10 @@ def test_dumped_weights(tmp_path, corpus, n_characters):
     options["char_cnn"] = {**options["char_cnn"], "n_characters": n_characters}
     training.train(options, data_of(options, corpus), 1, tmp_path / "run")
     training.dump_weights(tmp_path / "run", tmp_path / "weights.hdf5")
-    found = read_weights(tmp_path / "weights.hdf5", Options.from_dict(options))
+    arrays = read_weights(tmp_path / "weights.hdf5", Options.from_dict(options))
     _, weights = checkpoint.weights_of_run(tmp_path / "run")
-    assert found.keys() == {name for name in weights if not name.startswith("softmax")}
-    for name, values in found.items():
+    assert arrays.keys() == {name for name in weights if not name.startswith("softmax")}
+    for name, values in arrays.items():
         np.testing.assert_array_equal(values, weights[name])
     options = options_of("one direction")
     training.train(options, data_of(options, corpus), 1, tmp_path / "forward")
@@ -147,14 +147,14 @@ def test_scripts(tmp_path, corpus, monkeypatch, capsys, caplog):
     options, last = training.load_options_latest_checkpoint(tmp_path / "run")
     assert last.endswith("step-00000004.pt") and options["bidirectional"] and "no key bidirectional" in caplog.text
     script("restart", *save, *text, "--n_gpus", 2, "--n_epochs", 1)
-    saved, last = training.load_options_latest_checkpoint(tmp_path / "run")
+    config, last = training.load_options_latest_checkpoint(tmp_path / "run")
     assert last.endswith("step-00000006.pt")
     out = script("run_test", *save, "--vocab_file", corpus[1], "--test_prefix", corpus[0], "--batch_size", 4)
-    found = training.test(saved, last, data_of(saved, corpus, test=True), 4)
-    assert out.endswith(f"AVERAGE PERPLEXITY = {found}\n")
+    perplexity = training.test(config, last, data_of(config, corpus, test=True), 4)
+    assert out.endswith(f"AVERAGE PERPLEXITY = {perplexity}\n")
     script("dump_weights", *save, "--outfile", tmp_path / "weights.hdf5")
     assert "RNN_1/RNN/MultiRNNCell/Cell0/LSTMCell/B" in read_weights(tmp_path / "weights.hdf5",
-                                                                     Options.from_dict(saved))
+                                                                     Options.from_dict(config))
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -187,24 +187,24 @@ def without(options, *keys):
 
 
 @pytest.mark.parametrize("kind, directions", [("characters", "two-direction"), ("one direction", "forward")])
-def test_without_the_key_the_data_and_the_checkpoint_decide(tmp_path, corpus, caplog, kind, directions):
+def test_data_and_checkpoint_decide_the_directions_without_the_key(tmp_path, corpus, caplog, kind, directions):
     options = options_of(kind)
     silent = without(options, "bidirectional")
     training.train(silent, data_of(options, corpus), 1, tmp_path / "silent")
     assert f"no key bidirectional: training a {directions} model" in caplog.text
     training.train(options, data_of(options, corpus), 1, tmp_path / "named")
-    saved, last = training.load_options_latest_checkpoint(tmp_path / "silent")
-    assert saved["bidirectional"] == options["bidirectional"]
-    named = checkpoint.read(training.load_options_latest_checkpoint(tmp_path / "named")[1])["weights"]
+    config, last = training.load_options_latest_checkpoint(tmp_path / "silent")
+    assert config["bidirectional"] == options["bidirectional"]
+    weights = checkpoint.read(training.load_options_latest_checkpoint(tmp_path / "named")[1])["weights"]
     for name, values in checkpoint.read(last)["weights"].items():
-        np.testing.assert_array_equal(values, named[name])
-    found = [training.test(given, last, data_of(options, corpus, test=True), 4) for given in (silent, saved)]
-    assert found[0] == found[1]
+        np.testing.assert_array_equal(values, weights[name])
+    results = [training.test(content, last, data_of(options, corpus, test=True), 4) for content in (silent, config)]
+    assert results[0] == results[1]
 
 
 @runs("`bin/restart.py` of a TensorFlow checkpoint", "`bin/run_test.py`, `bin/dump_weights.py` of a TensorFlow")
 def test_a_checkpoint_of_tensorflow(tmp_path, capsys):
-    """Its variables are made up: only TensorFlow reads the file itself."""
+    """The variables are random: only TensorFlow reads the file itself."""
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
     import_values(made_up(), folder, tmp_path / "run", vocab_file=vocabulary)
     assert run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 8, "--quiet")[0] == 0
@@ -231,16 +231,16 @@ def test_refuses(tmp_path, corpus):
         (options, data_of({**options, "char_cnn": {"max_characters_per_token": 9}}, corpus), "data: expected token"),
         ({**options, "n_epochs": 99}, data_of(options, corpus, test=True), "data: expected batches without end"),
     ]
-    for given, batches, message in wrong:
+    for content, batches, message in wrong:
         with pytest.raises(ConfigurationError, match=message):
-            training.train(given, batches, 1, tmp_path / "new")
+            training.train(content, batches, 1, tmp_path / "new")
     with pytest.raises(ValueError, match="n_gpus: expected an integer of at least 1, got 0"):
         training.train(options, data, 0, tmp_path / "new")
     with pytest.raises(FileNotFoundError, match="tf_save_dir: expected a directory that train wrote, found no checkp"):
         training.load_options_latest_checkpoint(tmp_path)
     training.train(options, data, 1, tmp_path / "run")
-    saved, last = training.load_options_latest_checkpoint(tmp_path / "run")
+    config, last = training.load_options_latest_checkpoint(tmp_path / "run")
     with pytest.raises(ConfigurationError, match="tf_save_dir: expected a directory without checkpoints"):
         training.train(options, data, 1, tmp_path / "run")
     with pytest.raises(ValueError, match="batch_size: expected at most the number of sentences of the data, got 99"):
-        training.test(saved, last, data_of(options, corpus, test=True), 99)
+        training.test(config, last, data_of(options, corpus, test=True), 99)

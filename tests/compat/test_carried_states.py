@@ -1,4 +1,4 @@
-"""Where each drop-in's calls begin (docs/migrating.md, "States, call by call"), beside the plain model in float64."""
+"""Initial states of the drop-ins' calls (docs/migrating.md, "States, call by call"), as in the plain float64 model."""
 
 import io
 
@@ -43,23 +43,23 @@ def exact():
 
 
 def inner(layers):
-    """Without the boundaries, [layers, T, 2 P] of each sentence."""
+    """Layers of each sentence without its boundaries, [layers, T, 2 P]."""
     return [values[:, 1:-1].numpy() for values in layers]
 
 
 def in_batches(exact, sentences, size, runs_empty=True):
-    """From where the last call ended: batches of `size`, row by row. AllenNLP passes over a single empty sentence."""
+    """Batches of `size`, each row from the end of the last call. AllenNLP skips a single empty sentence."""
     return [values for batch in groups_of(sentences, size) for values in (
         inner(exact.batch(batch)) if runs_empty or batch != [[]] else [np.zeros((3, 0, 8))])]
 
 
-def check(found, expected):
-    """Each sentence's vectors [..., T, 2 P], of which `found` may have more positions: zeros."""
-    found = [values.detach().numpy() if isinstance(values, torch.Tensor) else values for values in found]
-    for values, wanted in zip(found, expected, strict=True):
-        length = wanted.shape[-2]
-        error = np.linalg.norm(values[..., :length, :] - wanted)
-        assert error <= AGAINST_FLOAT64["ieee"] * np.linalg.norm(wanted) and not values[..., length:, :].any()
+def check(actual, expected):
+    """Compare sentences' vectors [..., T, 2 P], of which `actual` may have more positions: zeros."""
+    actual = [values.detach().numpy() if isinstance(values, torch.Tensor) else values for values in actual]
+    for values, truth in zip(actual, expected, strict=True):
+        length = truth.shape[-2]
+        error = np.linalg.norm(values[..., :length, :] - truth)
+        assert error <= AGAINST_FLOAT64["ieee"] * np.linalg.norm(truth) and not values[..., length:, :].any()
 
 
 # ---- AllenNLP ----
@@ -94,8 +94,8 @@ def test_modules_begin_row_by_row_where_the_last_call_ended(files, exact, make):
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_calls_of_an_embedder_share_its_states(files, exact, backend, tmp_path):
-    """A single empty sentence leaves them as they are; `embed_sentences` and `embed_file` run batches, of which those
-    count whose results were asked for."""
+    """A single empty sentence leaves the states alone; `embed_sentences` and `embed_file` run batches, which count if
+    their results were requested."""
     embedder = allennlp.ElmoEmbedder(*files, backend=backend)
     for batch in CALLS:
         check(embedder.embed_batch(batch), inner(exact.batch(batch)))
@@ -108,8 +108,8 @@ def test_calls_of_an_embedder_share_its_states(files, exact, backend, tmp_path):
         lines = [sentence for sentence in batch if sentence]
         embedder.embed_file(io.StringIO("\n".join(map(" ".join, lines))), tmp_path / f"{len(batch)}.hdf5",
                             batch_size=2, forget_sentences=True, progress=False)
-        found = read_hdf5(tmp_path / f"{len(batch)}.hdf5")
-        check([found[str(number)] for number in range(len(lines))], in_batches(exact, lines, 2))
+        arrays = read_hdf5(tmp_path / f"{len(batch)}.hdf5")
+        check([arrays[str(number)] for number in range(len(lines))], in_batches(exact, lines, 2))
 
 
 # ---- bilm-tf ----
@@ -144,7 +144,7 @@ def test_each_stream_begins_where_its_last_call_ended(files, vocab, mixing):
 @pytest.mark.parametrize("warmup", [True, False])
 @pytest.mark.parametrize("in_session", [True, False])
 def test_calls_of_simple_elmo(folder, exact, in_session, warmup):
-    """Each begins from zeros, or where the last one of its session ended, and runs its first batch once more."""
+    """A call begins from zeros, or where the last call of its session ended, and runs its first batch twice."""
     model, sessions = ElmoModel(), [object(), object()]
     model.load(folder, max_batch_size=2)
     rows = [[], []]
@@ -159,7 +159,7 @@ def test_calls_of_simple_elmo(folder, exact, in_session, warmup):
 
 
 def test_carried_calls_of_a_loaded_model(folder, exact):
-    """`embed` and `stream` begin where the last carried call ended; calls in other states are no part of that."""
+    """`embed` and `stream` begin where the last carried call ended; calls with another `state` do not count."""
     model = elmo_fast.load(folder, device="cpu")
     for batch in CALLS:
         check(model.embed(batch, state="carry", batch_size=2), in_batches(exact, batch, 2, runs_empty=False))

@@ -44,19 +44,19 @@ def common(tmp_path):
     return write_manylangs(tmp_path / "model")
 
 
-def close(found, expected, atol):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        assert one.dtype == np.float32
-        np.testing.assert_allclose(one, other, rtol=0, atol=atol)
+def close(actual, expected, atol):
+    assert len(actual) == len(expected)
+    for array, expected_array in zip(actual, expected):
+        assert array.dtype == np.float32
+        np.testing.assert_allclose(array, expected_array, rtol=0, atol=atol)
 
 
-def near(found, expected):
-    """Layers [layers, T, 2 P] within the rounding of fp32 of those in float64."""
-    assert [array.shape for array in found] == [array.shape for array in expected]
-    for one, other in zip(found, expected):
-        assert one.dtype == np.float32
-        for layer, exact in zip(one, other):
+def near(actual, expected):
+    """Layers [layers, T, 2 P] are within fp32 rounding of those in float64."""
+    assert [array.shape for array in actual] == [array.shape for array in expected]
+    for layers, expected_layers in zip(actual, expected):
+        assert layers.dtype == np.float32
+        for layer, exact in zip(layers, expected_layers):
             assert not layer.size or relative_error(*map(torch.from_numpy, (layer, exact))) < AGAINST_FLOAT64["ieee"]
 
 
@@ -85,14 +85,14 @@ def test_layers_are_those_of_float64(model, backend):
 def test_output_layers(common):
     expected = [plain_layers(common, sentence)[0] for sentence in SENTENCES]
     for state in ("zero", "carry"):
-        def found(layer, state=state):
+        def embed(layer, state=state):
             return Embedder(common, state=state).sents2elmo(SENTENCES, layer)
 
-        layers = found(-2)
+        layers = embed(-2)
         near(layers, expected)
-        close(found(-1), [array.mean(axis=0) for array in layers], SAME_MODEL)
+        close(embed(-1), [array.mean(axis=0) for array in layers], SAME_MODEL)
         for layer in range(3):
-            close(found(layer), [array[layer] for array in layers], 0)
+            close(embed(layer), [array[layer] for array in layers], 0)
     assert Embedder(common).sents2elmo([]) == []
 
 
@@ -115,7 +115,7 @@ def test_states_are_carried_in_the_order_of_random(common):
     random.seed(5)
     first = Embedder(common, batch_size=4)
     two = [first.sents2elmo(sentences), first.sents2elmo(sentences)]
-    assert any(not np.allclose(one, other) for one, other in zip(*two))
+    assert any(not np.allclose(first_array, second_array) for first_array, second_array in zip(*two))
     random.seed(5)
     close(Embedder(common, batch_size=4).sents2elmo(sentences), two[0], 0)
     warm = Embedder(common, batch_size=4, state="warm")
@@ -131,14 +131,14 @@ def test_archives_copies_and_checkpoints(common, tmp_path):
     close(elmo_fast.load(tmp_path / "144.zip").embed(SENTENCES), expected, 0)
     elmo = elmo_fast.load(common)
     close(pickle.loads(pickle.dumps(elmo)).embed(SENTENCES), expected, 0)
-    other = elmo_fast.load(write_manylangs(tmp_path / "other", seed=1))
-    other.bilm.load_state_dict(elmo.bilm.state_dict())
-    close(other.embed(SENTENCES), expected, SAME_MODEL)
+    clone = elmo_fast.load(write_manylangs(tmp_path / "other", seed=1))
+    clone.bilm.load_state_dict(elmo.bilm.state_dict())
+    close(clone.embed(SENTENCES), expected, SAME_MODEL)
 
 
 @runs("`model_dir` without the JSON file")
 def test_the_json_file_with_the_sizes(common):
-    """Beside config.json under the named path or its last part, or the one that the original's package has."""
+    """The file lies beside config.json, by its path or by its name, or in the original's package."""
     (common / "elsewhere").mkdir()
     shutil.copy(common / "sizes.json", common / "elsewhere" / "sizes.json")
     (common / "sizes.json").write_text("{}")
@@ -152,7 +152,7 @@ def test_the_json_file_with_the_sizes(common):
 
 
 def test_the_ideographic_space(tmp_path):
-    """A line of white space and a number is the ideographic space's: the original strips its lines."""
+    """A line of white space and a number is the ideographic space's, since the original strips lines."""
     folder = write_manylangs(tmp_path, characters=[*CHARACTERS, "\u3000"])
     sentence = ["a\u3000b", "a b"]
     near(Embedder(folder).sents2elmo([sentence], -2), [plain_layers(folder, sentence)[0]])
@@ -187,7 +187,7 @@ class Harmful:
 
 
 @runs("`python -m elmoformanylangs.biLM train`")
-def test_it_does_not_train():
+def test_training_is_refused():
     with pytest.raises(ImportError, match=r"elmo_fast.compat.elmoformanylangs.biLM"):
         runpy.run_module("elmo_fast.compat.elmoformanylangs.biLM")
 
@@ -212,7 +212,7 @@ def test_other_sizes_are_refused(tmp_path, changes, message):
         Embedder(folder)
 
 
-def test_what_it_cannot_do_is_refused(common, tmp_path):
+def test_unsupported_calls_are_refused(common, tmp_path):
     embedder = Embedder(common)
     for layer in (3, -3, True, "top"):
         with pytest.raises(ValueError, match="^output_layer: expected -1 for the mean"):
@@ -237,19 +237,19 @@ def test_the_command(common, tmp_path, capsys):
     text, output = tmp_path / "in.txt", tmp_path / "out.hdf5"
     text.write_text("the cat sat .\n東京 abcdefg\n", encoding="utf-8")
     assert run(capsys, "embed", text, output, "--all", "--state", "zero", "--model", common, "--quiet") == (0, "", "")
-    saved = read_hdf5(output)
+    arrays = read_hdf5(output)
     layers = [plain_layers(common, line.split())[0] for line in text.read_text(encoding="utf-8").splitlines()]
-    near([saved["0"], saved["1"]], layers)
+    near([arrays["0"], arrays["1"]], layers)
     for flag, mix in (("--all", lambda x: x), ("--top", lambda x: x[-1]), ("--average", lambda x: x.mean(0))):
         assert run(capsys, "embed", text, output, flag, "--model", common, "--quiet")[0] == 0
-        saved = read_hdf5(output)
-        close([saved["0"], saved["1"]], list(map(mix, layers)), SAME_MODEL)
+        arrays = read_hdf5(output)
+        close([arrays["0"], arrays["1"]], list(map(mix, layers)), SAME_MODEL)
     words = [[f"{number}\t{word}" + "\t_" * 8 for number, word in enumerate(line.split(), 1)]
              for line in text.read_text(encoding="utf-8").splitlines()]
     (tmp_path / "in.conllu").write_text("\n\n".join(map("\n".join, words)) + "\n", encoding="utf-8")
     assert run(capsys, "embed", tmp_path / "in.conllu", output, "--all", "--state", "zero", "--model", common)[0] == 0
-    saved = read_hdf5(output)
-    near([saved["0"], saved["1"]], layers)
+    arrays = read_hdf5(output)
+    near([arrays["0"], arrays["1"]], layers)
     status, printed, _ = run(capsys, "info", common)
     assert status == 0 and f"{len(set(CHARACTERS))} characters (char.dic), at most 9 a token" in printed
     assert "; 9 words (word.dic)" in printed
@@ -263,7 +263,7 @@ def test_the_command(common, tmp_path, capsys):
     (["train", "{out}", "--train", "{words}", "--vocab", "{words}", "--from-model", "{model}"],
      "found a model of ELMoForManyLangs"),
     (["perplexity", "{model}", "{words}"], "found a model of ELMoForManyLangs")])
-def test_what_the_command_refuses(common, tmp_path, capsys, arguments, message):
+def test_refusals_of_the_command(common, tmp_path, capsys, arguments, message):
     (tmp_path / "words").write_text("<S>\n</S>\n<UNK>\nthe\n")
     (tmp_path / "fasta").write_text(">a|b\nMK\n")
     places = {name: tmp_path / name for name in ("words", "fasta", "out")}
@@ -275,7 +275,7 @@ def test_what_the_command_refuses(common, tmp_path, capsys, arguments, message):
 
 @pytest.mark.parametrize("word_dim", [5, 0])
 def test_weights_are_not_written_as_hdf5(tmp_path, word_dim):
-    """Without words too: 261 rows of characters would load as bilm-tf's, and mean other characters."""
+    """Also without words: 261 rows of characters would load as bilm-tf's, for other characters."""
     bilm = elmo_fast.load(write_manylangs(tmp_path / "model", config(word_dim=word_dim))).bilm
     with pytest.raises(ConfigurationError, match="^weights: expected a model that options.json and [*].hdf5 can hold, "
                                                  "got a model of ELMoForManyLangs, whose lexicons they cannot hold"):
@@ -292,11 +292,11 @@ def test_the_originals_own_code(model, batch_size, monkeypatch):
     monkeypatch.setitem(sys.modules, "overrides", types.SimpleNamespace(overrides=lambda method: method))
     theirs = pytest.importorskip("elmoformanylangs", reason="elmoformanylangs is not installed")
     filled = [sentence for sentence in SENTENCES if sentence]  # its mean of no tokens is an error
-    found = []
+    results = []
     for kind in (theirs.Embedder, Embedder):
         random.seed(3)
         embedder = kind(str(model), batch_size)
-        found.append([embedder.sents2elmo(sentences, layer) for sentences, layer in (
+        results.append([embedder.sents2elmo(sentences, layer) for sentences, layer in (
             (SENTENCES * 3, -2), (filled * 2, -1), (SENTENCES, 0), (filled, 1), (SENTENCES * 2, -2))])
-    for original, ours in zip(*found):
+    for original, ours in zip(*results):
         close(ours, original, AGAINST_THE_ORIGINAL)

@@ -1,6 +1,6 @@
-"""docs/migrating.md: every dotted name and import of it resolves, and every public name of a drop-in is on it.
+"""docs/migrating.md: dotted names and imports resolve, and every public name of a drop-in is listed.
 
-The calls of its tables run in the modules beside this one, in tests that `runs` marks.
+The calls of the page's tables run in tests of the other modules, which `runs` marks.
 """
 
 import importlib
@@ -23,8 +23,8 @@ def test_a_name_of_the_page_resolves(name):
 
 @pytest.mark.parametrize("module, names", re.findall(r"`from (bilm[\w.]*|elmo_fast[\w.]*) import ([\w, ]+)`", TEXT))
 def test_an_import_of_the_page(module, names):
-    found = importlib.import_module(re.sub("^bilm", "elmo_fast.compat.bilm", module))
-    assert all(hasattr(found, name.strip()) for name in names.split(","))
+    imported = importlib.import_module(re.sub("^bilm", "elmo_fast.compat.bilm", module))
+    assert all(hasattr(imported, name.strip()) for name in names.split(","))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -35,12 +35,12 @@ def test_a_public_name_is_on_the_page(module):
 
 @pytest.mark.parametrize("modules", SYSTEMS)
 def test_every_row_is_run_by_one_test(modules):
-    """And every mark of a test is one row's."""
+    """Every mark of a test names one row."""
     cells, beginnings = [cell for heading in SYSTEMS[modules] for cell in tables()[heading]], marks(modules)
     matches = {cell: [mark for mark in beginnings if cell == mark or (cell.startswith(mark) and mark not in cells)]
                for cell in cells}
-    assert {cell: found for cell, found in matches.items() if len(found) != 1} == {}
-    assert sorted(found[0] for found in matches.values()) == sorted(beginnings)
+    assert {cell: marked for cell, marked in matches.items() if len(marked) != 1} == {}
+    assert sorted(marked[0] for marked in matches.values()) == sorted(beginnings)
 
 
 def test_every_table_belongs_to_a_module_that_runs_its_rows():

@@ -76,8 +76,8 @@ def test_weights(spoiled, tmp_path, name, read):
     with pytest.raises(ConfigurationError, match="expected finite float32 numbers, found 1 .* allow_nonfinite=True"):
         read(spoiled, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found = read(spoiled, tmp_path / "out", allow_nonfinite=True)
-    assert np.isnan(np.asarray(torch.as_tensor(found).detach())).any()
+    result = read(spoiled, tmp_path / "out", allow_nonfinite=True)
+    assert np.isnan(np.asarray(torch.as_tensor(result).detach())).any()
 
 
 def test_token_vectors_of_bilm_tf(tmp_path):
@@ -87,11 +87,11 @@ def test_token_vectors_of_bilm_tf(tmp_path):
     values = np.zeros((4, tiny()["lstm"]["projection_dim"]), np.float32)
     values[2, 1] = np.inf
     write_weights(vectors, {"embedding": values})
-    read = (*paths(folder), False, vectors)
+    arguments = (*paths(folder), False, vectors)
     with pytest.raises(ConfigurationError, match=f"^embedding_weight_file {vectors}: expected finite"):
-        BidirectionalLanguageModel(*read)
-    found = BidirectionalLanguageModel(*read, allow_nonfinite=True)
-    assert np.isinf(found.token_embeddings(np.array([[3]])).numpy()).any()
+        BidirectionalLanguageModel(*arguments)
+    model = BidirectionalLanguageModel(*arguments, allow_nonfinite=True)
+    assert np.isinf(model.token_embeddings(np.array([[3]])).numpy()).any()
 
 
 def test_a_softmax(tmp_path):

@@ -46,12 +46,12 @@ def test_batches_shortest_first_end_where_seqvec_ends_them(folder, fasta, tmp_pa
     layers = expected(folder, batches, arguments.get("state", "carry"))
     for layer in ("sum", "LSTM2"):
         seqvec.embed_fasta(fasta, tmp_path / "x.h5", folder, progress=False, layer=layer, **arguments)
-        found = read_hdf5(tmp_path / "x.h5")
-        assert found.keys() == PROTEINS.keys()
-        for key, values in found.items():
+        arrays = read_hdf5(tmp_path / "x.h5")
+        assert arrays.keys() == PROTEINS.keys()
+        for key, values in arrays.items():
             assert values.dtype == np.float32 and values.shape == (len(PROTEINS[key]), 8)
-            wanted = layers[key].sum(0) if layer == "sum" else layers[key][2]
-            np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-6)
+            truth = layers[key].sum(0) if layer == "sum" else layers[key][2]
+            np.testing.assert_allclose(values, truth, rtol=0, atol=1e-6)
 
 
 @runs("`get_elmo_model(model_dir, cpu)`", "`ElmoEmbedder(options, weights, cuda_device)` of AllenNLP")
@@ -59,9 +59,9 @@ def test_embedders(folder, tmp_path, monkeypatch):
     layers = expected(folder, [list(PROTEINS)])
     for embedder in (seqvec.get_elmo_model(folder, True),
                      allennlp.commands.elmo.ElmoEmbedder(*map(str, paths(folder)), cuda_device=-1)):
-        found = embedder.embed_batch([list(sequence.upper()) for sequence in PROTEINS.values()])
-        for one, other in zip(found, layers.values(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+        vectors = embedder.embed_batch([list(sequence.upper()) for sequence in PROTEINS.values()])
+        for actual, layer in zip(vectors, layers.values(), strict=True):
+            np.testing.assert_allclose(actual, layer, rtol=0, atol=1e-6)
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "pooch", None)
     (tmp_path / "empty").mkdir()
@@ -82,24 +82,24 @@ def test_a_generator_is_saved(folder, fasta, tmp_path):
     seqvec.read_fasta(sequences, fasta, "|", 1)
     assert sequences == {key: value.upper() for key, value in PROTEINS.items()}
     seqvec.save_from_generator(tmp_path / "x.npz", True, seqvec.get_embeddings(fasta, folder, per_protein=True))
-    layers, saved = expected(folder, [["P4", "P1", "P3", "P2"]]), np.load(tmp_path / "x.npz")
+    layers, arrays = expected(folder, [["P4", "P1", "P3", "P2"]]), np.load(tmp_path / "x.npz")
     for key in PROTEINS:
-        np.testing.assert_allclose(saved[key], layers[key].sum(0).mean(0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(arrays[key], layers[key].sum(0).mean(0), rtol=0, atol=1e-6)
 
 
 def test_a_sequence_under_two_identifiers(folder, tmp_path):
     (tmp_path / "twins.fasta").write_text(">a|1\nMKTAY\n>b|2\nmktay\n>c|3\nMKX*#\n")
     seqvec.embed_fasta(tmp_path / "twins.fasta", tmp_path / "x.h5", folder, state="zero", progress=False)
-    found = read_hdf5(tmp_path / "x.h5")
-    assert {key: values.shape for key, values in found.items()} == dict.fromkeys("123", (5, 8))
-    np.testing.assert_allclose(found["1"], found["2"], rtol=0, atol=1e-6)
-    wanted = ElmoEmbedder(*paths(folder), state="zero").embed_sentence(list("MKX*#")).sum(0)
-    np.testing.assert_allclose(found["3"], wanted, rtol=0, atol=1e-6)
+    arrays = read_hdf5(tmp_path / "x.h5")
+    assert {key: values.shape for key, values in arrays.items()} == dict.fromkeys("123", (5, 8))
+    np.testing.assert_allclose(arrays["1"], arrays["2"], rtol=0, atol=1e-6)
+    truth = ElmoEmbedder(*paths(folder), state="zero").embed_sentence(list("MKX*#")).sum(0)
+    np.testing.assert_allclose(arrays["3"], truth, rtol=0, atol=1e-6)
 
 
 @runs("`create_arg_parser()`, `main()`")
 @pytest.mark.parametrize("name", ["create_arg_parser", "main"])
-def test_the_commands_parts_are_not_there(name):
+def test_parts_of_the_command_are_absent(name):
     with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
         exec(f"from elmo_fast.compat.seqvec import {name}")
 
@@ -117,21 +117,21 @@ def test_modules_run_as_scripts_name_the_command(name, message):
 @pytest.mark.parametrize("per_protein", [False, True])
 def test_layers(layer, per_protein):
     layers = np.random.default_rng(0).normal(size=(3, 7, 10)).astype(np.float32)
-    one = {"sum": layers[0] + layers[1] + layers[2], "CNN": layers[0], "LSTM1": layers[1], "LSTM2": layers[2],
-           "all": np.stack([layers[k, :, d] for k in range(3) for d in range(10)], axis=1)}[layer]
-    found = seqvec.process_embedding(layers, per_protein, layer)
-    np.testing.assert_allclose(found, one.mean(0) if per_protein else one, rtol=1e-6)
+    expected = {"sum": layers[0] + layers[1] + layers[2], "CNN": layers[0], "LSTM1": layers[1], "LSTM2": layers[2],
+                "all": np.stack([layers[k, :, d] for k in range(3) for d in range(10)], axis=1)}[layer]
+    actual = seqvec.process_embedding(layers, per_protein, layer)
+    np.testing.assert_allclose(actual, expected.mean(0) if per_protein else expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("split_char, field, wanted", [
+@pytest.mark.parametrize("split_char, field, keys", [
     ("|", 1, ["P1", "P2"]), ("|", 0, ["sp", "tr"]), ("|", -1, ["sp|P1|ONE Homo sapiens", "tr|P2|TWO Homo erectus"]),
     (" ", 2, ["sapiens", "erectus"]), ("|", -2, ["P1", "P2"])])
-def test_identifiers_of_all_fasta_files_below_a_directory(tmp_path, split_char, field, wanted):
+def test_identifiers_of_all_fasta_files_below_a_directory(tmp_path, split_char, field, keys):
     (tmp_path / "below").mkdir()
     (tmp_path / "one.fasta").write_text(">sp|P1|ONE Homo sapiens\nmk\n")
     (tmp_path / "below" / "two.fasta.txt").write_text(">tr|P2|TWO Homo erectus\nQQ\n")
     (tmp_path / "readme.txt").write_text("no sequences")
-    assert seqvec.read_fasta_file(tmp_path, split_char, field) == dict(zip(wanted, ["MK", "QQ"]))
+    assert seqvec.read_fasta_file(tmp_path, split_char, field) == dict(zip(keys, ["MK", "QQ"]))
 
 
 @pytest.mark.parametrize("text, flags, words", [
@@ -153,7 +153,7 @@ def test_refused_in_one_line_before_the_model_is_read(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize("layer, words", [("LSTM3", "layer: expected one of"), ("LSTM2", ".*a model that has 2")])
-def test_a_layer_that_is_none_leaves_no_file(tmp_path, fasta, layer, words):
+def test_an_unknown_layer_leaves_no_file(tmp_path, fasta, layer, words):
     folder = write_model(tmp_path / "model", tiny(lstm__n_layers=1))
     with pytest.raises(ConfigurationError, match=f"^{words}"):
         seqvec.embed_fasta(fasta, tmp_path / "x.h5", folder, layer=layer, progress=False)
@@ -161,7 +161,7 @@ def test_a_layer_that_is_none_leaves_no_file(tmp_path, fasta, layer, words):
 
 
 class Limited(ElmoEmbedder):
-    """An embedder without room for more than `limit` residues in a batch."""
+    """An embedder that fails on batches of more than `limit` residues."""
 
     limit = 10
 
@@ -173,30 +173,30 @@ class Limited(ElmoEmbedder):
 
 @pytest.mark.parametrize("limit, device", [(10, -1), (0, 0)])
 def test_fallbacks(folder, caplog, limit, device):
-    """A failed batch is run one by one, and a sequence too long for the GPU on the CPU."""
-    embedder, whole = Limited(*paths(folder), state="zero"), ElmoEmbedder(*paths(folder), state="zero")
+    """Sequences of a failed batch run singly, and a sequence too long for the GPU runs on the CPU."""
+    embedder, plain = Limited(*paths(folder), state="zero"), ElmoEmbedder(*paths(folder), state="zero")
     embedder.limit, embedder.cuda_device = limit, device
     with caplog.at_level(logging.ERROR):
-        found = dict(seqvec.embed_with_fallback([("P1", "SEQWENCE"), ("P4", "MKT")], embedder, folder))
+        vectors = dict(seqvec.embed_with_fallback([("P1", "SEQWENCE"), ("P4", "MKT")], embedder, folder))
     assert caplog.messages == SEQVEC_LOG[:3] + ([] if limit else [
         line.format(*protein) for protein in (("P1", 8), ("P4", 3)) for line in SEQVEC_LOG[3:]])
     for name, sequence in (("P1", "SEQWENCE"), ("P4", "MKT")):
-        np.testing.assert_allclose(found[name], whole.embed_sentence(list(sequence)), atol=1e-6)
+        np.testing.assert_allclose(vectors[name], plain.embed_sentence(list(sequence)), atol=1e-6)
     embedder.cuda_device = -1
     with pytest.raises(torch.OutOfMemoryError):
         list(seqvec.embed_with_fallback([("P2", PROTEINS["P2"])], embedder, folder))
 
 
 def test_a_stand_in_for_the_embedder(folder, caplog):
-    """SeqVec's own tests have one with nothing but the two methods, and read the log."""
+    """SeqVec's own tests use a stand-in with two methods, and read the log."""
     class StandIn:
         def embed_batch(self, batch):
             raise RuntimeError("no room")
 
         embed_sentence = embed_batch
 
-    found = dict(seqvec.embed_with_fallback([("P1", "SEQWENCE"), ("P4", "MKT")], StandIn(), folder))
-    assert {name: values.shape for name, values in found.items()} == {"P1": (3, 8, 8), "P4": (3, 3, 8)}
+    vectors = dict(seqvec.embed_with_fallback([("P1", "SEQWENCE"), ("P4", "MKT")], StandIn(), folder))
+    assert {name: values.shape for name, values in vectors.items()} == {"P1": (3, 8, 8), "P4": (3, 3, 8)}
     assert len(caplog.messages) == 7 and caplog.messages[:3] == SEQVEC_LOG[:3]
 
 
@@ -209,12 +209,12 @@ def test_the_command(folder, fasta, tmp_path, capsys, suffix, layer, mixed):
                            "--layer", layer, "--protein", "--id", "0", "--split-char", "|NAME", "--state", "zero",
                            "--batchsize", 15000, "--cpu")
     assert (status, out) == (0, "") and "error" not in err
-    found = read_hdf5(tmp_path / "x.h5") if suffix == "h5" else np.load(tmp_path / f"x.{suffix}")
+    arrays = read_hdf5(tmp_path / "x.h5") if suffix == "h5" else np.load(tmp_path / f"x.{suffix}")
     order = ["P4", "P1", "P3", "P2"]  # shortest first
     keys = range(4) if suffix == "npy" else [f"sp|{key}" for key in order]
-    assert suffix == "npy" or set(found) == set(keys)
+    assert suffix == "npy" or set(arrays) == set(keys)
     for key, layers in zip(keys, expected(folder, [[key] for key in order], "zero").values()):
-        np.testing.assert_allclose(found[key], mixed(layers).mean(0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(arrays[key], mixed(layers).mean(0), rtol=0, atol=1e-6)
 
 
 def test_float16_in_a_file_named_hdf5(folder, fasta, tmp_path, capsys):
@@ -222,9 +222,9 @@ def test_float16_in_a_file_named_hdf5(folder, fasta, tmp_path, capsys):
         status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / name, "--model", folder, "--state", "zero",
                              "--dtype", dtype, "--resume")
         assert status == 0 and f"in {dtype}" in err
-    found, wanted = read_hdf5(tmp_path / "x.hdf5"), read_hdf5(tmp_path / "x.h5")
-    assert found.keys() == wanted.keys() == PROTEINS.keys()
-    for key, values in found.items():
-        assert values.dtype == np.float16 and (values == wanted[key].astype(np.float16)).all()
+    arrays, floats = read_hdf5(tmp_path / "x.hdf5"), read_hdf5(tmp_path / "x.h5")
+    assert arrays.keys() == floats.keys() == PROTEINS.keys()
+    for key, values in arrays.items():
+        assert values.dtype == np.float16 and (values == floats[key].astype(np.float16)).all()
     status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", folder, "--dtype", "int8")
     assert status == 2 and "invalid choice: 'int8'" in err

@@ -19,7 +19,7 @@ TEXTS = ["The cat sat on the mat".split(), ["One"], "A much longer sentence than
          [], "naïve café".split()]
 
 
-def loaded(directory, max_batch_size=2, full=False, **arguments):
+def load(directory, max_batch_size=2, full=False, **arguments):
     model = ElmoModel(**arguments)
     assert model.load(directory, max_batch_size=max_batch_size, limit=100, full=full) is None
     return model
@@ -34,20 +34,20 @@ def full(folder):
 def by_batches(bilm, texts, size, warmup):
     """Layers of each text, [layers, T, 2 P], in batches of `size` from the states that the biLM carries."""
     batches = [texts[start : start + size] for start in range(0, len(texts), size)]
-    found = []
+    arrays = []
     for number, batch in enumerate([*batches[:1], *batches] if warmup else batches):
         activations = np.stack(bilm(batch_to_ids(batch)).activations, axis=1)
         if number >= warmup:
-            found += [layers[:, 1 : len(text) + 1] for layers, text in zip(activations, batch)]
-    return found
+            arrays += [layers[:, 1 : len(text) + 1] for layers, text in zip(activations, batch)]
+    return arrays
 
 
 def check(vectors, averages, layers, texts, arrays):
     for row, average, text, values in zip(vectors, averages, texts, arrays, strict=True):
-        wanted = {"all": values, "top": values[2], "average": (values[0] + values[1] + values[2]) / 3}[layers]
-        np.testing.assert_allclose(row[..., : len(text), :], wanted, rtol=0, atol=1e-6)
+        expected = {"all": values, "top": values[2], "average": (values[0] + values[1] + values[2]) / 3}[layers]
+        np.testing.assert_allclose(row[..., : len(text), :], expected, rtol=0, atol=1e-6)
         assert not row[..., len(text) :, :].any()
-        mean = wanted.mean(-2) if text else np.zeros_like(average)
+        mean = expected.mean(-2) if text else np.zeros_like(average)
         norm = np.sqrt((mean**2).sum(-1, keepdims=True)) if text else 1
         np.testing.assert_allclose(average, mean / norm, rtol=0, atol=1e-5)
 
@@ -57,54 +57,54 @@ def check(vectors, averages, layers, texts, arrays):
                                                   ("all", True, 32), ("all", False, 3)])
 def test_a_call_begins_from_zeros_and_runs_its_first_batch_twice(folder, layers, warmup, size):
     """Every call has the same result; an empty sentence runs as `<S> </S>`, also alone in its batch."""
-    model = loaded(folder, size)
+    model = load(folder, size)
     for texts in (TEXTS, TEXTS[3:], TEXTS):
         arrays = by_batches(BiLm.from_model(folder), texts, size, warmup)
-        given = () if warmup and layers == "average" else (warmup, layers)
-        check(model.get_elmo_vectors(texts, *given), model.get_elmo_vector_average(texts, *given), layers, texts,
+        settings = () if warmup and layers == "average" else (warmup, layers)
+        check(model.get_elmo_vectors(texts, *settings), model.get_elmo_vector_average(texts, *settings), layers, texts,
               arrays)
-    vectors, averages = model.get_elmo_vectors(TEXTS, *given), model.get_elmo_vector_average(TEXTS, *given)
+    vectors, averages = model.get_elmo_vectors(TEXTS, *settings), model.get_elmo_vector_average(TEXTS, *settings)
     axes = (5, 3) if layers == "all" else (5,)
     assert vectors.shape == (*axes, 9, 8) and averages.shape == (*axes, 8) and vectors.dtype == np.float32
 
 
 def test_threads_share_a_model(full):
-    model = loaded(full, full=True)
-    alone = model.get_elmo_vectors(TEXTS), model.get_elmo_substitutes(["the cat sat"])
+    model = load(full, full=True)
+    expected = model.get_elmo_vectors(TEXTS), model.get_elmo_substitutes(["the cat sat"])
     with ThreadPoolExecutor(4) as pool:
         calls = [(pool.submit(model.get_elmo_vectors, TEXTS), pool.submit(model.get_elmo_substitutes, ["the cat sat"]))
                  for _ in range(8)]
     for vectors, substitutes in calls:
-        np.testing.assert_array_equal(vectors.result(), alone[0])
-        assert substitutes.result() == alone[1]
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).get_elmo_vectors(TEXTS), alone[0])
+        np.testing.assert_array_equal(vectors.result(), expected[0])
+        assert substitutes.result() == expected[1]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).get_elmo_vectors(TEXTS), expected[0])
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
-def test_sentences_that_depend_on_nothing_but_themselves(folder, state):
+def test_sentences_that_do_not_depend_on_others(folder, state):
     arrays = ElmoEmbedder(*paths(folder), state=state).embed_batch(TEXTS)
-    model = loaded(folder, state=state)
-    for given in ({}, {"session": object()}, {"warmup": False}):
-        check(model.get_elmo_vectors(TEXTS, layers="all", **given),
-              model.get_elmo_vector_average(TEXTS, layers="all", **given), "all", TEXTS, arrays)
+    model = load(folder, state=state)
+    for arguments in ({}, {"session": object()}, {"warmup": False}):
+        check(model.get_elmo_vectors(TEXTS, layers="all", **arguments),
+              model.get_elmo_vector_average(TEXTS, layers="all", **arguments), "all", TEXTS, arrays)
 
 
 @runs("`vector_size`, `n_layers`, `batch_size`, `vocab`", "`ElmoModel.warmup(session, texts)`")
 def test_sizes_no_sentences_and_a_zip(full, tmp_path):
-    for model, count in ((loaded(full, 7), 0), (loaded(shutil.make_archive(tmp_path / "193", "zip", full), 7), 5)):
+    for model, count in ((load(full, 7), 0), (load(shutil.make_archive(tmp_path / "193", "zip", full), 7), 5)):
         assert (model.n_layers, model.vector_size, model.batch_size, model.vocab.size) == (3, 8, 7, 8)
         assert model.get_elmo_vectors(TEXTS[:count]).shape == (count, 9 if count else 0, 8)
         assert not hasattr(model, "warmup")
 
 
 def test_an_archive_without_a_vocabulary(folder, tmp_path):
-    """Vectors need none; words to choose substitutes from do."""
+    """Vectors need no vocabulary; substitutes do."""
     archive = shutil.make_archive(tmp_path / "170", "zip", folder)
-    model = loaded(archive)
+    model = load(archive)
     assert model.vocab is None
-    np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS), loaded(folder).get_elmo_vectors(TEXTS))
+    np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS), load(folder).get_elmo_vectors(TEXTS))
     with pytest.raises((FileNotFoundError, ValueError), match="^full: "):
-        loaded(archive, full=True)
+        load(archive, full=True)
 
 
 @runs("`from simple_elmo import Batcher")
@@ -116,31 +116,31 @@ def test_bilm_tfs_names(name):
 
 
 def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_path):
-    other = write_model(tmp_path / "other", tiny(lstm__dim=12), seed=1)
+    other_model = write_model(tmp_path / "other", tiny(lstm__dim=12), seed=1)
     (folder / "weights.hdf5").rename(folder / "b.hdf5")
-    (other / "weights.hdf5").rename(folder / "model.hdf5")
+    (other_model / "weights.hdf5").rename(folder / "model.hdf5")
     (folder / "vocab.txt.gz").write_bytes(gzip.compress(b"the\n"))
-    second = loaded(folder).get_elmo_vectors(TEXTS)
+    second = load(folder).get_elmo_vectors(TEXTS)
     (folder / "model.hdf5").rename(folder / "a.hdf5")
-    model = loaded(folder)
+    model = load(folder)
     np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS), second)
     assert model.vocab.size == 1
     (folder / "a.hdf5").unlink()
-    assert abs(loaded(folder).get_elmo_vectors(TEXTS) - second).max() > 1e-3
+    assert abs(load(folder).get_elmo_vectors(TEXTS) - second).max() > 1e-3
 
 
 @runs("`get_elmo_substitutes(")
 @pytest.mark.parametrize("topn, nodelimiters", [(3, True), (8, False), (1000, True)])
 def test_substitutes_of_each_direction(full, topn, nodelimiters):
-    model = loaded(full, full=True, state="zero")
+    model = load(full, full=True, state="zero")
     tokens = "the cat sat unseen".split()
-    empty, found = model.get_elmo_substitutes(["", " ".join(tokens)], topn=topn, nodelimiters=nodelimiters)
-    assert empty == [] and [each["word"] for each in found] == tokens
+    empty, substitutes = model.get_elmo_substitutes(["", " ".join(tokens)], topn=topn, nodelimiters=nodelimiters)
+    assert empty == [] and [entry["word"] for entry in substitutes] == tokens
     layers, _ = BiLm.from_files(*paths(full), state="zero").embed_tokens([tokens])
     states = layers[-1].detach().double().numpy()
     with h5py.File(full / "softmax.hdf5") as file:
         w, b = file["softmax/W"][()], file["softmax/b"][()]
-    for at, token in enumerate(found):
+    for at, token in enumerate(substitutes):
         assert set(token) == {"word", "forward", "backward"}
         for way, state in (("forward", states[at, :4]), ("backward", states[at + 2, 4:])):
             scores = w @ state + b
@@ -151,25 +151,25 @@ def test_substitutes_of_each_direction(full, topn, nodelimiters):
 
 
 def test_substitutes_of_every_sentence_begin_from_zeros(full):
-    model, zero = loaded(full, full=True), loaded(full, full=True, state="zero")
+    model, zero = load(full, full=True), load(full, full=True, state="zero")
     sentences = ["the cat sat", "on the mat", "the cat sat"]
     model.get_elmo_vectors(TEXTS)
-    found = model.get_elmo_substitutes(sentences)
-    assert found[0] == found[2] == zero.get_elmo_substitutes(sentences[:1])[0]
-    assert set(found[0][0]["forward"]) == {"candidates", "candidate_words", "logp"}
+    substitutes = model.get_elmo_substitutes(sentences)
+    assert substitutes[0] == substitutes[2] == zero.get_elmo_substitutes(sentences[:1])[0]
+    assert set(substitutes[0][0]["forward"]) == {"candidates", "candidate_words", "logp"}
 
 
 @pytest.mark.parametrize("call, error, words", [
-    (lambda full: loaded(full).get_elmo_vectors(TEXTS, layers="last"), ValueError, "layers: expected"),
-    (lambda full: loaded(full).get_elmo_vectors(["a string"]), ValueError, "texts"),
-    (lambda full: loaded("x", max_batch_size=0), ValueError, "max_batch_size: expected"),
+    (lambda full: load(full).get_elmo_vectors(TEXTS, layers="last"), ValueError, "layers: expected"),
+    (lambda full: load(full).get_elmo_vectors(["a string"]), ValueError, "texts"),
+    (lambda full: load("x", max_batch_size=0), ValueError, "max_batch_size: expected"),
     (lambda full: ElmoModel().get_elmo_vectors(TEXTS), RuntimeError, "ElmoModel: expected load"),
-    (lambda full: loaded(full).get_elmo_substitutes(["the cat"]), RuntimeError, ".*full=True"),
-    (lambda full: loaded(full, full=True).get_elmo_substitutes("the cat"), ValueError, "data: expected"),
-    (lambda full: (full / "softmax.hdf5").unlink() or loaded(full, full=True), FileNotFoundError, "full: .*import-tf"),
-    (lambda full: (full / "options.json").unlink() or (full / "a.hdf5").touch() or loaded(full), ValueError,
+    (lambda full: load(full).get_elmo_substitutes(["the cat"]), RuntimeError, ".*full=True"),
+    (lambda full: load(full, full=True).get_elmo_substitutes("the cat"), ValueError, "data: expected"),
+    (lambda full: (full / "softmax.hdf5").unlink() or load(full, full=True), FileNotFoundError, "full: .*import-tf"),
+    (lambda full: (full / "options.json").unlink() or (full / "a.hdf5").touch() or load(full), ValueError,
      "model .*: expected a file options.json, found none"),
-    (lambda full: loaded(write_manylangs(full / "136")), ValueError,
+    (lambda full: load(write_manylangs(full / "136")), ValueError,
      "model .*: expected options.json .*, found a model of ELMoForManyLangs, which .*compat.elmoformanylangs"),
 ])
 def test_refuses(full, call, error, words):

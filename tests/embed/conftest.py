@@ -6,6 +6,6 @@ from elmo_fast.embed import stream as slot_stream
 
 @pytest.fixture
 def short_sections(monkeypatch):
-    """A commit after every group, and little reading ahead."""
+    """Commit after every group, and read little ahead."""
     monkeypatch.setattr(embed_run, "COMMIT_SECONDS", 0)
     monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 32)

@@ -33,16 +33,16 @@ def alone(directory, tokens, state):
 
 
 @pytest.mark.parametrize("state, batch_size", [("warm", 1), ("warm", 64), ("zero", 2)])
-def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state, batch_size):
+def test_texts_of_every_kind_have_the_vectors_of_single_texts(directory, model, state, batch_size):
     assert model.embed([]) == [] and model.embed([[]])[0].shape == (4, 0, 8)
-    found = model.embed(SENTENCES, state=state, batch_size=batch_size)
-    for values, tokens in zip(found, TOKENS, strict=True):
+    vectors = model.embed(SENTENCES, state=state, batch_size=batch_size)
+    for values, tokens in zip(vectors, TOKENS, strict=True):
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=1e-6)
 
 
 def test_states_of_calls(directory, model):
-    """Warm is the default, a call leaves the model's own state alone, and carry goes on from call to call."""
+    """`warm` is the default, a call leaves the model's own state alone, and `carry` continues from call to call."""
     model.bilm.state = "zero"
     np.testing.assert_array_equal(model.embed(SENTENCES)[0], model.embed(SENTENCES, state="warm")[0])
     with pytest.raises(ValueError, match="layers: expected one of"):
@@ -63,29 +63,29 @@ POOLS = {None: lambda values: values, "mean": lambda values: values.sum(-2) / va
     (np.arange(4), [0, 1, 2, 3])])
 @pytest.mark.parametrize("pool", POOLS)
 def test_layers_and_pools(model, layers, factors, pool):
-    for found, every in zip(model.embed(SENTENCES, layers, pool=pool), model.embed(SENTENCES), strict=True):
-        assert found.dtype == np.float32
-        wanted = POOLS[pool](np.tensordot(factors, every.astype(np.float64), axes=1))
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
-        assert found.shape == wanted.shape
+    for values, layer_values in zip(model.embed(SENTENCES, layers, pool=pool), model.embed(SENTENCES), strict=True):
+        assert values.dtype == np.float32
+        expected = POOLS[pool](np.tensordot(factors, layer_values.astype(np.float64), axes=1))
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-6)
+        assert values.shape == expected.shape
 
 
 def test_one_vector_a_sentence(directory, model):
-    found = model.encode(SENTENCES, batch_size=2)
-    wanted = np.stack([alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS])
-    assert found.shape == (5, 8) and found.dtype == np.float32 and model.encode([]).shape == (0, 8)
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(model.encode(SENTENCES[0]), found[0])
+    vectors = model.encode(SENTENCES, batch_size=2)
+    expected = np.stack([alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS])
+    assert vectors.shape == (5, 8) and vectors.dtype == np.float32 and model.encode([]).shape == (0, 8)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(model.encode(SENTENCES[0]), vectors[0])
     np.testing.assert_array_equal(model.encode(SENTENCES, "zero"), model.embed(SENTENCES, "average", "zero", "mean"))
 
 
 def test_raw_strings_are_tokenized(model, tmp_path):
-    """Only strings, and in a file the tokens are beside the vectors."""
+    """Strings alone are split, and a file has the tokens beside the vectors."""
     raw, tokens = "They don't (yet) play, Mr. Cat.", "They do n't ( yet ) play , Mr. Cat .".split()
-    wanted, split = model.embed([tokens, raw.split()])
-    given = [raw, raw.split(), elmo_fast.text.readers.Text("a", raw, raw.split())]
-    for found in (model.embed(given), list(model.stream(given))):
-        assert all(map(np.array_equal, found, [wanted, split, split]))
+    expected, split = model.embed([tokens, raw.split()])
+    texts = [raw, raw.split(), elmo_fast.text.readers.Text("a", raw, raw.split())]
+    for vectors in (model.embed(texts), list(model.stream(texts))):
+        assert all(map(np.array_equal, vectors, [expected, split, split]))
     np.testing.assert_array_equal(model.embed([raw], tokenizer="whitespace")[0], split)
     assert model.embed([raw], tokenizer=list)[0].shape[1] == len(raw)
     assert model.embed([FastaRecord("a", "A(B).")])[0].shape[1] == 5
@@ -94,9 +94,9 @@ def test_raw_strings_are_tokenized(model, tmp_path):
     assert model.similarity(raw, tokens, tokenizer="whitespace") < 0.9999
     if find_spec("pyarrow"):
         model.save_vectors(tmp_path / "v.parquet", [raw], layers="top")
-        with elmo_fast.open_embeddings(tmp_path / "v.parquet") as stored:
-            np.testing.assert_array_equal(stored[0], wanted[-1])
-            assert list(stored.tokens(0)) == tokens
+        with elmo_fast.open_embeddings(tmp_path / "v.parquet") as embeddings:
+            np.testing.assert_array_equal(embeddings[0], expected[-1])
+            assert list(embeddings.tokens(0)) == tokens
     with pytest.raises(ValueError, match="^tokenizer: expected auto, whitespace, penn, simple, a function"):
         model.embed([raw], tokenizer="spacy")
 
@@ -107,8 +107,8 @@ FILLED = {"a list": lambda number, buffer: buffer, "a text": lambda number, buff
 
 @pytest.mark.parametrize("kind", FILLED)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_list_that_the_caller_fills_anew(directory, tmp_path, backend, kind):
-    """Texts are read ahead, so that the list holds a later text when its vectors are computed."""
+def test_a_list_that_the_caller_reuses(directory, tmp_path, backend, kind):
+    """Texts are read ahead, so the list holds a later text when the vectors are computed."""
     model, buffer, words = elmo_fast.load(directory, backend=backend), [], []
 
     def fill(text):
@@ -123,36 +123,36 @@ def test_a_list_that_the_caller_fills_anew(directory, tmp_path, backend, kind):
     tokens = [" ".join(each).split() for each in TOKENS] if kind == "a tokenizer" else TOKENS
     expected = model.embed(tokens, batch_size=2)
     model.save_vectors(tmp_path / "vectors.h5", texts(), batch_size=2, tokenizer=fill)
-    found = [model.embed(texts(), batch_size=2, tokenizer=fill), model.stream(texts(), batch_size=2, tokenizer=fill),
-             list(elmo_fast.open_embeddings(tmp_path / "vectors.h5"))]
+    results = [model.embed(texts(), batch_size=2, tokenizer=fill), model.stream(texts(), batch_size=2, tokenizer=fill),
+               list(elmo_fast.open_embeddings(tmp_path / "vectors.h5"))]
     if kind == "a list":
-        found += [model.vectors(texts(), 2, "warm"), [array[:] for array in ElmoEmbedder.from_bilm(
+        results += [model.vectors(texts(), 2, "warm"), [array[:] for array in ElmoEmbedder.from_bilm(
             BiLm.from_files(*paths(directory), state="warm", backend=backend)).embed_sentences(texts(), 2)]]
-    for vectors in found:
-        for one, other in zip(vectors, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=SAME_MODEL if backend == "reference" else 0)
+    for vectors in results:
+        for actual, truth in zip(vectors, expected, strict=True):
+            np.testing.assert_allclose(actual, truth, rtol=0, atol=SAME_MODEL if backend == "reference" else 0)
 
 
 def test_vectors_without_context_and_similarity(directory, model):
-    found = model.encode_words(TOKENS[0])
-    assert found.shape == (7, 4) and found.dtype == np.float32
-    np.testing.assert_allclose(found, alone(directory, TOKENS[0], "zero")[0, :, :4], rtol=0, atol=1e-6)
+    vectors = model.encode_words(TOKENS[0])
+    assert vectors.shape == (7, 4) and vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, alone(directory, TOKENS[0], "zero")[0, :, :4], rtol=0, atol=1e-6)
     first, second = (alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS[:2])
-    wanted = (first @ second) / np.sqrt((first @ first) * (second @ second))
-    assert model.similarity(SENTENCES[0], SENTENCES[1]) == pytest.approx(wanted, abs=1e-5)
+    expected = (first @ second) / np.sqrt((first @ first) * (second @ second))
+    assert model.similarity(SENTENCES[0], SENTENCES[1]) == pytest.approx(expected, abs=1e-5)
     assert model.similarity("a b", ["a", "b"]) == pytest.approx(1, abs=1e-6)
 
 
 def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
-    wanted, keys = model.embed(SENTENCES), ["0", "1", "2", "sp|P1", "4"]
+    expected, keys = model.embed(SENTENCES), ["0", "1", "2", "sp|P1", "4"]
     model.save_vectors(tmp_path / "v.h5", iter(SENTENCES))
     model.save_vectors(tmp_path / "v.npz", SENTENCES)
     model.save_vectors(tmp_path / "v.npy", SENTENCES, layers="top", pool="mean")
-    for found in (read_hdf5(tmp_path / "v.h5"), np.load(tmp_path / "v.npz")):
-        assert sorted(found) == sorted(keys)
-        for key, values in zip(keys, wanted):
-            np.testing.assert_array_equal(found[key], values)
-    assert found.files == keys
+    for arrays in (read_hdf5(tmp_path / "v.h5"), np.load(tmp_path / "v.npz")):
+        assert sorted(arrays) == sorted(keys)
+        for key, values in zip(keys, expected):
+            np.testing.assert_array_equal(arrays[key], values)
+    assert arrays.files == keys
     assert json.loads((tmp_path / "v.json").read_text()) == keys
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(SENTENCES, layers="top", pool="mean"))
 
@@ -161,12 +161,12 @@ def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
 def test_arrays_of_tokens_are_saved(model, tmp_path, layout, name):
     texts = [["a"], np.array(["b", "c"]), np.array(["d"], object)]
     model.save_vectors(tmp_path / name, texts, layout=layout)
-    with elmo_fast.open_embeddings(tmp_path / name) as found:
-        for values, expected in zip(found, model.embed(list(map(list, texts))), strict=True):
+    with elmo_fast.open_embeddings(tmp_path / name) as embeddings:
+        for values, expected in zip(embeddings, model.embed(list(map(list, texts))), strict=True):
             np.testing.assert_array_equal(values, expected)
 
 
-def test_what_a_model_says_of_itself(directory, model):
+def test_properties_and_repr_of_a_model(directory, model):
     assert (model.num_layers, model.dim) == (4, 8) == (len(model.embed(["a"])[0]), model.embed(["a"])[0].shape[-1])
     assert repr(model) == (f"LoadedElmo(model={str(directory)!r}, num_layers=4, dim=8, "
                            f"device={str(model.bilm.lstm.B_0_0.device)!r}, precision='highest')")
@@ -175,16 +175,16 @@ def test_what_a_model_says_of_itself(directory, model):
 
 
 def test_a_layer_by_its_number(model, tmp_path):
-    every = model.embed(SENTENCES)
+    expected = model.embed(SENTENCES)
     for layer in (0, np.int64(2)):
-        for values, layers in zip(model.embed(SENTENCES, layer), every, strict=True):
+        for values, layers in zip(model.embed(SENTENCES, layer), expected, strict=True):
             np.testing.assert_array_equal(values, layers[int(layer)])
     pooled = model.embed(SENTENCES, layers=3, pool="max")
-    np.testing.assert_array_equal(pooled, [layers[3].max(0) for layers in every])
+    np.testing.assert_array_equal(pooled, [layers[3].max(0) for layers in expected])
     ContextIndex.build(model, SENTENCES, layers=0).save(tmp_path / "index.h5")
     index = ContextIndex.load(tmp_path / "index.h5")
     assert index.layers == 0
-    first = every[0][0] / np.linalg.norm(every[0][0], axis=-1, keepdims=True)
+    first = expected[0][0] / np.linalg.norm(expected[0][0], axis=-1, keepdims=True)
     np.testing.assert_allclose(index.vectors[: len(first)], first, rtol=0, atol=1e-6)
 
 
@@ -213,17 +213,17 @@ def test_refuses_and_leaves_nothing(model, tmp_path, call, message):
     assert names(tmp_path) == before
 
 
-def test_proteins_that_start_after_english_are_told_once(model, caplog):
+def test_proteins_that_start_after_english_are_reported_once(model, caplog):
     api._warn_once.cache_clear()
-    records, said = [FastaRecord("P1", "MKV"), FastaRecord("P2", "MK")], "state: a record of FASTA starts after"
+    records, message = [FastaRecord("P1", "MKV"), FastaRecord("P2", "MK")], "state: a record of FASTA starts after"
     model.embed(records, state="zero")
     model.embed([list(record.sequence) for record in records])
-    assert said not in caplog.text
+    assert message not in caplog.text
     for _ in range(2):
         model.embed(records)
         list(model.stream(records))
-    assert caplog.text.count(said) == 1
+    assert caplog.text.count(message) == 1
     api._warn_once.cache_clear()
     model.bilm.warm_text = [["M", "K"]]
     model.embed(records)
-    assert caplog.text.count(said) == 1
+    assert caplog.text.count(message) == 1

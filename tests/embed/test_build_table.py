@@ -9,7 +9,7 @@ from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, read_hdf5, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm
 
-WORDS = ["<S>", "</S>", "<UNK>", *(f"wörd{k}" for k in range(8500)), "x" * 70, ""]  # more than a block
+WORDS = ["<S>", "</S>", "<UNK>", *(f"wörd{k}" for k in range(8500)), "x" * 70, ""]  # more words than a block
 ROWS = np.arange(len(WORDS))
 
 
@@ -17,18 +17,18 @@ ROWS = np.arange(len(WORDS))
     ("two layers", "reference", torch.float32), ("tanh", "native", torch.float32),
     ("filters as wide as the projection", "native", torch.float32), ("short tokens", "native", torch.float32),
     ("two layers", "native", torch.float16)])
-def test_vectors_are_those_of_the_model_that_may_train(shape, backend, dtype):
+def test_vectors_are_those_of_a_trainable_model(shape, backend, dtype):
     model = bilm(SHAPES[shape], backend=backend).requires_grad_(True).to(dtype)
     with torch.no_grad():
         expected = model.encode(WORDS).float()
-    built = build_token_table(model, WORDS)
-    torch.testing.assert_close(built.vectors(ROWS), expected, atol=0 if backend == "native" else SAME_MODEL, rtol=0)
-    assert (built.words, built.precision, built.fingerprint) == (WORDS, model.computes_in, model.fingerprint())
+    table = build_token_table(model, WORDS)
+    torch.testing.assert_close(table.vectors(ROWS), expected, atol=0 if backend == "native" else SAME_MODEL, rtol=0)
+    assert (table.words, table.precision, table.fingerprint) == (WORDS, model.computes_in, model.fingerprint())
 
 
-def test_words_may_lack_the_boundaries_a_file_may_not(tmp_path):
-    built = build_token_table(bilm(), ["a", "b", "</S>"])
-    assert built.words == ["a", "b", "</S>", "<S>"] and built.ids(["a"]).tolist() == [1]
+def test_words_may_lack_boundaries_but_a_file_may_not(tmp_path):
+    table = build_token_table(bilm(), ["a", "b", "</S>"])
+    assert table.words == ["a", "b", "</S>", "<S>"] and table.ids(["a"]).tolist() == [1]
     (tmp_path / "vocab.txt").write_text("a\nb\n</S>\n")
     for make in (lambda words: build_token_table(bilm(), words),
                  lambda words: write_token_table(bilm(), words, tmp_path / "t.hdf5")):
@@ -54,9 +54,9 @@ def test_a_corpus_is_a_vocabulary():
 def test_a_file_has_the_table_of_memory(tmp_path, storage):
     path = tmp_path / "t.hdf5"
     assert write_token_table(bilm(), WORDS, path, storage=storage) == (len(WORDS), 11)
-    found, built = TokenTable.open(path), build_token_table(bilm(), WORDS, storage=storage)
-    assert (found.words, found.storage, found.fingerprint) == (WORDS, storage, built.fingerprint)
-    assert torch.equal(found.vectors(ROWS), built.vectors(ROWS)) and names(tmp_path) == ["t.hdf5"]
+    stored, table = TokenTable.open(path), build_token_table(bilm(), WORDS, storage=storage)
+    assert (stored.words, stored.storage, stored.fingerprint) == (WORDS, storage, table.fingerprint)
+    assert torch.equal(stored.vectors(ROWS), table.vectors(ROWS)) and names(tmp_path) == ["t.hdf5"]
 
 
 def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
@@ -66,17 +66,17 @@ def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nThe\nrained\n.\n", encoding="utf-8")
 
     def embed(*extra):
-        found = run(capsys, "embed", "text.txt", "o.hdf5", "--all", "--allow-blank", "--model", "model",
-                    "--forget-sentences", *extra)
-        return found if found[0] else read_hdf5("o.hdf5")
+        result = run(capsys, "embed", "text.txt", "o.hdf5", "--all", "--allow-blank", "--model", "model",
+                     "--forget-sentences", *extra)
+        return result if result[0] else read_hdf5("o.hdf5")
 
     assert run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model") == (
         0, "", "elmo-fast: t.hdf5: vectors of 6 words, [6, 4] in float32\n")
     assert TokenTable.open("t.hdf5").words == ["<S>", "</S>", "<UNK>", "The", "rained", "."]
     plain = embed()
     for extra in ([], ["--unknown", "encode"]):
-        found = embed("--token-table", "t.hdf5", *extra)
-        assert all(np.allclose(found[key], values, rtol=0, atol=1e-6) for key, values in plain.items())
+        arrays = embed("--token-table", "t.hdf5", *extra)
+        assert all(np.allclose(arrays[key], values, rtol=0, atol=1e-6) for key, values in plain.items())
     status, _, error = embed("--token-table", "t.hdf5", "--unknown", "error")
     assert status == 2 and "expected words of the table (6 words), got 'children', 'play', 'It', 'and'" in error
     assert run(capsys, "cache", "text.txt", "all.hdf5", "--corpus", "--storage", "float16", "--model", "model")[0] == 0

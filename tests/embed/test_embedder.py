@@ -28,27 +28,27 @@ def test_arrays_are_float32(dtype):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_lone_empty_sentence_leaves_the_states_alone(backend):
-    one, other = embedder(backend=backend), embedder(backend=backend)
-    for each in (one, other):
+    plain, embedded = embedder(backend=backend), embedder(backend=backend)
+    for each in (plain, embedded):
         assert each.embed_sentence(["first"]).shape == (3, 1, 22)
-    assert other.embed_sentence([]).shape == (3, 0, 22) and other.embed_batch([]) == []
-    np.testing.assert_array_equal(one.embed_sentence(["again"]), other.embed_sentence(["again"]))
-    assert [each.shape for each in other.embed_batch([[], ["a"], []])] == [(3, 0, 22), (3, 1, 22), (3, 0, 22)]
-    assert abs(one.embed_sentence(["again"]) - other.embed_sentence(["again"])).max() > 1e-3
+    assert embedded.embed_sentence([]).shape == (3, 0, 22) and embedded.embed_batch([]) == []
+    np.testing.assert_array_equal(plain.embed_sentence(["again"]), embedded.embed_sentence(["again"]))
+    assert [each.shape for each in embedded.embed_batch([[], ["a"], []])] == [(3, 0, 22), (3, 1, 22), (3, 0, 22)]
+    assert abs(plain.embed_sentence(["again"]) - embedded.embed_sentence(["again"])).max() > 1e-3
 
 
-def test_tokens_of_as_many_characters_as_the_model_has(tmp_path):
-    """Nine here, and not the usual fifty."""
+def test_tokens_have_the_models_number_of_characters(tmp_path):
+    """Nine characters, not the usual fifty."""
     of = SHAPES["short tokens"]
-    found = ElmoEmbedder(*files(tmp_path, of), state="zero").embed_batch(SENTENCES)
+    arrays = ElmoEmbedder(*files(tmp_path, of), state="zero").embed_batch(SENTENCES)
     expected = layers(bilm(of, state="zero", backend="reference"), SENTENCES)
-    for number, (array, tokens) in enumerate(zip(found, SENTENCES, strict=True)):
+    for number, (array, tokens) in enumerate(zip(arrays, SENTENCES, strict=True)):
         np.testing.assert_allclose(array, expected[:, number, 1 : len(tokens) + 1], rtol=0, atol=SAME_MODEL)
 
 
 @pytest.fixture
 def embed(tmp_path):
-    """Embed a text, or an opened file, by two lines into a file: its arrays by key, and the index or None."""
+    """Embed a text or an open file into a file, two lines per batch: its arrays by key, and the index or None."""
     def into(source, ours=None, **arguments):
         file = io.TextIOWrapper(io.BytesIO(source.encode()), encoding="utf-8") if isinstance(source, str) else source
         arguments = {"batch_size": 2, "progress": False, **arguments}
@@ -109,13 +109,13 @@ def test_a_bad_file_or_argument_leaves_nothing(tmp_path, monkeypatch, content, o
     assert names(tmp_path) == [] and (file.closed or "output_format" in options)
 
 
-@pytest.mark.parametrize("call, named", [
+@pytest.mark.parametrize("call, message", [
     (lambda e: e.embed_batch([["a", None]]), "token: expected a string, got NoneType"),
     (lambda e: list(e.embed_sentences([["fine"], "not split"])), r"sentences\[1\]: expected a list of tokens"),
     (lambda e: e.embed_sentences([["a"]], batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
     (lambda _: ElmoEmbedder("o.json", "w.hdf5", cuda_device=-2), "cuda_device: expected -1 for the CPU"),
     (lambda _: ElmoEmbedder.from_bilm(word_bilm()).embed_sentence(["a"]), "tokens: expected word ids"),
 ])
-def test_refuses(call, named):
-    with pytest.raises(ValueError, match=f"^{named}"):
+def test_refuses(call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         call(embedder())

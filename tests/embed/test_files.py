@@ -41,27 +41,27 @@ def test_sentences_as_keys_are_found_again(tmp_path, keys):
     ["a", "a"], ["a/b", "a"], ["a//b", "a/b"], ["a", "/a"], ["x", "a/b/c", "a/b"], ["."], ["/"], [""], ["a/"],
     ["and/or/."], ["x\0y"], ["a", "a/b"], ["a/./b"]])
 def test_a_key_that_is_taken_or_no_name_is_refused(tmp_path, keys):
-    with pytest.raises(ConfigurationError) as caught, hdf5_file(tmp_path / "o.hdf5") as writer:
+    with pytest.raises(ConfigurationError) as error, hdf5_file(tmp_path / "o.hdf5") as writer:
         for key in keys:
             writer.write(key, VECTORS)
-    assert str(caught.value).startswith("use_sentence_keys: expected sentences that are different and valid names in "
-                                        f"HDF5, got {keys[-1]!r}")
-    assert str(caught.value).endswith("line numbers always work")
+    assert str(error.value).startswith("use_sentence_keys: expected sentences that are different and valid names in "
+                                       f"HDF5, got {keys[-1]!r}")
+    assert str(error.value).endswith("line numbers always work")
     assert names(tmp_path) == []
 
 
-def test_a_place_for_no_file_is_refused_before_any_work(tmp_path):
-    refused = pytest.raises(FileNotFoundError, match="^output file: expected an existing directory, found none at")
-    with refused, hdf5_file(tmp_path / "no" / "o.hdf5"):
+def test_an_absent_directory_is_refused_before_any_work(tmp_path):
+    refusal = pytest.raises(FileNotFoundError, match="^output file: expected an existing directory, found none at")
+    with refusal, hdf5_file(tmp_path / "no" / "o.hdf5"):
         pytest.fail("the body ran")
 
 
-def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path):
-    written = 0
-    with full_disk(50_000), pytest.raises(OSError) as caught, hdf5_file(tmp_path / "o.hdf5") as writer:
-        for written in range(1000):
-            writer.write(str(written), np.zeros((3, 7, 8)))
-    assert written < 75 and caught.value.filename == str(tmp_path / "o.hdf5") and names(tmp_path) == []
+def test_a_full_disk_is_noticed_at_once_and_leaves_nothing(tmp_path):
+    number = 0
+    with full_disk(50_000), pytest.raises(OSError) as error, hdf5_file(tmp_path / "o.hdf5") as writer:
+        for number in range(1000):
+            writer.write(str(number), np.zeros((3, 7, 8)))
+    assert number < 75 and error.value.filename == str(tmp_path / "o.hdf5") and names(tmp_path) == []
 
 
 # ---- a full disk is reported with the name of the file that did not fit, and leaves nothing of it ----
@@ -73,7 +73,7 @@ def arrays(*shape):
 
 @pytest.mark.parametrize("name, write", [
     ("out.npz", lambda path: write_arrays(path, arrays(1000))),
-    ("out.npz", lambda path: write_arrays(path, arrays(240))),  # the archive's directory is too much
+    ("out.npz", lambda path: write_arrays(path, arrays(240))),  # the archive's directory does not fit
     ("out.npy", lambda path: write_arrays(path, arrays(1000))),
     ("out.h5", lambda path: write_arrays(path, arrays(1000))),
     ("out.json", lambda path: write_arrays(path.with_suffix(".npy"), ((f"{k:06000}", np.zeros(1)) for k in range(2)))),
@@ -82,29 +82,29 @@ def arrays(*shape):
     ("options.json", lambda path: write_json(path, {"text": "a" * 7000}))])
 def test_a_full_disk_names_the_file(tmp_path, name, write):
     (tmp_path / "text").write_text("".join(f"word{number}\n" for number in range(1000)))
-    with full_disk(), pytest.raises(OSError, match=f"File too large: '{tmp_path / name}'$") as caught:
+    with full_disk(), pytest.raises(OSError, match=f"File too large: '{tmp_path / name}'$") as error:
         write(tmp_path / name)
-    assert caught.value.errno == errno.EFBIG and names(tmp_path) == ["text"]
+    assert error.value.errno == errno.EFBIG and names(tmp_path) == ["text"]
 
 
 def test_arrays_come_back(tmp_path):
     values = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     for rows in (values, values.T, values[:0], values.astype(np.float16)):
         write_arrays(tmp_path / "out.npy", ((str(number), row) for number, row in enumerate(rows)))
-        found = np.load(tmp_path / "out.npy")
-        assert len(found) == len(rows) and (not rows.size or (found.dtype == rows.dtype and (found == rows).all()))
+        array = np.load(tmp_path / "out.npy")
+        assert len(array) == len(rows) and (not rows.size or (array.dtype == rows.dtype and (array == rows).all()))
 
 
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("renamed", [0, 1])
-def test_vectors_never_stand_beside_other_names(tmp_path, monkeypatch, is_old, renamed):
-    """A run that ends before the first rename or the second."""
-    path, replace, done = tmp_path / "out.npy", os.replace, []
+def test_vectors_are_never_stored_with_other_names(tmp_path, monkeypatch, is_old, renamed):
+    """The run ends before the first or the second rename."""
+    path, replace, renames = tmp_path / "out.npy", os.replace, []
 
     def replacing(*paths):
-        if len(done) == renamed:
+        if len(renames) == renamed:
             raise OSError("killed")
-        done.append(replace(*paths))
+        renames.append(replace(*paths))
 
     if is_old:
         write_arrays(path, [("old", VECTORS)])

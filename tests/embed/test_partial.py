@@ -1,4 +1,4 @@
-"""Partial results: those that fit are resumed, damaged ones refused, and commits outlast what ends a run."""
+"""Partial results: matching ones are resumed, damaged ones are refused, and commits outlast the run."""
 
 import os
 import signal
@@ -21,14 +21,14 @@ CHANGED_LATE = [*TEXTS[:10], ["another"], *TEXTS[11:]]
 
 @pytest.fixture
 def interrupted(tmp_path):
-    """An output of which four parts are done."""
+    """An output with four finished parts."""
     with power_cut(4):
         embed(tmp_path / "o.h5")
     return tmp_path / "o.h5"
 
 
 @pytest.mark.parametrize("files", [[], ["parts/00000.h5", "parts/joined", "progress.npz.new"], ["parts/00003.h5"]])
-def test_what_a_killed_run_leaves_without_its_progress_is_removed(tmp_path, files):
+def test_parts_of_a_killed_run_without_progress_are_removed(tmp_path, files):
     (tmp_path / "o.h5.part" / "parts").mkdir(parents=True)
     for file in files:
         (tmp_path / "o.h5.part" / file).touch()
@@ -36,7 +36,7 @@ def test_what_a_killed_run_leaves_without_its_progress_is_removed(tmp_path, file
     assert names(tmp_path) == ["o.h5"]
 
 
-def test_a_commit_that_failed_does_not_count(tmp_path, monkeypatch, caplog):
+def test_a_failed_commit_does_not_count(tmp_path, monkeypatch, caplog):
     replace = os.replace
 
     def replacing(source, target):
@@ -67,7 +67,7 @@ def test_a_commit_that_failed_does_not_count(tmp_path, monkeypatch, caplog):
     *((arguments, r"output: found a partial result of 12 texts in .*o.h5.part; resume \(--resume\) goes on after")
       for arguments in ({}, {"texts": OTHER}, {"state": "warm"})),
 ])
-def test_what_does_not_fit_is_refused_and_the_partial_result_stays(interrupted, arguments, message):
+def test_a_partial_result_that_does_not_fit_is_refused_and_stays(interrupted, arguments, message):
     before = sorted(path.name for path in interrupted.with_name("o.h5.part").iterdir())
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         embed(interrupted, **arguments)
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_refused_and_the_partial_result_stays(interrupted, 
 @pytest.mark.skipif(not TILE_ISAS, reason="no tiles here, nor their emulation")
 @pytest.mark.parametrize("precision, runs_as", [("high", "highest"),
                                                 ("medium", "medium .weights in bf16, products in fp32.")])
-def test_a_run_does_not_go_on_where_its_precision_runs_as_another(tmp_path, precision, runs_as):
+def test_a_run_is_not_resumed_where_its_precision_runs_as_another(tmp_path, precision, runs_as):
     with isa("generic"), power_cut(4):
         embed(tmp_path / "o.h5", precision=precision)
     with isa(TILE_ISAS[0]), pytest.raises(ConfigurationError, match=f"resume: .* has effective precision '{runs_as}' "
@@ -92,7 +92,7 @@ def truncate(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
-def damaged(path):
+def damage_byte(path):
     flip(path, path.stat().st_size // 2)
 
 
@@ -106,7 +106,7 @@ def test_a_run_without_one_of_its_parts_starts_again(interrupted, caplog, resume
 
 
 @pytest.mark.parametrize("state", ["carry", "warm"])
-def test_files_of_a_part_that_was_not_finished_are_replaced(tmp_path, state):
+def test_files_of_an_unfinished_part_are_replaced(tmp_path, state):
     with power_cut(2):
         embed(tmp_path / "o.h5", state)
     (tmp_path / "o.h5.part" / "parts" / "00002.h5").write_text("half")
@@ -118,7 +118,7 @@ def test_files_of_a_part_that_was_not_finished_are_replaced(tmp_path, state):
     assert names(tmp_path) == ["o.h5", "whole.h5"]
 
 
-@pytest.mark.parametrize("damage", [truncate, damaged, *(lambda path, text=text: path.write_text(text)
+@pytest.mark.parametrize("damage", [truncate, damage_byte, *(lambda path, text=text: path.write_text(text)
                                                       for text in ("[]", ""))])
 def test_damaged_progress_is_refused(interrupted, damage):
     damage(interrupted.with_name("o.h5.part") / "progress.npz")
@@ -137,7 +137,7 @@ def directory_of_parts(path):
 
 
 @pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file, directory_of_parts])
-def test_what_is_not_a_partial_result_is_left_alone(tmp_path, make):
+def test_other_files_at_the_partial_results_name_are_left_alone(tmp_path, make):
     make(tmp_path / "o.h5.part")
     for resume in (False, True):
         with pytest.raises(ConfigurationError, match="^output: expected nothing or a partial result at .*o.h5.part"):
@@ -145,7 +145,7 @@ def test_what_is_not_a_partial_result_is_left_alone(tmp_path, make):
     assert names(tmp_path) == ["o.h5.part"]
 
 
-def test_what_killed_processes_left_is_removed_but_not_partial_results(interrupted):
+def test_files_of_killed_processes_are_removed_but_not_partial_results(interrupted):
     (interrupted.parent / "o.h5.lock").touch()
     (interrupted.parent / "o.h5.0123abcd.part").mkdir()
     (interrupted.parent / "o.h5.mine.part").touch()
@@ -154,7 +154,7 @@ def test_what_killed_processes_left_is_removed_but_not_partial_results(interrupt
 
 
 @pytest.mark.parametrize("size", [4000, 40_000])
-def test_a_full_disk_leaves_what_was_committed(tmp_path, caplog, size):
+def test_a_full_disk_leaves_the_commits(tmp_path, caplog, size):
     output = tmp_path / "o.h5"
     with full_disk(size), pytest.raises(OSError, match=f"File too large.*: '{output}'"):
         embed(output, slots=5, texts=[[f"word{k}"] * (2 + 60 * (k > 30)) for k in range(40)])
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_what_was_committed(tmp_path, caplog, size):
 
 
 @pytest.mark.parametrize("state", ["carry", "warm"])
-def test_a_stop_keeps_what_was_committed(tmp_path, state):
+def test_a_stop_keeps_the_commits(tmp_path, state):
     long = TEXTS * 4
 
     def texts():
@@ -183,9 +183,9 @@ def test_a_stop_keeps_what_was_committed(tmp_path, state):
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
-def test_every_commit_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
+def test_every_commit_is_on_the_disk_before_its_rename(tmp_path, monkeypatch):
     """The bytes of all parts were synchronized before `progress.npz` counts them, and so was their directory."""
-    synchronized, counted, fsync, replace = set(), [], os.fsync, os.replace
+    synchronized, part_counts, fsync, replace = set(), [], os.fsync, os.replace
 
     def synchronizing(number):
         synchronized.add(os.fstat(number).st_ino)
@@ -194,11 +194,11 @@ def test_every_commit_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
     def replacing(source, target):
         if os.path.basename(target) == "progress.npz":
             parts = Path(target).parent / "parts"
-            counted.append(len(names(parts)))
+            part_counts.append(len(names(parts)))
             assert {path.stat().st_ino for path in (Path(source), parts, *parts.iterdir())} <= synchronized
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", synchronizing)
     monkeypatch.setattr(os, "replace", replacing)
     embed(tmp_path / "o.h5")
-    assert counted == list(range(1, 1 + len(counted))) and len(counted) > 10
+    assert part_counts == list(range(1, 1 + len(part_counts))) and len(part_counts) > 10

@@ -1,4 +1,4 @@
-"""`low` at every entry that takes a precision: the vectors of a biLM in `low`, and a refusal where gradients are."""
+"""`low` at every entry point with a precision: the vectors of a biLM in `low`, and a refusal of gradients."""
 
 import json
 
@@ -28,8 +28,8 @@ def model(tmp_path_factory):
 def layers(model, precision):
     """[layers, T, 2 P] of `TOKENS` from zero states."""
     with torch.no_grad():
-        found, _ = BiLm.from_files(*paths(model), state="zero", precision=precision).embed_tokens([TOKENS])
-    return np.stack([each[1:-1].numpy() for each in found])
+        activations, _ = BiLm.from_files(*paths(model), state="zero", precision=precision).embed_tokens([TOKENS])
+    return np.stack([each[1:-1].numpy() for each in activations])
 
 
 @pytest.fixture(scope="module")
@@ -116,16 +116,16 @@ def test_commands_in_low_print_the_figures_of_low(model, tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["compare ka lo", "nearest text.txt --word ka", "cache vocab.txt table.h5",
                                      "seqvec -i in.fasta -o out.npz --cpu --id 0"])
-def test_a_command_makes_its_model_in_the_precision_given(command, model, tmp_path, monkeypatch, capsys):
+def test_a_command_makes_its_model_in_the_given_precision(command, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, text in (("text.txt", "ka lo\nlo ka\n"), ("in.fasta", ">a\nMK\n"), ("vocab.txt", "<S>\n</S>\nka\n")):
         (tmp_path / name).write_text(text)
-    init, made = BiLm.__init__, []
+    init, precisions = BiLm.__init__, []
 
-    def recording(bilm, *arguments, **how):
-        init(bilm, *arguments, **how)
-        made.append(bilm.precision)
+    def recording(bilm, *arguments, **options):
+        init(bilm, *arguments, **options)
+        precisions.append(bilm.precision)
 
     monkeypatch.setattr(BiLm, "__init__", recording)
     status, _, err = run(capsys, *command.split(), "--model", model, "--precision", "low")
-    assert (status, made) == (0, ["low"]), err
+    assert (status, precisions) == (0, ["low"]), err

@@ -1,4 +1,4 @@
-"""Corpora in parts: whatever ends a run, the resumed run gives the same as an uninterrupted one."""
+"""Corpora in parts: a resumed run gives the output of an uninterrupted run."""
 
 import io
 import json
@@ -28,21 +28,21 @@ COLUMNS = [("parquet", "o"), ("arrow", "o.arrow")] if find_spec("pyarrow") else 
 @pytest.mark.parametrize("state, slots, cuts, layout", grid(
     ["carry", "zero", "warm"], [1, 3, 64], [(1,), (2, 1), (4, 3, 1)],
     [("allennlp", "o.h5"), ("npz", "o.npz"), *COLUMNS], together=1))
-def test_a_run_that_goes_on_gives_what_an_uninterrupted_one_gives(tmp_path, state, slots, cuts, layout):
+def test_a_resumed_run_gives_the_output_of_an_uninterrupted_run(tmp_path, state, slots, cuts, layout):
     layout, name = layout
     (tmp_path / "whole").mkdir()
     whole, output = tmp_path / "whole" / name, tmp_path / name
     expected_states = embed(whole, state, slots, layout=layout, seconds=1000)
     for count in cuts:
         if slots > len(TEXTS):
-            break  # one batch, and nothing to cut
+            break  # a single batch cannot be cut
         with power_cut(count):
             embed(output, state, slots, layout=layout, resume=True)
         assert names(tmp_path) == [f"{name}.part", "whole"]
     states = embed(output, state, slots, layout=layout, resume=True)
     assert content(output) == content(whole) and names(tmp_path) == [name, "whole"]
-    for one, other in zip(states or (), expected_states or (), strict=True):
-        assert torch.equal(one, other)
+    for actual, expected in zip(states or (), expected_states or (), strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
@@ -59,7 +59,7 @@ def test_sections_do_not_change_a_result(tmp_path, state, count):
 @pytest.mark.parametrize("layout, name, part", [("parquet", "o", "00000.parquet"), ("parquet", "o.1/", "00000.parquet"),
                                                 ("arrow", "o", "00000.arrow")])
 def test_a_run_of_one_part_makes_a_directory_too(tmp_path, count, layout, name, part):
-    """Also one that ends after its only commit, or just before its output gets its name."""
+    """Also a run that ends after its only commit, or just before its output gets its name."""
     pytest.importorskip("pyarrow")
     embed(tmp_path / "o.parquet", layout="parquet", texts=TEXTS[:count], seconds=1000)
     expected = content(tmp_path / "o.parquet")
@@ -82,12 +82,12 @@ def test_a_run_of_one_part_makes_a_directory_too(tmp_path, count, layout, name, 
 @pytest.mark.parametrize("name", ["o", "o/"])
 def test_saved_vectors_are_a_directory_however_few(tmp_path, name):
     pytest.importorskip("pyarrow")
-    loaded = LoadedElmo(bilm(state="warm"))
-    loaded.save_vectors(f"{tmp_path}/{name}", ["one text", "two"], 1, layout="parquet")
+    elmo = LoadedElmo(bilm(state="warm"))
+    elmo.save_vectors(f"{tmp_path}/{name}", ["one text", "two"], 1, layout="parquet")
     assert names(tmp_path) == ["o"] and names(tmp_path / "o") == ["00000.parquet"]
-    with open_embeddings(tmp_path / "o") as found:
-        assert found.layers == 1
-        for values, expected in zip(found, loaded.embed(["one text", "two"], "all"), strict=True):
+    with open_embeddings(tmp_path / "o") as embeddings:
+        assert embeddings.layers == 1
+        for values, expected in zip(embeddings, elmo.embed(["one text", "two"], "all"), strict=True):
             np.testing.assert_array_equal(values, expected[1])
 
 
@@ -99,13 +99,13 @@ def test_the_batch_size_may_change_where_states_are_not_carried(tmp_path):
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
-def test_files_of_text_go_on(tmp_path):
+def test_files_of_text_are_resumed(tmp_path):
     lines = "".join(f"{' '.join(tokens)}\n" for tokens in TEXTS)
-    how = {"allow_blank": True, "batch_size": 3, "progress": False}
-    model().embed_file(io.StringIO(lines), tmp_path / "whole.h5", **how)
+    settings = {"allow_blank": True, "batch_size": 3, "progress": False}
+    model().embed_file(io.StringIO(lines), tmp_path / "whole.h5", **settings)
     with power_cut(3):
-        model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **how)
-    model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **how, resume=True)
+        model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **settings)
+    model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **settings, resume=True)
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
@@ -127,13 +127,13 @@ def test_more_texts_than_a_run_whose_end_failed(tmp_path, state):
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
-def test_saved_vectors_go_on(tmp_path):
-    loaded = LoadedElmo(bilm(state="warm"))
+def test_saved_vectors_are_resumed(tmp_path):
+    elmo = LoadedElmo(bilm(state="warm"))
     texts = ["one text", ["two", "tokens"], FastaRecord("P1 a protein", "MKV"), Text("id", "a b", ["a", "b"])] * 2
     with power_cut(3):
-        loaded.save_vectors(tmp_path / "o.npy", texts, "top", pool="mean", batch_size=2, dtype="float16")
-    loaded.save_vectors(tmp_path / "o.npy", texts, "top", pool="mean", batch_size=2, dtype="float16", resume=True)
-    expected = np.stack(loaded.embed(texts, "top", pool="mean")).astype(np.float16)
+        elmo.save_vectors(tmp_path / "o.npy", texts, "top", pool="mean", batch_size=2, dtype="float16")
+    elmo.save_vectors(tmp_path / "o.npy", texts, "top", pool="mean", batch_size=2, dtype="float16", resume=True)
+    expected = np.stack(elmo.embed(texts, "top", pool="mean")).astype(np.float16)
     assert np.array_equal(np.load(tmp_path / "o.npy"), expected) and names(tmp_path) == ["o.json", "o.npy"]
     assert json.loads((tmp_path / "o.json").read_text()) == ["0", "1", "P1", "id", "4", "5", "P1", "id"]
 
@@ -153,7 +153,7 @@ def test_errors_of_the_writer_reach_the_caller(tmp_path):
     ("o.npz", {}, "output: expected different identifiers, got 'twice' twice"),
     ("o.h5", {"use_sentence_keys": True}, "use_sentence_keys: expected different sentences, got 'b' twice"),
 ])
-def test_a_key_given_twice_is_refused_across_segments(tmp_path, name, options, message):
+def test_a_duplicate_key_is_refused_across_segments(tmp_path, name, options, message):
     def texts():
         for number in range(100):
             yield Text("twice" if number in (2, 30) else str(number), "b" if number in (2, 30) else f"a{number}", ["a"])

@@ -49,15 +49,15 @@ def test_substitutes_are_json_lines(files, command):
     assert [(each["sentence"], each["position"], each["word"]) for each in records] == [
         (0, 0, "the"), (0, 4, "the"), (3, 0, "the"), (3, 2, "dog")]
     for record in records:
-        found = head.substitutes(SENTENCES[record["sentence"]], record["position"], 3, "forward")
-        assert [word for word, _ in record["substitutes"]] == [each.word for each in found]
+        substitutes = head.substitutes(SENTENCES[record["sentence"]], record["position"], 3, "forward")
+        assert [word for word, _ in record["substitutes"]] == [each.word for each in substitutes]
 
 
 @pytest.mark.parametrize("arguments, words", [
     (["--top", "0"], "k: expected"), (["--model", "nowhere"], "found nothing at nowhere"),
     (["--softmax-file", "nowhere"], "found none at nowhere"), (["--direction", "up"], "invalid choice"),
     (None, "`elmo-fast export --softmax`")])
-def test_what_is_wrong_is_said_in_one_line(files, command, arguments, words):
+def test_wrong_arguments_are_reported_in_one_line(files, command, arguments, words):
     if arguments is None:
         (files / "softmax.hdf5").unlink()
     status, _, err = command("substitutes", *(arguments or ()))

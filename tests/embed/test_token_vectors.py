@@ -1,4 +1,4 @@
-"""Token vectors are kept between calls: known tokens are not encoded again, and results have the same bits."""
+"""Token vectors are cached between calls: known tokens are not encoded again, and results have the same bits."""
 
 import copy
 
@@ -13,20 +13,20 @@ from elmo_fast.model.token_table.lookup import TokenEncoder
 from tests.support.engines import needs_native
 from tests.support.models import SHAPES, bilm
 
-pytestmark = needs_native  # whose bits do not depend on what is encoded together
+pytestmark = needs_native  # its bits do not depend on the tokens of a batch
 SENTENCES = [["the", "old", "man"], ["the", "sea", "and", "the", "man"], [], ["sea"]]
 
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The tokens that were encoded."""
+    """The encoded tokens."""
     tokens, strings = [], TokenEncoder.strings
 
-    def recorded(encoder, new):
+    def recording(encoder, new):
         tokens.extend(new)
         return strings(encoder, new)
 
-    monkeypatch.setattr(TokenEncoder, "strings", recorded)
+    monkeypatch.setattr(TokenEncoder, "strings", recording)
     return tokens
 
 
@@ -43,10 +43,10 @@ def test_a_token_is_encoded_once(encoded):
     results = [elmo.embed([sentence], state="zero")[0] for sentence in SENTENCES]
     batch = elmo._embedder.embed_batch(SENTENCES)
     assert encoded == ["<S>", "the", "old", "man", "</S>", "sea", "and"]
-    for sentence, one, other in zip(SENTENCES, results, batch, strict=True):
+    for sentence, single, batched in zip(SENTENCES, results, batch, strict=True):
         expected = alone(sentence)
-        np.testing.assert_array_equal(one, expected)
-        np.testing.assert_array_equal(other, expected)
+        np.testing.assert_array_equal(single, expected)
+        np.testing.assert_array_equal(batched, expected)
 
 
 @pytest.mark.parametrize("change", [
@@ -54,7 +54,7 @@ def test_a_token_is_encoded_once(encoded):
     lambda elmo: elmo.bilm.get_parameter("_token_embedder.char_embed").detach().add_(0.25),
     lambda elmo: setattr(elmo.bilm, "precision", "low"), lambda elmo: setattr(elmo.bilm, "backend", "torch"),
     lambda elmo: elmo.bilm.half()])
-def test_what_the_vectors_depend_on(change):
+def test_changes_that_renew_the_vectors(change):
     elmo = LoadedElmo(model())
     elmo.embed(SENTENCES, state="zero")
     change(elmo)

@@ -44,21 +44,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """Layers [3, T, 8] of each text from zero states, of the weights alone: word k of the vocabulary has id k + 1."""
+    """Layers [3, T, 8] of each text from zero states, by the weights alone: word k of the vocabulary has id k + 1."""
     options = Options.from_dict(CONTENT)
     bilm = BiLm(options, random_weights(options), state="zero", backend="reference")
     numbers = {word: number for number, word in enumerate(WORDS, 1)}
-    found = []
+    arrays = []
     for tokens in TOKENS:
         ids = [numbers.get(token, numbers["<UNK>"]) for token in ["<S>", *tokens, "</S>"]]
         layers = bilm(torch.tensor([ids]), boundaries="present").activations
-        found.append(torch.cat(layers)[:, 1:-1].detach().numpy())
-    return found
+        arrays.append(torch.cat(layers)[:, 1:-1].detach().numpy())
+    return arrays
 
 
-def check(found, expected):
-    for values, wanted in zip(found, expected, strict=True):
-        np.testing.assert_allclose(values, wanted, rtol=0, atol=2e-6)
+def check(actual, expected):
+    for values, truth in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(values, truth, rtol=0, atol=2e-6)
 
 
 def of_elmo(elmo):
@@ -69,15 +69,15 @@ def of_elmo(elmo):
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "torch"])
 def test_vectors_of_text(folder, expected, backend):
-    loaded = elmo_fast.load(folder, backend=backend)
-    check(loaded.embed(TOKENS, state="zero"), expected)
-    check(loaded.embed([" ".join(tokens) for tokens in TOKENS], state="zero"), expected)
-    check(loaded.stream(TOKENS, state="zero", layers="top"), [layers[2] for layers in expected])
-    check([loaded.encode_words(TOKENS[3])], [expected[3][0, :, :4]])
+    elmo = elmo_fast.load(folder, backend=backend)
+    check(elmo.embed(TOKENS, state="zero"), expected)
+    check(elmo.embed([" ".join(tokens) for tokens in TOKENS], state="zero"), expected)
+    check(elmo.stream(TOKENS, state="zero", layers="top"), [layers[2] for layers in expected])
+    check([elmo.encode_words(TOKENS[3])], [expected[3][0, :, :4]])
     embedder = ElmoEmbedder(*paths(folder), state="zero", backend=backend)
     check(embedder.embed_batch(TOKENS), expected)
     check(embedder.embed_sentences(TOKENS, batch_size=2), expected)
-    assert np.isfinite(np.concatenate([layers.ravel() for layers in loaded.embed(TOKENS)])).all()  # warm
+    assert np.isfinite(np.concatenate([layers.ravel() for layers in elmo.embed(TOKENS)])).all()  # warm
 
 
 def test_elmo_and_the_drop_ins(folder, expected, tmp_path):
@@ -104,20 +104,20 @@ def test_elmo_and_the_drop_ins(folder, expected, tmp_path):
 
 
 def test_dumps(folder, expected, tmp_path):
-    """The vocabulary that is given numbers the words of a model without one."""
-    model, given, out = tmp_path / "model", tmp_path / "given.txt", tmp_path / "out.hdf5"
+    """The vocabulary argument numbers the words of a model without a vocabulary."""
+    model, vocabulary, out = tmp_path / "model", tmp_path / "given.txt", tmp_path / "out.hdf5"
     model.mkdir()
     for path in paths(folder):
         (model / path.name).write_bytes(path.read_bytes())
-    given.write_text("\n".join(WORDS), encoding="utf-8")
-    bilm_tf.dump_bilm_embeddings(given, folder.parent / "text.txt", *paths(model), out, state="zero")
-    found = read_hdf5(out)
-    check([found[str(number)] for number in range(5)], expected)
-    bilm_tf.dump_token_embeddings(given, *paths(model), out)
+    vocabulary.write_text("\n".join(WORDS), encoding="utf-8")
+    bilm_tf.dump_bilm_embeddings(vocabulary, folder.parent / "text.txt", *paths(model), out, state="zero")
+    arrays = read_hdf5(out)
+    check([arrays[str(number)] for number in range(5)], expected)
+    bilm_tf.dump_token_embeddings(vocabulary, *paths(model), out)
     check([read_hdf5(out)["embedding"]], [random_weights(Options.from_dict(CONTENT))["embedding"]])
     words = bilm_tf.BidirectionalLanguageModel(*paths(model), use_character_inputs=False, state="zero",
                                                embedding_weight_file=out)
-    ops = words(bilm_tf.TokenBatcher(given).batch_sentences(TOKENS[:2]))
+    ops = words(bilm_tf.TokenBatcher(vocabulary).batch_sentences(TOKENS[:2]))
     check([layers[:, :len(tokens)] for layers, tokens in zip(ops["lm_embeddings"].numpy(), TOKENS)], expected[:2])
 
 
@@ -130,18 +130,18 @@ def test_token_tables(folder, expected, tmp_path, capsys):
         bilm.token_table = table
         check(ElmoEmbedder.from_bilm(bilm).embed_batch(TOKENS), expected)
     bilm.token_table = tables[1]  # `dog` has the vector of `<UNK>`
-    found = ElmoEmbedder.from_bilm(bilm).embed_sentence(["the", "dog"])
-    check([found], elmo_fast.load(folder).embed([["the", "UNSEEN"]], state="zero"))
+    vectors = ElmoEmbedder.from_bilm(bilm).embed_sentence(["the", "dog"])
+    check([vectors], elmo_fast.load(folder).embed([["the", "UNSEEN"]], state="zero"))
 
 
 def test_files_and_the_command(folder, expected, tmp_path, capsys):
     text, out = folder.parent / "text.txt", tmp_path / "out.h5"
-    how = ("--all", "--state", "zero", "--allow-blank")
+    flags = ("--all", "--state", "zero", "--allow-blank")
     for model in (("--model", folder), ("--options-file", paths(folder)[0], "--weight-file", paths(folder)[1])):
-        status, _, errors = run(capsys, "embed", text, out, *how, *model)
+        status, _, errors = run(capsys, "embed", text, out, *flags, *model)
         assert status == 0, errors
-        found = read_hdf5(out)
-        check([found[str(number)] for number in range(5)], expected)
+        arrays = read_hdf5(out)
+        check([arrays[str(number)] for number in range(5)], expected)
     elmo_fast.load(folder).save_vectors(tmp_path / "saved.npz", TOKENS, state="zero")
     check([np.load(tmp_path / "saved.npz")[str(number)] for number in range(5)], expected)
     for arguments in (("score", text), ("substitutes", text, "--word", "dog"), ("info", folder),
@@ -156,23 +156,23 @@ def test_copies_and_exports_keep_the_vocabulary(folder, expected, tmp_path):
     export_module(elmo, tmp_path / "module")
     torch.save(elmo.state_dict(), tmp_path / "state.th")
     export_state_dict(tmp_path / "state.th", paths(folder)[0], tmp_path / "state")
-    for made in ("module", "state"):
-        assert (tmp_path / made / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == WORDS
-        check(elmo_fast.load(tmp_path / made).embed(TOKENS, state="zero"), expected)
+    for name in ("module", "state"):
+        assert (tmp_path / name / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1] == WORDS
+        check(elmo_fast.load(tmp_path / name).embed(TOKENS, state="zero"), expected)
     for copied in (copy.deepcopy(elmo), pickle.loads(pickle.dumps(elmo))):
         check(of_elmo(copied), [layers.mean(0) for layers in expected])
 
 
 def test_the_fingerprint_has_the_vocabulary(folder, tmp_path):
-    """So that a run of other words is not resumed, and a table of theirs refused."""
-    other = tmp_path / "other"
-    other.mkdir()
+    """A run with another vocabulary is not resumed, and a token table of that vocabulary is refused."""
+    clone = tmp_path / "other"
+    clone.mkdir()
     for path in (*paths(folder), folder / "vocab.txt"):
-        (other / path.name).write_bytes(path.read_bytes())
+        (clone / path.name).write_bytes(path.read_bytes())
     ours = BiLm.from_model(folder)
-    assert BiLm.from_model(other).fingerprint() == ours.fingerprint()
-    (other / "vocab.txt").write_text("\n".join([*WORDS[:-1], "Two"]), encoding="utf-8")
-    assert BiLm.from_model(other).fingerprint() != ours.fingerprint()
+    assert BiLm.from_model(clone).fingerprint() == ours.fingerprint()
+    (clone / "vocab.txt").write_text("\n".join([*WORDS[:-1], "Two"]), encoding="utf-8")
+    assert BiLm.from_model(clone).fingerprint() != ours.fingerprint()
 
 
 def test_refusals(folder, tmp_path):
@@ -191,7 +191,7 @@ def test_refusals(folder, tmp_path):
         with pytest.raises(ValueError, match=f"^vocabulary .*{message}"):
             elmo_fast.load(model)
     (model / "vocab.txt").write_text("\n".join("<UNKNOWN>" if word == "<UNK>" else word for word in WORDS))
-    known = elmo_fast.load(model)
+    elmo = elmo_fast.load(model)
     with pytest.raises(ValueError, match="which has no <UNK> to stand for another, got 'unseen'"):
-        known.embed(["the unseen"], state="zero")
-    assert Vocabulary(model / "vocab.txt").unk == -1 and known.embed(["the cat"], state="zero")[0].shape == (3, 2, 8)
+        elmo.embed(["the unseen"], state="zero")
+    assert Vocabulary(model / "vocab.txt").unk == -1 and elmo.embed(["the cat"], state="zero")[0].shape == (3, 2, 8)

@@ -27,39 +27,39 @@ def cosine(a, b):
 
 
 def test_maps_of_layers_and_of_a_mixture(elmo):
-    found = compare(elmo, "a naïve 猫 sat", ["one", "two words"])
+    maps = compare(elmo, "a naïve 猫 sat", ["one", "two words"])
     a, b = elmo.embed([["a", "naïve", "猫", "sat"], ["one", "two words"]])
-    assert (found.first_tokens, found.second_tokens) == (["a", "naïve", "猫", "sat"], ["one", "two words"])
-    assert found.layers().dtype == np.float32 and found.layers().shape == (3, 4, 2)
-    np.testing.assert_allclose(found.layers(), [cosine(x, y) for x, y in zip(a, b)], atol=1e-7)
+    assert (maps.first_tokens, maps.second_tokens) == (["a", "naïve", "猫", "sat"], ["one", "two words"])
+    assert maps.layers().dtype == np.float32 and maps.layers().shape == (3, 4, 2)
+    np.testing.assert_allclose(maps.layers(), [cosine(x, y) for x, y in zip(a, b)], atol=1e-7)
     weights = [0.2, -0.5, 1.3]
     mixed = cosine(np.tensordot(weights, a, axes=1), np.tensordot(weights, b, axes=1))
-    np.testing.assert_allclose(found.mixed(weights), mixed, atol=1e-6)
+    np.testing.assert_allclose(maps.mixed(weights), mixed, atol=1e-6)
     for layer in range(3):
-        np.testing.assert_allclose(found.mixed(np.eye(3)[layer]), found.layers()[layer], atol=1e-7)
-    cross, first, second = found.products()
+        np.testing.assert_allclose(maps.mixed(np.eye(3)[layer]), maps.layers()[layer], atol=1e-7)
+    cross, first, second = maps.products()
     assert cross.shape == (3, 3, 4, 2) and first.shape == (3, 3, 4) and second.shape == (3, 3, 2)
     norms = [np.sqrt(np.einsum("k,klt,l->t", weights, part, weights)) for part in (first, second)]
     mixed = np.einsum("k,klst,l->st", weights, cross, weights) / np.outer(*norms)
-    np.testing.assert_allclose(mixed, found.mixed(weights), atol=1e-6)
+    np.testing.assert_allclose(mixed, maps.mixed(weights), atol=1e-6)
 
 
 def test_proteins_and_texts_of_readers(elmo):
     protein, text = FastaRecord("P1 a protein", "MKVM"), Text("7", "a text", ["a", "text"])
-    found = compare(elmo, protein, text)
-    assert (found.first_tokens, found.second_tokens) == (list("MKVM"), ["a", "text"])
+    maps = compare(elmo, protein, text)
+    assert (maps.first_tokens, maps.second_tokens) == (list("MKVM"), ["a", "text"])
     index = ContextIndex.build(elmo, [protein, text])
     assert index.texts == [list("MKVM"), ["a", "text"]] and index.occurrences("m").tolist() == [0, 3]
 
 
-def check_nearest(found, vectors, query, tolerance, without=None):
-    """The largest cosines, each of the vector it names; vectors as near as the tolerance come in any order."""
+def check_nearest(contexts, vectors, query, tolerance, without=None):
+    """Neighbours have the largest cosines of their own vectors; ties within the tolerance come in any order."""
     scores = cosine(vectors, query[None])[:, 0]
-    numbers, similarities = [near.number for near in found], [near.similarity for near in found]
+    numbers, similarities = [near.number for near in contexts], [near.similarity for near in contexts]
     assert len(set(numbers)) == len(numbers) and without not in numbers
     np.testing.assert_allclose(similarities, scores[numbers], atol=tolerance)
-    others = np.delete(scores, [] if without is None else [without])
-    np.testing.assert_allclose(similarities, np.sort(others)[::-1][:len(found)], atol=tolerance)
+    other_scores = np.delete(scores, [] if without is None else [without])
+    np.testing.assert_allclose(similarities, np.sort(other_scores)[::-1][:len(contexts)], atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("float16", 2e-3)])
@@ -70,9 +70,9 @@ def test_nearest_of_every_token(elmo, layers, dtype, tolerance):
     assert len(index) == len(vectors) == 19 and index.vectors.dtype == dtype
     assert index.places.tolist() == [[t, p] for t, text in enumerate(TEXTS) for p in range(len(text.split()))]
     for number in (0, 7, 18):
-        found = index.nearest(number, 5)
-        check_nearest(found, vectors, vectors[number], tolerance, without=number)
-        for near in found:
+        contexts = index.nearest(number, 5)
+        check_nearest(contexts, vectors, vectors[number], tolerance, without=number)
+        for near in contexts:
             assert index.places[near.number].tolist() == [near.text, near.position]
     far = np.linspace(-3, 5, 8, dtype=np.float32)
     check_nearest(index.nearest(far, 99), index.vectors, far, 1e-6)
@@ -84,15 +84,15 @@ def test_only_chosen_words_and_their_lines(elmo):
     assert [index.texts[text][at] for text, at in index.places.tolist()] == ["play", "Play", "play", "PLAY"]
     assert index.lines.tolist() == [1, 2, 4] and index.occurrences("PLAY").tolist() == [0, 1, 2, 3]
     assert index.occurrences("game").tolist() == []
-    whole = ContextIndex.build(elmo, TEXTS)
-    np.testing.assert_array_equal(index.vectors, whole.vectors[whole.occurrences("play")])
-    among = whole.nearest(whole.occurrences("play")[1], among=whole.occurrences("play"))
+    full_index = ContextIndex.build(elmo, TEXTS)
+    np.testing.assert_array_equal(index.vectors, full_index.vectors[full_index.occurrences("play")])
+    among = full_index.nearest(full_index.occurrences("play")[1], among=full_index.occurrences("play"))
     assert [near.similarity for near in among] == [near.similarity for near in index.nearest(1)]
 
 
 @pytest.mark.parametrize("center", [False, True])
 def test_nearest_of_many(center):
-    """More than the search computes at once."""
+    """More vectors than the search computes at once."""
     vectors = np.random.default_rng(0).normal(1, 1, (20_000, 8)).astype(np.float32)
     index = ContextIndex([["a"] * len(vectors)], np.array([[0, at] for at in range(len(vectors))]), vectors)
     if center:
@@ -104,9 +104,9 @@ def test_nearest_of_many(center):
 def test_equal_vectors_are_in_the_order_of_the_corpus_and_zeros_last():
     vectors = np.array([[0, 0], [1, 1], [2, 2], [-1, -1], [1, 1]], np.float32)
     index = ContextIndex([list("abcde")], np.array([[0, at] for at in range(5)]), vectors)
-    found = index.nearest(np.array([3, 3]), 5)
-    assert [near.number for near in found] == [1, 2, 4, 3, 0]
-    np.testing.assert_allclose([near.similarity for near in found], [1, 1, 1, -1, np.nan], atol=1e-6)
+    contexts = index.nearest(np.array([3, 3]), 5)
+    assert [near.number for near in contexts] == [1, 2, 4, 3, 0]
+    np.testing.assert_allclose([near.similarity for near in contexts], [1, 1, 1, -1, np.nan], atol=1e-6)
     assert index.nearest(1, among=np.array([1])) == []
 
 
@@ -116,13 +116,13 @@ def test_saved_and_loaded(elmo, tmp_path, layers):
     index = ContextIndex.build(elmo, texts, dtype="float16", layers=layers, state="zero")
     index.save(tmp_path / "index.h5")
     assert names(tmp_path) == ["index.h5"]
-    found = ContextIndex.load(tmp_path / "index.h5")
-    assert found.texts == index.texts and (found.layers, found.state) == (layers, "zero")
-    assert (found.model, found.precision) == (elmo.bilm.fingerprint(), "highest") == (index.model, index.precision)
-    np.testing.assert_array_equal(found.vectors, index.vectors)
-    np.testing.assert_array_equal(found.places, index.places)
-    assert found.nearest(3) == index.nearest(3) and found.lines.tolist() == index.lines.tolist()
-    found.save(tmp_path / "again.h5")
+    copy = ContextIndex.load(tmp_path / "index.h5")
+    assert copy.texts == index.texts and (copy.layers, copy.state) == (layers, "zero")
+    assert (copy.model, copy.precision) == (elmo.bilm.fingerprint(), "highest") == (index.model, index.precision)
+    np.testing.assert_array_equal(copy.vectors, index.vectors)
+    np.testing.assert_array_equal(copy.places, index.places)
+    assert copy.nearest(3) == index.nearest(3) and copy.lines.tolist() == index.lines.tolist()
+    copy.save(tmp_path / "again.h5")
     assert read_hdf5(tmp_path / "again.h5").keys() == read_hdf5(tmp_path / "index.h5").keys()
 
 
@@ -139,16 +139,16 @@ def test_an_index_of_stored_embeddings(elmo, tmp_path, layers):
     path = write("allennlp", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
     expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
     for words in (None, ["play", "it"]):
-        found = open_index(path, words=words)
+        index = open_index(path, words=words)
         same = expected if words is None else ContextIndex.build(elmo, TEXTS, layers=expected.layers, words=words)
-        np.testing.assert_allclose(found.vectors, same.vectors, atol=1e-6)
-        assert found.places.tolist() == same.places.tolist() and found.texts == same.texts
-        assert found.lines.tolist() == same.lines.tolist() and found.check(elmo) is found
-        assert (list(found.layers), found.state) == (list(expected.layers), "warm")
-        assert found.precision == "low"
+        np.testing.assert_allclose(index.vectors, same.vectors, atol=1e-6)
+        assert index.places.tolist() == same.places.tolist() and index.texts == same.texts
+        assert index.lines.tolist() == same.lines.tolist() and index.check(elmo) is index
+        assert (list(index.layers), index.state) == (list(expected.layers), "warm")
+        assert index.precision == "low"
 
 
-def test_what_no_index_can_be_made_of(elmo, tmp_path):
+def test_inputs_that_give_no_index(elmo, tmp_path):
     (tmp_path / "text.txt").write_text("a text")
     assert open_index(tmp_path / "text.txt") is None and open_index(tmp_path / "absent") is None
     form = OutputSpec(layers="top", pool="mean")
@@ -158,9 +158,9 @@ def test_what_no_index_can_be_made_of(elmo, tmp_path):
     elmo.save_vectors(tmp_path / "vectors.npz", TEXTS)
     with pytest.raises(ConfigurationError, match="expected a file that stores tokens"):
         open_index(tmp_path / "vectors.npz")
-    other = LoadedElmo(bilm(elmo_fast.Options.from_dict(tiny()), seed=1, state="warm"))
+    other_model = LoadedElmo(bilm(elmo_fast.Options.from_dict(tiny()), seed=1, state="warm"))
     with pytest.raises(ConfigurationError, match="index: expected vectors of this model .8 values."):
-        ContextIndex.build(elmo, TEXTS).check(other)
+        ContextIndex.build(elmo, TEXTS).check(other_model)
 
 
 def test_files_that_are_no_index(elmo, tmp_path):

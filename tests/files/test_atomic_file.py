@@ -1,4 +1,4 @@
-"""Files and directories that appear whole, and the lock on an output: who is refused, what is removed."""
+"""Atomic files and directories, and the lock on an output: refused writers and removed leftovers."""
 
 import errno
 import fcntl
@@ -39,7 +39,7 @@ def test_a_failure_keeps_the_old_file(tmp_path, error):
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
 
 
-def test_where_nothing_can_be_written_is_refused(tmp_path):
+def test_targets_that_cannot_be_written_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/null", tmp_path / "pipe"):
         with pytest.raises(PermissionError, match="^output: expected an ordinary file"):
@@ -61,7 +61,7 @@ def test_a_folder_without_write_permission_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 100, 3000, 10_000, 40_000])
-def test_a_disk_that_is_full_at_any_time_keeps_the_old_file(tmp_path, size):
+def test_a_full_disk_at_any_time_keeps_the_old_file(tmp_path, size):
     (tmp_path / "a").write_text("old")
     with (full_disk(size), pytest.raises(OSError, match="File too large: '.*/a'$"),
           atomic_hdf5(tmp_path / "a") as (file, _)):
@@ -118,13 +118,13 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     (tmp_path / "link").symlink_to(target)
     with pytest.raises(ConfigurationError, match=message), atomic_path(tmp_path / "link"):
         pytest.fail("two writers")
-    (left,) = tmp_path.glob("a.*.part")
+    (leftover,) = tmp_path.glob("a.*.part")
     (tmp_path / "a.mine.part").write_text("of the user")
     kill(process)
-    assert names(tmp_path) == sorted(["a", "a.lock", "a.mine.part", left.name, "link"])
+    assert names(tmp_path) == sorted(["a", "a.lock", "a.mine.part", leftover.name, "link"])
     with atomic_path(target) as part:
         part.write_text("new")
-        assert not left.exists()
+        assert not leftover.exists()
     assert names(tmp_path) == ["a", "a.mine.part", "link"] and target.read_text() == "new"
 
 
@@ -141,7 +141,7 @@ def test_a_second_command_on_an_output_is_refused(tmp_path, capsys, monkeypatch,
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
     (tmp_path / "in.fasta").write_text(">p|1\nMK\n")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    for file in ("run/checkpoints/step-00000001.pt", "model.ckpt-1.index"):  # they are found, and not read
+    for file in ("run/checkpoints/step-00000001.pt", "model.ckpt-1.index"):  # present, never read
         (tmp_path / file).touch()
     process = hold(tmp_path / name)
     before = names(tmp_path)
@@ -165,11 +165,11 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
         except ConfigurationError:
             return False
 
-    until(is_free, 20)  # the child may not have closed the file yet, which it does first of all
+    until(is_free, 20)  # the child first has to close the file
     os.kill(child, signal.SIGKILL)
 
 
-def test_one_that_waits_takes_the_lock_when_it_is_free(tmp_path, caplog):
+def test_a_waiting_writer_takes_the_lock_when_it_is_free(tmp_path, caplog):
     process = hold(tmp_path / "a")
     waiting = threading.Thread(target=lambda: kill(until(lambda: caplog.messages) and process))
     waiting.start()
@@ -183,7 +183,7 @@ def test_one_that_waits_takes_the_lock_when_it_is_free(tmp_path, caplog):
 def test_other_writers_of_the_process_are_refused(tmp_path):
     target, errors = tmp_path / "a", []
 
-    def other():
+    def write():
         with pytest.raises(ConfigurationError) as raised, locked(target):
             pytest.fail("two writers")
         errors.append(str(raised.value))
@@ -195,7 +195,7 @@ def test_other_writers_of_the_process_are_refused(tmp_path):
         with pytest.raises(ConfigurationError, match="expected no other process or thread to write it"), \
                 locked(target):
             pytest.fail("two writers")
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=write)
         thread.start()
         thread.join()
     assert len(errors) == 1 and "expected no other process or thread to write it" in errors[0]
@@ -285,7 +285,7 @@ def test_old_and_new_files_of_a_directory_are_not_mixed(tmp_path, monkeypatch):
     assert names(out) == ["vocab.txt", "weights"]  # without its options nothing is loaded
 
 
-def test_where_a_directory_must_be_new(tmp_path):
+def test_a_directory_that_must_be_new(tmp_path):
     (tmp_path / "file").touch()
     for target, last in ((tmp_path / "file", "a"), (tmp_path, None)):
         with pytest.raises(ConfigurationError, match="^output: expected a new directory, found .* there already"), \

@@ -21,7 +21,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def secret(tmp_path):
-    """A file of the user's that is none of the model's."""
+    """A file of the user that does not belong to the model."""
     path = tmp_path / "secret"
     path.write_bytes(b"root:x:0:0:" * 5000)
     with h5py.File(tmp_path / "secret.hdf5", "w") as file:
@@ -30,7 +30,7 @@ def secret(tmp_path):
 
 
 def lead_out(file, name, way, secret):
-    """Replace a dataset by a way out of it with the same shape and type."""
+    """Replace a dataset by one with values elsewhere, of the same shape and type."""
     dataset = file[name]
     shape, dtype = dataset.shape, dataset.dtype
     del file[name]
@@ -45,20 +45,20 @@ def lead_out(file, name, way, secret):
                       else h5py.SoftLink(f"/{name.replace('RNN_0', 'RNN_1')}"))
 
 
-@pytest.mark.parametrize("way, found", [
+@pytest.mark.parametrize("way, message", [
     ("external storage", "values in the file itself, found them in other files"),
     ("virtual dataset", "values in the file itself, found them in other files"),
     ("external link", "a dataset in the file itself, found a soft or external link"),
     ("soft link", "a dataset in the file itself, found a soft or external link")])
-def test_weights_that_lead_to_another_file_are_refused(model, secret, way, found):
+def test_weights_that_lead_to_another_file_are_refused(model, secret, way, message):
     options_file, weight_file = paths(model)
     with h5py.File(weight_file, "r+") as file:
         lead_out(file, B, way, secret)
-    with pytest.raises(ConfigurationError, match=f"^weight_file {weight_file}: {B}: expected {found}$"):
+    with pytest.raises(ConfigurationError, match=f"^weight_file {weight_file}: {B}: expected {message}$"):
         BiLm.from_files(options_file, weight_file)
 
 
-def test_so_are_tables_and_softmax(tmp_path, secret):
+def test_tables_and_a_softmax_that_lead_to_another_file_are_refused(tmp_path, secret):
     for name, read in (("embedding", read_table), ("softmax/W", lambda path: read_softmax(path, 4))):
         path = tmp_path / f"{name.replace('/', '_')}.hdf5"
         with h5py.File(path, "w") as file:
@@ -67,7 +67,7 @@ def test_so_are_tables_and_softmax(tmp_path, secret):
             read(path)
 
 
-def test_groups_in_a_circle_end(tmp_path):
+def test_groups_in_a_cycle_are_read(tmp_path):
     path = tmp_path / "circle.hdf5"
     with h5py.File(path, "w") as file:
         file["a/b/embedding"] = np.zeros((2, 3), np.float32)
@@ -86,7 +86,7 @@ def test_datasets_of_implausible_sizes_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused_unless_asked_for(model, value):
+def test_numbers_that_are_not_finite_are_refused_unless_allowed(model, value):
     files = paths(model)
     with h5py.File(files[1], "r+") as file:
         file[B][3] = value
@@ -161,7 +161,7 @@ def test_heaps_of_strings_of_every_size_are_read(tmp_path):
 
 
 def test_attributes_that_are_sequences_are_refused(tmp_path):
-    """A flipped bit makes one of a string, and HDF5 then reads memory that is not its own."""
+    """A flipped bit makes a sequence of a string, and HDF5 then reads foreign memory."""
     path = tmp_path / "table.hdf5"
     with h5py.File(path, "w") as file:
         file["embedding"], file.attrs["format_version"] = np.zeros((2, 3), np.float32), 1

@@ -1,4 +1,4 @@
-"""Where there is no POSIX: a simulated Windows (`tests/support/windows.py`), the package in it, and fallbacks."""
+"""Systems without POSIX: a simulated Windows (`tests/support/windows.py`), the package on it, and fallbacks."""
 
 import os
 import sys
@@ -68,7 +68,7 @@ def test_the_simulation_refuses_what_windows_refuses(tmp_path):
 
 
 @pytest.mark.long
-def test_files_are_written_and_replaced_there(tmp_path):
+def test_files_are_written_and_replaced_on_windows(tmp_path):
     write_model(tmp_path / "model")
     before = names(tmp_path)
     out, errors = windows.run(tmp_path, "-c", EMBED)
@@ -77,14 +77,14 @@ def test_files_are_written_and_replaced_there(tmp_path):
     assert set(names(tmp_path)) - set(before) == {".processes", "t.h5", "v.h5", "v.json", "v.npy", "v.npz"}
 
 
-def test_what_a_system_does_not_say_is_not_known(monkeypatch):
+def test_figures_of_a_system_without_posix(monkeypatch):
     assert 1 <= environment.cores() <= os.cpu_count()
     assert environment.memory_size() > 1 << 28 and environment.peak_memory() > 1 << 24
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.delattr(os, "sysconf")
     monkeypatch.setitem(sys.modules, "resource", None)
     assert (environment.cores(), environment.memory_size(), environment.peak_memory()) == (os.cpu_count(), None, None)
-    assert random_weights(options())  # of which nobody knows whether they fit
+    assert random_weights(options())  # created without knowledge of the memory
 
 
 def control_groups(root, mountinfo, cgroup, files):

@@ -26,17 +26,17 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def texts(tmp_path):
-    """A data set on disk, as those are whose results are cached."""
+    """A data set on disk: its results are cached."""
     datasets.Dataset.from_dict({"text": TEXTS, "tokens": [text.split() for text in TEXTS]}).save_to_disk(tmp_path)
     return datasets.load_from_disk(tmp_path)
 
 
 def assert_rows(dataset, expected, column="elmo"):
-    found = dataset.with_format("numpy")[:][column]
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        one = np.asarray(one, np.float32).reshape(other.shape)
-        np.testing.assert_array_equal(one, other)
+    rows = dataset.with_format("numpy")[:][column]
+    assert len(rows) == len(expected)
+    for row, truth in zip(rows, expected):
+        row = np.asarray(row, np.float32).reshape(truth.shape)
+        np.testing.assert_array_equal(row, truth)
 
 
 def expected(model, layers="average", state="warm"):
@@ -74,7 +74,7 @@ def test_a_column_of_pooled_vectors(model, texts):
 def test_two_processes(model, texts, method, name, monkeypatch):
     model = model if name == "small" else name  # the bundled model is large enough for PyTorch's own threads
     embed = Embed("text", model=model)
-    embed({"text": TEXTS})  # the engine has run, with its threads, before the processes start
+    embed({"text": TEXTS})  # the engine's threads run before the processes start
     monkeypatch.setattr(multiprocess, "Pool", multiprocess.get_context(method).Pool)
     assert_rows(texts.map(embed, batched=True, batch_size=4, num_proc=2), expected(model))
 
@@ -85,13 +85,13 @@ def test_fingerprints_follow_arguments_and_weights_alone(model, texts, tmp_path)
     first = texts.map(embed, batched=True)
     assert before == Hasher.hash(embed) == Hasher.hash(Embed("text", model=model))
     assert first.cache_files == texts.map(Embed("text", model=model), batched=True).cache_files != []
-    other = write_model(tmp_path / "other", seed=1)
+    other_model = write_model(tmp_path / "other", seed=1)
     assert len({before, *(Hasher.hash(Embed("text", **arguments)) for arguments in (
-        {"model": other}, {"model": model, "layers": "top"}, {"model": model, "state": "zero"}))}) == 4
-    content = pickle.dumps(Embed("text", model=other))
+        {"model": other_model}, {"model": model, "layers": "top"}, {"model": model, "state": "zero"}))}) == 4
+    content = pickle.dumps(Embed("text", model=other_model))
     assert len(content) < 1000
-    assert_rows(texts.map(pickle.loads(content), batched=True), expected(other))
-    write_model(other, seed=2)
+    assert_rows(texts.map(pickle.loads(content), batched=True), expected(other_model))
+    write_model(other_model, seed=2)
     with pytest.raises(ValueError, match="^model: expected the weights that .*other had before, got others$"):
         pickle.loads(content)({"text": TEXTS})
 

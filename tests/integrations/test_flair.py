@@ -33,14 +33,14 @@ def sentences():
     return [Sentence(text.split()) for text in TEXTS]
 
 
-def vectors(embedded):
-    return [np.stack([token.get_embedding().numpy() for token in sentence]) for sentence in embedded]
+def vectors(texts):
+    return [np.stack([token.get_embedding().numpy() for token in sentence]) for sentence in texts]
 
 
-def assert_same(found, expected, atol=0):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        np.testing.assert_allclose(one, other, rtol=0, atol=atol)
+def assert_same(actual, expected, atol=0):
+    assert len(actual) == len(expected)
+    for array, truth in zip(actual, expected):
+        np.testing.assert_allclose(array, truth, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("layers, state, width", [
@@ -67,8 +67,8 @@ def test_stacks_pools_and_copies(model):
     pooled = Sentence(TEXTS[0].split())
     DocumentPoolEmbeddings([average]).embed(pooled)
     torch.testing.assert_close(pooled.get_embedding(), torch.from_numpy(expected[0][:, :8].mean(axis=0)))
-    for again in (pickle.loads(pickle.dumps(top)), copy.deepcopy(top)):
-        assert_same(vectors(again.embed(sentences())), vectors(top.embed(sentences())))
+    for clone in (pickle.loads(pickle.dumps(top)), copy.deepcopy(top)):
+        assert_same(vectors(clone.embed(sentences())), vectors(top.embed(sentences())))
 
 
 def test_a_tagger_is_saved_and_loaded(tmp_path):
@@ -81,9 +81,9 @@ def test_a_tagger_is_saved_and_loaded(tmp_path):
             labels.add_item(label)
             token.add_label("pos", label)
     tagger = SequenceTagger(ElmoEmbeddings(), labels, "pos", hidden_size=8, use_crf=False)
-    trained = [part for part in tagger.parameters() if part.requires_grad]
+    parameters = [part for part in tagger.parameters() if part.requires_grad]
     before = tagger.embeddings.bilm.fingerprint()
-    optimizer = torch.optim.Adam(trained, lr=0.05)
+    optimizer = torch.optim.Adam(parameters, lr=0.05)
     losses = []
     for _ in range(20):
         loss, _ = tagger.forward_loss(batch)
@@ -94,15 +94,15 @@ def test_a_tagger_is_saved_and_loaded(tmp_path):
     assert losses[-1] < losses[0] / 4 and tagger.embeddings.bilm.fingerprint() == before
     tagger.eval()
     tagger.save(tmp_path / "tagger.pt")
-    again = SequenceTagger.load(tmp_path / "tagger.pt")
-    assert again.embeddings.name == tagger.embeddings.name
+    second_tagger = SequenceTagger.load(tmp_path / "tagger.pt")
+    assert second_tagger.embeddings.name == tagger.embeddings.name
     first, second = sentences(), sentences()
     tagger.predict(first, label_name="found")
-    again.predict(second, label_name="found")
-    found = [[token.get_label("found") for sentence in part for token in sentence] for part in (first, second)]
-    assert [label.value for label in found[0]] == [label.value for label in found[1]]
-    assert {label.value for label in found[0]} == {"VERB", "OTHER"}
-    np.testing.assert_allclose(*([label.score for label in part] for part in found), atol=1e-5)
+    second_tagger.predict(second, label_name="found")
+    tags = [[token.get_label("found") for sentence in part for token in sentence] for part in (first, second)]
+    assert [label.value for label in tags[0]] == [label.value for label in tags[1]]
+    assert {label.value for label in tags[0]} == {"VERB", "OTHER"}
+    np.testing.assert_allclose(*([label.score for label in part] for part in tags), atol=1e-5)
 
 
 def test_documented_code():

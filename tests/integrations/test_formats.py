@@ -23,26 +23,26 @@ ITEMS[3] = ITEMS[0]._replace(key="3")
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 
-def test_the_page(here):
+def test_the_page(folder):
     for layout, name in (("allennlp", "allennlp.hdf5"), ("npz", "vectors.npz"), ("parquet", "vectors.parquet"),
                          ("parquet", "parts")):
-        write(layout, here / name, OutputSpec(), ITEMS, [12])
-    write("npy", here / "pooled.npy", form := OutputSpec("top", "mean"), make_items(form))
+        write(layout, folder / name, OutputSpec(), ITEMS, [12])
+    write("npy", folder / "pooled.npy", form := OutputSpec("top", "mean"), make_items(form))
     page = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
     codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names, first = {}, ITEMS[0].vectors
     for code in codes:
         exec(code, names)
         if "array" in names:
-            found = np.array(names.pop("array"), dtype=np.float32)
-            assert found.shape == (4, 3, 8) and (found.swapaxes(0, 1) == first).all()
+            array = np.array(names.pop("array"), dtype=np.float32)
+            assert array.shape == (4, 3, 8) and (array.swapaxes(0, 1) == first).all()
         if "first" in names:
             assert (names.pop("first") == first).all()
     assert len(codes) == 8 and names["tokens"] == ITEMS[0].tokens

@@ -17,7 +17,7 @@ LISTS = [[*text.split(), "two words"] for text in TEXTS]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -29,7 +29,7 @@ def write(columns, name="a.parquet", **options):
 
 @pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
                                   pyarrow.dictionary(pyarrow.int32(), pyarrow.string())])
-def test_a_column_of_strings(here, kind):
+def test_a_column_of_strings(folder, kind):
     strings = pyarrow.array(TEXTS, pyarrow.string()).cast(kind)
     with open_texts(write({"id": range(7, 7 + len(TEXTS)), "text": strings}, row_group_size=1500)) as texts:
         assert texts.count() == len(TEXTS)
@@ -38,14 +38,14 @@ def test_a_column_of_strings(here, kind):
 
 
 @pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.string()), pyarrow.large_list(pyarrow.large_string())])
-def test_a_column_of_lists_of_tokens(here, kind):
+def test_a_column_of_lists_of_tokens(folder, kind):
     name = write({"body": pyarrow.array(LISTS, kind), "id": [f"k{k}" for k in range(len(LISTS))]})
     with open_texts(name, field="body", tokenizer="simple") as texts:
         for number, (text, expected) in enumerate(zip(texts, LISTS, strict=True)):
             assert text == (f"k{number}", " ".join(expected), expected)
 
 
-def test_a_row_group_is_not_in_memory_as_a_whole(here):
+def test_a_row_group_is_read_in_parts(folder):
     generator = random.Random(0)
     rows = ["".join(generator.choices("abcdefgh ", k=1000)) for _ in range(300)] * 100
     write({"text": rows}, row_group_size=len(rows), use_dictionary=False, compression="none")
@@ -69,7 +69,7 @@ def test_a_row_group_is_not_in_memory_as_a_whole(here):
                                                                pyarrow.py_buffer(b"\xff")])}, {},
      "Parquet: expected a complete file, got a.parquet .*utf-8"),
 ])
-def test_rows_that_are_no_text_are_refused(here, columns, options, message):
+def test_rows_that_are_no_text_are_refused(folder, columns, options, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):
         list(open_texts(write(columns), **options))
 
@@ -77,15 +77,15 @@ def test_rows_that_are_no_text_are_refused(here, columns, options, message):
 @pytest.mark.parametrize("damage", [lambda content: b"", lambda content: b"text", lambda content: content[:-9],
                                     lambda content: content[:100] + bytes(500) + content[600:],
                                     lambda content: content.replace(b"opened", b"closed", 1)])
-def test_a_damaged_parquet_file_is_refused(here, damage):
+def test_a_damaged_parquet_file_is_refused(folder, damage):
     write({"text": TEXTS[:3] * 50}, use_dictionary=False, write_page_checksum=True, compression="none")
-    (here / "a.parquet").write_bytes(damage((here / "a.parquet").read_bytes()))
+    (folder / "a.parquet").write_bytes(damage((folder / "a.parquet").read_bytes()))
     with pytest.raises(ConfigurationError, match=r"^Parquet: expected a complete file, got a.parquet \(.+\)$"):
         list(open_texts("a.parquet"))
 
 
 def compressed(text):
-    """Two frames and one to be skipped."""
+    """Two frames, and a skippable frame between them."""
     half = len(text) // 2
     skipped = b"\x50\x2a\x4d\x18\x03\0\0\0abc"
     first, second = (zstd.compress(part, options={zstd.CompressionParameter.checksum_flag: 1})
@@ -93,19 +93,19 @@ def compressed(text):
     return first + skipped + second
 
 
-def test_zstandard_frames_are_one_file(here):
+def test_zstandard_frames_are_one_file(folder):
     text = "\n".join(TEXTS).encode()
-    (here / "a.txt.zst").write_bytes(compressed(text))
+    (folder / "a.txt.zst").write_bytes(compressed(text))
     with open_texts("a.txt.zst") as texts:
         assert texts.count() == len(TEXTS) and [text.text for text in texts] == [text.strip() for text in TEXTS]
 
 
 @pytest.mark.parametrize("way, reason", [
     ("cut", "ended before the end-of-stream marker"), ("changed", "."), ("text", "."), ("appended", ".")])
-def test_a_damaged_zstandard_file_is_refused(here, way, reason):
+def test_a_damaged_zstandard_file_is_refused(folder, way, reason):
     content = compressed(random.Random(0).randbytes(5000).hex().encode())
-    (here / "a.fa.zst").write_bytes({"cut": content[:-7], "changed": content[:300] + b"damage" + content[306:],
-                                     "text": b">plain\nMK\n", "appended": content + b"more"}[way])
+    (folder / "a.fa.zst").write_bytes({"cut": content[:-7], "changed": content[:300] + b"damage" + content[306:],
+                                       "text": b">plain\nMK\n", "appended": content + b"more"}[way])
     for form in (None, "text"):
         expected = rf"^input file: expected a complete Zstandard file, got a.fa.zst \(.*{reason}"
         with pytest.raises(ValueError, match=expected):

@@ -42,17 +42,17 @@ def expected(model, layers, state, pool):
     ([0.5, 0, 2], "zero", "mean", 8)])
 def test_encode_gives_the_vectors_of_embed(model, layers, state, pool, width):
     encoder = transformer(ElmoModule(model, layers=layers, state=state), mode=pool)
-    found = encoder.encode(TEXTS, batch_size=5)
-    assert found.shape == (len(TEXTS), width) == (len(TEXTS), encoder[0].get_word_embedding_dimension())
-    np.testing.assert_allclose(found, expected(model, layers, state, pool), rtol=0, atol=SAME_MODEL)
-    np.testing.assert_allclose(encoder.encode(TEXTS[2]), found[2], rtol=0, atol=SAME_MODEL)
+    vectors = encoder.encode(TEXTS, batch_size=5)
+    assert vectors.shape == (len(TEXTS), width) == (len(TEXTS), encoder[0].get_word_embedding_dimension())
+    np.testing.assert_allclose(vectors, expected(model, layers, state, pool), rtol=0, atol=SAME_MODEL)
+    np.testing.assert_allclose(encoder.encode(TEXTS[2]), vectors[2], rtol=0, atol=SAME_MODEL)
 
 
 def test_token_embeddings_empty_texts_prompts_and_a_maximal_length(model):
     encoder = transformer(ElmoModule(model, max_seq_length=4))
     elmo = elmo_fast.load(model)
     tokens = encoder.encode([TEXTS[2], "", "One"], output_value="token_embeddings")
-    assert [part.shape for part in tokens] == [(4, 8), (1, 8), (1, 8)]  # the library gives no fewer
+    assert [part.shape for part in tokens] == [(4, 8), (1, 8), (1, 8)]  # the library gives at least one
     assert not tokens[1].any()
     np.testing.assert_allclose(tokens[0], elmo.embed(["They play outside and"], "average")[0], rtol=0, atol=SAME_MODEL)
     assert encoder.max_seq_length == 4
@@ -69,10 +69,10 @@ def test_saved_and_loaded(model, tmp_path):
     before = encoder.encode(TEXTS)
     encoder.save(str(tmp_path / "saved"))
     shutil.rmtree(copied)
-    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
-    assert again[0].get_config_dict() == encoder[0].get_config_dict() and again.max_seq_length == 5
-    np.testing.assert_array_equal(again.encode(TEXTS), before)
-    again.save(str(tmp_path / "saved"))
+    second = SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
+    assert second[0].get_config_dict() == encoder[0].get_config_dict() and second.max_seq_length == 5
+    np.testing.assert_array_equal(second.encode(TEXTS), before)
+    second.save(str(tmp_path / "saved"))
     np.testing.assert_array_equal(
         SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True).encode(TEXTS), before)
 
@@ -82,31 +82,31 @@ def test_the_tokenizer_is_saved(model, tmp_path):
     for tokenizer, is_equal in (("auto", True), ("whitespace", False)):
         encoder = transformer(ElmoModule(model, tokenizer=tokenizer))
         encoder.save(str(tmp_path / tokenizer))
-        again = SentenceTransformer(str(tmp_path / tokenizer), device="cpu", trust_remote_code=True)
-        vectors = again.encode(raw)
+        second = SentenceTransformer(str(tmp_path / tokenizer), device="cpu", trust_remote_code=True)
+        vectors = second.encode(raw)
         assert np.allclose(*vectors, rtol=0, atol=SAME_MODEL) == is_equal
         np.testing.assert_array_equal(vectors, encoder.encode(raw))
     config = next((tmp_path / "auto").rglob("elmo_config.json"))
     config.write_text(json.dumps({name: value for name, value in json.loads(config.read_text()).items()
-                                  if name != "tokenizer"}))  # as version 0.1 wrote it
-    again = SentenceTransformer(str(tmp_path / "auto"), device="cpu", trust_remote_code=True)
-    np.testing.assert_array_equal(again.encode(raw), vectors)
+                                  if name != "tokenizer"}))  # as in files of version 0.1
+    second = SentenceTransformer(str(tmp_path / "auto"), device="cpu", trust_remote_code=True)
+    np.testing.assert_array_equal(second.encode(raw), vectors)
     with pytest.raises(ValueError, match="^tokenizer: expected a name or package.module:function"):
         ElmoModule(model, tokenizer=list).get_config_dict()
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_training_changes_and_saves_what_it_should(model, tmp_path, requires_grad):
+def test_training_changes_and_saves_the_trainable_weights(model, tmp_path, requires_grad):
     encoder = transformer(ElmoModule(model, requires_grad=requires_grad), Dense(8, 3))
-    trained = [part for part in encoder.parameters() if part.requires_grad]
-    assert len(trained) == 2 + requires_grad * len(list(encoder[0].bilm.parameters()))
-    optimizer = torch.optim.SGD(trained, lr=0.5)
+    parameters = [part for part in encoder.parameters() if part.requires_grad]
+    assert len(parameters) == 2 + requires_grad * len(list(encoder[0].bilm.parameters()))
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
     encoder(encoder[0].preprocess(TEXTS))["sentence_embedding"].square().sum().backward()
     optimizer.step()
     assert (encoder[0].bilm.fingerprint() != ElmoModule(model).bilm.fingerprint()) == requires_grad
     encoder.save(str(tmp_path / "saved"))
-    again = SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
-    np.testing.assert_array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    second = SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
+    np.testing.assert_array_equal(second.encode(TEXTS), encoder.encode(TEXTS))
 
 
 @pytest.mark.parametrize("arguments, message", [

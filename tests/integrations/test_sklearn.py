@@ -42,9 +42,9 @@ def expected(model, layers="average", pool="mean", state="warm", width=8):
     ((0.5, 0.25, 0.25), "mean", "zero", 8), (0, "mean", "warm", 8)])
 def test_vectors_are_those_of_embed(model, layers, pool, state, width):
     vectorizer = ElmoVectorizer(model, layers=layers, pool=pool, state=state, batch_size=3)
-    found = vectorizer.fit_transform(text for text in TEXTS)
-    assert found.dtype == np.float32 and found.shape == (len(TEXTS), width)
-    np.testing.assert_array_equal(found, expected(model, layers, pool, state, width))
+    vectors = vectorizer.fit_transform(text for text in TEXTS)
+    assert vectors.dtype == np.float32 and vectors.shape == (len(TEXTS), width)
+    np.testing.assert_array_equal(vectors, expected(model, layers, pool, state, width))
     assert list(vectorizer.get_feature_names_out())[-1] == f"elmovectorizer{width - 1}"
     assert vectorizer.transform([]).shape == (0, width)
 
@@ -75,8 +75,8 @@ def test_a_tokenizer_and_columns_of_texts(model):
     strings = [text for text in TEXTS if isinstance(text, str)]
     table = pandas.DataFrame({"text": strings})
     vectorizer = ElmoVectorizer(model).set_output(transform="pandas")
-    found = vectorizer.fit_transform(table["text"])
-    np.testing.assert_array_equal(found.to_numpy(), ElmoVectorizer(model).fit_transform(np.array(strings)))
+    frame = vectorizer.fit_transform(table["text"])
+    np.testing.assert_array_equal(frame.to_numpy(), ElmoVectorizer(model).fit_transform(np.array(strings)))
     with pytest.raises(ValueError, match=r"^X: expected a list of texts, got DataFrame \(20, 1\)$"):
         vectorizer.fit(table)
 
@@ -96,7 +96,7 @@ def test_bad_arguments_are_named(model, arguments, texts, message):
 
 
 class OfNumbers(ElmoVectorizer):
-    """Reads the rows of a 2-D array as tokens, so that scikit-learn's checks, which all give numbers, apply."""
+    """Reads the rows of a 2-D array as tokens, since scikit-learn's checks pass numbers."""
 
     def fit(self, X, y=None):
         return super().fit(list(validate_data(self, X).astype(str)), y)
@@ -113,7 +113,7 @@ class OfNumbers(ElmoVectorizer):
 
 def test_scikit_learns_own_checks(model):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it warns of are checks skipped for the lack of other packages
+        warnings.simplefilter("ignore")  # warnings of checks that are skipped without other packages
         results = check_estimator(OfNumbers(model), on_fail=None)
     failed = {result["check_name"]: repr(result["exception"]) for result in results if result["status"] == "failed"}
     assert failed == {}

@@ -37,10 +37,10 @@ def tensors(docs):
     return [doc.tensor for doc in docs]
 
 
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        np.testing.assert_array_equal(one, other)
+def assert_same(actual, expected):
+    assert len(actual) == len(expected)
+    for array, truth in zip(actual, expected):
+        np.testing.assert_array_equal(array, truth)
 
 
 @pytest.mark.parametrize("sentences", [True, False])

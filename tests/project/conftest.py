@@ -7,7 +7,7 @@ import torch
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Work as small as a dry run's only waits where its threads share busy cores."""
+    """With several threads the small work of a dry run would only wait for busy cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -16,7 +16,7 @@ def one_thread():
 
 @pytest.fixture
 def dry_run(tmp_path, monkeypatch, capsys):
-    """Run a benchmark with arguments: its document, or the reason on stderr for which it ended without a file."""
+    """Run a benchmark with arguments: its document, or the error on stderr of a run without a file."""
     def run(module, *arguments):
         out = tmp_path / "out" / "results.json"
         out.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The benchmark of files in a dry run: what it writes, what ends it, and how CPU time is divided into stages."""
+"""The benchmark of files in a dry run: results, errors, and CPU time by stage."""
 
 import functools
 
@@ -49,5 +49,5 @@ def test_other_vectors_in_a_file_end_the_run(bench, monkeypatch):
     monkeypatch.setattr(bench_io, "vectors_of", lambda path: [2 * vectors for vectors in vectors_of(path)])
     assert "tiny, HDF5 float16 against the engine: relative error 1.0e+00" in bench()
     build, seeds = models.build, iter(range(9))
-    monkeypatch.setattr(models, "build", lambda name, **given: build(name, **{**given, "seed": next(seeds)}))
+    monkeypatch.setattr(models, "build", lambda name, **settings: build(name, **{**settings, "seed": next(seeds)}))
     assert "tiny, the engine against reference: relative error" in bench()

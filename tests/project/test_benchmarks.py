@@ -1,4 +1,4 @@
-"""The GPU benchmarks in dry runs, at sizes that measure nothing: their results, and what a failed stage leaves."""
+"""The GPU benchmarks in dry runs, at sizes that measure nothing: their results, also after a failed stage."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from benchmarks import common
 from tests.support.files import program
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
-# in a process of xdist nothing is timed
+# processes of xdist time nothing
 HERE = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PYTEST_XDIST_WORKER": ""}
 
 
@@ -24,47 +24,47 @@ def run(*arguments, **environment):
 
 
 @pytest.mark.long
-def test_a_dry_run_times_what_agrees(tmp_path):
-    """And no result has a path of this machine."""
-    done = run("--dry-run", "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder, found = tmp_path / "dry-run", {}
+def test_a_dry_run_times_results_that_agree(tmp_path):
+    """No result has a path of this machine."""
+    process = run("--dry-run", "--out", tmp_path)
+    assert process.returncode == 0, process.stdout + process.stderr
+    folder, results = tmp_path / "dry-run", {}
     for name in ("steps", "ceilings", "lstm", "encoder", "embed-original"):
         document = json.loads((folder / f"{name}.json").read_text())
         assert document["machine"]["cpu"]["model"] and document["date"].endswith("Z")
         assert document["schema"] == common.SCHEMA
         for path in (common.ROOT, Path.home(), tmp_path, sys.prefix):
             assert f"{path}/" not in json.dumps(document)
-        found[name] = document["results"]
-        for case in found[name]:
+        results[name] = document["results"]
+        for case in results[name]:
             assert 0 < case["p20"] <= case["median"] <= case["p80"]
             assert case["way"].startswith("ceiling") or name == "steps" or case["tokens_per_s"] > 0
             assert case.get("error", 0) <= case.get("limit", 0)
     assert [line.split(": ")[:2] for line in (folder / "stages.txt").read_text().splitlines()] == [
         [stage, "exit 0"] for stage in ("doctor", "steps", "ceilings", "lstm", "encoder", "text")]
-    assert [case["slots"] for case in found["steps"]] == [1, 8, 16, 32, 64, 256, 1024]
-    assert {case["variant"] for case in found["steps"]} == {"graph"}
-    assert {(case["variant"], case["precision"]) for case in found["lstm"]} == {
+    assert [case["slots"] for case in results["steps"]] == [1, 8, 16, 32, 64, 256, 1024]
+    assert {case["variant"] for case in results["steps"]} == {"graph"}
+    assert {(case["variant"], case["precision"]) for case in results["lstm"]} == {
         ("graph", precision) for precision in ("highest", "high", "medium")}
-    assert all("error" in case and case["us_per_layer_step"] > 0 for case in found["lstm"])
-    assert all(case.get("tflop_per_s", case.get("gb_per_s")) > 0 for case in found["ceilings"])
-    assert {case["way"] for case in found["embed-original"]} == {"slots of 4", "one batch of 4", "one sentence"}
+    assert all("error" in case and case["us_per_layer_step"] > 0 for case in results["lstm"])
+    assert all(case.get("tflop_per_s", case.get("gb_per_s")) > 0 for case in results["ceilings"])
+    assert {case["way"] for case in results["embed-original"]} == {"slots of 4", "one batch of 4", "one sentence"}
 
 
 def ops(tmp_path, *arguments, plugin=""):
-    """A run of the cases in gpu/ with a plugin: what pytest printed, and the document."""
+    """Run the cases in gpu/ with a plugin: the process, and the document."""
     (tmp_path / "plugin.py").write_text(plugin)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "plugin", "benchmarks/gpu",
                "--benchmark-min-rounds=2", "--rows", tmp_path / "rows.json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=common.ROOT, env=HERE | {
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=common.ROOT, env=HERE | {
         "PYTHONPATH": f"{common.ROOT}{os.pathsep}{tmp_path}"})
     rows = tmp_path / "rows.json"
-    return done, json.loads(rows.read_text()) if rows.exists() else None
+    return process, json.loads(rows.read_text()) if rows.exists() else None
 
 
 @pytest.mark.long
 def test_a_path_that_is_wrong_is_not_timed(tmp_path):
-    done, document = ops(tmp_path, "-k", "test_lstm and graph and 25-1]", plugin="""
+    process, document = ops(tmp_path, "-k", "test_lstm and graph and 25-1]", plugin="""
 import torch
 from tests.support import cuda_ops
 right = cuda_ops.projected_lstm
@@ -73,11 +73,11 @@ def wrong(*operands, precision, **settings):
     return (out * (1.1 if precision == "medium" else 1)), state
 cuda_ops.projected_lstm = wrong
 """)
-    assert done.returncode == 1
+    assert process.returncode == 1
     assert {case["precision"] for case in document["results"]} == {"highest", "high"}
-    refused = document["settings"]["not_timed"]
-    assert len(refused) == 2 and all("graph in medium against float64: relative error" in said and "medium" in name
-                                     for name, said in refused.items())
+    messages = document["settings"]["not_timed"]
+    assert len(messages) == 2 and all("graph in medium against float64: relative error" in message and "medium" in name
+                                      for name, message in messages.items())
 
 
 STAGES = ["micro", "install", "doctor", "tests", "steps", "ncu", "ceilings", "lstm", "encoder", "text", "sanitizer",
@@ -85,35 +85,35 @@ STAGES = ["micro", "install", "doctor", "tests", "steps", "ncu", "ceilings", "ls
 
 
 def gpu_run(tmp_path, works: str, **environment):
-    """The stages of a GPU, with programs in place of what they run: the exit status, and the lines of stages.txt.
+    """Run the stages of a GPU with stand-in programs: the exit status, and the lines of stages.txt.
 
-    `works` is what a stage does after it has said what it was told, by the patterns of a case statement.
+    `works` has the branches of a case statement: the action of a stage after it has printed its arguments.
     """
     program(tmp_path / "nvidia-smi", "echo NVIDIA H100 80GB HBM3; echo NVIDIA H200")
     program(tmp_path / "ncu", "")
     program(tmp_path / "timeout", f'shift 2; {shutil.which("timeout")} -k 1 2 "$0.py" "$@"')
     program(tmp_path / "timeout.py", f'echo "$@"; case "$*" in {works} esac')
-    done = run("--allennlp", tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", OUT=tmp_path / "out",
-               **environment)
+    process = run("--allennlp", tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", OUT=tmp_path / "out",
+                  **environment)
     lines = (tmp_path / "out" / "h100-80gb-hbm3" / "stages.txt").read_text().splitlines()
     assert [line.partition(":")[0] for line in lines] == STAGES
-    return done.returncode, [line.split(": ", 2)[1:] for line in lines]
+    return process.returncode, [line.split(": ", 2)[1:] for line in lines]
 
 
 @pytest.mark.long
-def test_a_stage_that_hangs_or_fails_loses_no_others(tmp_path):
-    """Up to one that hangs; all that they print is kept."""
+def test_a_stage_that_hangs_or_fails_does_not_end_the_others(tmp_path):
+    """A stage that hangs is ended, and the output of all stages is kept."""
     began = time.monotonic()
-    status, found = gpu_run(tmp_path, "*doctor*) exit 3 ;; *ceiling*) sleep 60 & wait ;;")
+    status, stages = gpu_run(tmp_path, "*doctor*) exit 3 ;; *ceiling*) sleep 60 & wait ;;")
     assert status == 1 and time.monotonic() - began < 50
     failed = {"doctor": "exit 3", "ceilings": "exit 124"}
-    assert [status for status, _ in found] == [failed.get(name, "exit 0") for name in STAGES]
-    for (_, command), words in zip(found, (
+    assert [status for status, _ in stages] == [failed.get(name, "exit 0") for name in STAGES]
+    for (_, command), words in zip(stages, (
             "micro.jsonl", "", "doctor", "-m gpu", "--seconds 48", "persistent_kernel", "--device cuda", "--seconds 56",
             "encoder and original", f"--allennlp {tmp_path}", "memcheck", "racecheck")):
         assert words in command
     log = (tmp_path / "out" / "h100-80gb-hbm3" / "log.txt").read_text()
-    assert all(command in log for _, command in found) and "--no-index" in log
+    assert all(command in log for _, command in stages) and "--no-index" in log
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -121,8 +121,8 @@ def test_a_stage_that_hangs_or_fails_loses_no_others(tmp_path):
     (["--nonsense"], "unknown argument --nonsense"), (["--allennlp", "/no/such/folder"], "/no/such/folder"),
     ([], "no NVIDIA GPU answers nvidia-smi; --dry-run")])
 def test_run_refuses(arguments, message, tmp_path):
-    """Wrong arguments, and a machine without a GPU; nothing is written."""
+    """Wrong arguments and a machine without a GPU are refused, and nothing is written."""
     if not arguments and shutil.which("nvidia-smi"):
         pytest.skip("this machine has nvidia-smi")
-    done = run("--out", tmp_path / "out", *arguments)
-    assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
+    process = run("--out", tmp_path / "out", *arguments)
+    assert process.returncode == 2 and message in process.stderr and not list(tmp_path.iterdir())

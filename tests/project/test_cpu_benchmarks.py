@@ -1,4 +1,4 @@
-"""The CPU benchmarks in dry runs, at sizes that measure nothing: what they write, and what ends them."""
+"""The CPU benchmarks in dry runs, at sizes that measure nothing: their results and errors."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ def floor_program(tmp_path_factory):
 
 @pytest.fixture
 def bench(dry_run, monkeypatch, floor_program):
-    """Run a benchmark: its settings and results, or the reason on stderr for which it ended without a file."""
+    """Run a benchmark: its settings and results, or the error on stderr of a run without a file."""
     def run(module, *more):
         monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
         monkeypatch.setattr(latency, "SECONDS", 0.01)
@@ -65,13 +65,13 @@ def test_latency_has_every_length_load_and_number_of_threads(bench):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", [("highest",), tuple(floor.PRECISIONS)],
+@pytest.mark.parametrize("names", [("highest",), tuple(floor.PRECISIONS)],
                          ids=["highest", "all"])
-def test_embedding_has_every_way_and_precision(bench, asked):
-    settings, cases = bench(bench_embed, "--precisions", *asked)
-    absent = {name: why for name, why in models.absent_precisions().items() if name in asked}
+def test_embedding_has_every_way_and_precision(bench, names):
+    settings, cases = bench(bench_embed, "--precisions", *names)
+    absent = {name: reason for name, reason in models.absent_precisions().items() if name in names}
     assert settings["times_as_fast_as"] == "reference" and settings["absent"] == absent
-    precisions = {*asked} - {*absent}
+    precisions = {*names} - {*absent}
     assert set(settings["agreement"]["errors"]) == set(settings["rates"]) == precisions
     ours = [case for case in cases if case["variant"] == "ours"]
     assert sorted((case["way"], case["precision"]) for case in ours) == sorted(
@@ -88,14 +88,14 @@ def test_embedding_has_every_way_and_precision(bench, asked):
 
 
 @pytest.mark.long
-def test_plain_backends_stand_beside_the_peer(bench):
+def test_plain_backends_are_measured_beside_the_peer(bench):
     settings, cases = bench(bench_embed, "--plain", "reference", "torch", "--precisions", "highest")
     assert [case["variant"] for case in cases if case["way"] == "one batch of 3"] == ["reference", "torch", "ours"]
     assert [case["variant"] for case in cases if case["way"] == "one sentence"] == ["reference", "torch", "ours"]
     assert all(case["ratio_to"]["reference"] == case["times_as_fast"] for case in cases)
     assert all(case["ratio_to"].get(case["variant"], 1) == 1 < len(case["ratio_to"]) for case in cases)
-    found = settings["agreement"]["errors"]["torch"]
-    assert max(found["batches"]) <= found["limit"] and found["of_largest"] < found["limit_of_largest"] == 1e-5
+    errors = settings["agreement"]["errors"]["torch"]
+    assert max(errors["batches"]) <= errors["limit"] and errors["of_largest"] < errors["limit_of_largest"] == 1e-5
 
 
 @pytest.mark.long
@@ -142,7 +142,7 @@ def test_the_token_table_has_its_three_lines(bench):
 ])
 def test_a_disagreement_or_a_missing_peer_ends_the_run(bench, monkeypatch, module, arguments, message):
     build, seeds = models.build, itertools.count()
-    monkeypatch.setattr(models, "build", lambda size, **named: build(size, **{**named, "seed": next(seeds)}))
+    monkeypatch.setattr(models, "build", lambda size, **settings: build(size, **{**settings, "seed": next(seeds)}))
     assert message in bench(module, *arguments)
 
 
@@ -151,7 +151,7 @@ def test_single_ops_give_rows_of_the_same_shape(tmp_path):
     pytest.importorskip("pytest_benchmark")
     python("-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/bench_ops", "--benchmark-only", "-k",
            "test_projected_lstm and small and b1 and torch", "--benchmark-min-rounds=2", "--rows",
-           tmp_path / "ops.json", timeout=100, PYTEST_XDIST_WORKER="")  # in one of its processes nothing is timed
+           tmp_path / "ops.json", timeout=100, PYTEST_XDIST_WORKER="")  # xdist's processes time nothing
     row, = json.loads((tmp_path / "ops.json").read_text())["results"]
     assert (row["model"], row["way"], row["variant"]) == ("small", "projected_lstm, batch 1", "torch")
     assert row["rounds"] == 2 and 0 < row["p20"] <= row["median"] and 0 <= row["error"] <= row["limit"] == 2e-6
@@ -186,12 +186,12 @@ def test_state_policies_agree_where_they_must(tmp_path, corpus):
     export_run(tmp_path / "run", tmp_path / "model", softmax=True)
     text = tmp_path / "one.txt"
     text.write_text("ka lo mi\npo ru\nka ka\n")
-    one = compare_policies([str(tmp_path / "model"), str(text), "--output", str(tmp_path / "r.json")])
-    assert one["zero"]["loss"] == pytest.approx(one["carry"]["loss"])  # one batch: carried starts from zeros too
-    assert one["zero"]["distance_from_carried"] == 0 < one["warm"]["distance_from_carried"]
-    many = compare_policies([str(tmp_path / "model"), str(text), "--batch-size", "1", "--warm-text", str(text)])
-    assert many["zero"]["loss"] == pytest.approx(one["zero"]["loss"], rel=1e-5)
-    assert many["zero"]["distance_from_carried"] > 0
+    report = compare_policies([str(tmp_path / "model"), str(text), "--output", str(tmp_path / "r.json")])
+    assert report["zero"]["loss"] == pytest.approx(report["carry"]["loss"])  # one batch: carried starts from zeros too
+    assert report["zero"]["distance_from_carried"] == 0 < report["warm"]["distance_from_carried"]
+    single = compare_policies([str(tmp_path / "model"), str(text), "--batch-size", "1", "--warm-text", str(text)])
+    assert single["zero"]["loss"] == pytest.approx(report["zero"]["loss"], rel=1e-5)
+    assert single["zero"]["distance_from_carried"] > 0
     assert json.loads((tmp_path / "r.json").read_text())["results"].keys() == {"zero", "warm", "carry"}
 
 
@@ -205,9 +205,9 @@ def test_precisions_have_the_figures_of_their_vectors(dry_run):
     for row in document["results"]:
         exact, elmo = (LoadedElmo(models.build("tiny", backend="auto", state="warm", precision=name))
                        for name in ("highest", row["variant"]))
-        truth, found = (np.concatenate(each.embed(sentences), axis=1).astype(float) for each in (exact, elmo))
-        cosines = (truth * found).sum(2) / np.linalg.norm(truth, axis=2) / np.linalg.norm(found, axis=2)
-        errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(found, truth)]
+        truth, vectors = (np.concatenate(model.embed(sentences), axis=1).astype(float) for model in (exact, elmo))
+        cosines = (truth * vectors).sum(2) / np.linalg.norm(truth, axis=2) / np.linalg.norm(vectors, axis=2)
+        errors = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(vectors, truth)]
         low, high = row["quartiles"]
         assert 0 < low <= row["tokens_per_s"] <= high and row["sentence_ms"] > 0
         assert row["relative_errors"] == pytest.approx(errors, rel=1e-4, abs=1e-9)
@@ -215,7 +215,7 @@ def test_precisions_have_the_figures_of_their_vectors(dry_run):
     assert document["results"][0]["relative_errors"] == [0, 0, 0]
 
 
-# ---- what they share -----------------------------------------------------------------------
+# ---- the floor -----------------------------------------------------------------------------
 
 
 def test_a_floor_counts_each_product_once():

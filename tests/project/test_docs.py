@@ -1,4 +1,4 @@
-"""Every code block of README and docs runs, on a small model; commands of minutes are checked for what they name."""
+"""Every code block of README and docs runs, on a small model; slow commands are checked for the names in them."""
 
 import re
 import shutil
@@ -28,13 +28,13 @@ def world(tmp_path_factory):
 
 
 class Task(torch.nn.Linear):
-    """The model of one's own in docs/migrating.md: vectors to a loss."""
+    """The user's own model in docs/migrating.md: vectors to a loss."""
 
     def forward(self, vectors):
         return super().forward(vectors).sum()
 
 
-GIVEN = {"docs/migrating.md": {"task": Task(10, 1), "batches": [[["First", "."], ["Second", "."]]]}}
+NAMES = {"docs/migrating.md": {"task": Task(10, 1), "batches": [[["First", "."], ["Second", "."]]]}}
 
 
 SLOW = ["docs/performance.md", "docs/pictures.md"]
@@ -43,14 +43,14 @@ WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and docs.blocks(pag
 
 @pytest.mark.parametrize("page", [
     pytest.param(page, marks=pytest.mark.long if page in SLOW else ()) for page in WITH_CODE])
-def test_the_code_of(page, world, tmp_path, monkeypatch):
+def test_the_code_of_a_page(page, world, tmp_path, monkeypatch):
     shutil.copytree(world, tmp_path / "page")
     monkeypatch.chdir(tmp_path / "page")
-    docs.run_page(page, dict(GIVEN.get(page, {})))
+    docs.run_page(page, dict(NAMES.get(page, {})))
 
 
 def test_paths_of_the_architecture_exist():
-    """Each path in backquotes, from the root, from elmo_fast/ or the file's name alone (in the text on ops)."""
+    """Paths in backquotes start at the root or at elmo_fast/, or are a file's name alone (in the text on ops)."""
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     paths = {path for path in re.findall(r"`([\w./]+(?:/|\.(?:py|h|cpp|cuh|txt|toml)))`", text) if "NAME" not in path}
     names = {path.name for folder in ("elmo_fast", "csrc", "kernels") for path in (ROOT / folder).rglob("*.*")}
@@ -60,7 +60,7 @@ def test_paths_of_the_architecture_exist():
 
 
 def test_the_reference_of_the_command_has_every_subcommand():
-    """docs/hooks.py puts what the parser says where a subcommand is named."""
+    """docs/hooks.py inserts the parser's help at the name of a subcommand."""
     page = (ROOT / "docs/command.md").read_text(encoding="utf-8")
     (commands,) = (action.choices for action in cli.make_parser()._actions if isinstance(action.choices, dict))
     assert sorted(re.findall(r"^<!-- command: (.+) -->$", page, re.MULTILINE)) == sorted(commands)

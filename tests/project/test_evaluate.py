@@ -44,12 +44,12 @@ class Elmo:
     def stream(self, texts, state):
         assert state == "warm"
         for text in texts:
-            words = np.array([[float(word.lower() == known) for known in WORDS] for word in text], np.float32)
+            words = np.array([[float(word.lower() == entry) for entry in WORDS] for word in text], np.float32)
             before = np.vstack([np.zeros((1, len(WORDS)), np.float32), words[:-1]])
             yield np.stack([np.hstack([words, 0 * before]), np.hstack([words, before])])
 
 
-def done(task, folder, **arguments):
+def figures_of(task, folder, **arguments):
     """The report of a task with `Elmo`, and its figures in % by name."""
     report = tasks.evaluate(Elmo(), task, folder, **arguments)
     return report, {row.name: tuple(round(mean, 1) for mean, _ in row.figures)
@@ -61,11 +61,11 @@ def test_part_of_speech(tmp_path):
     sentences = ["a/A b/X", "c/C b/Y", "d/D e/E"]
     write(tmp_path, **{"t-train__conllu": conllu(*sentences * 20), "t-dev__conllu": conllu(*sentences * 2),
                        "t-test__conllu": conllu(*sentences[:2] * 9, "z/A b/X")})
-    report, found = done("pos", tmp_path)
+    report, rates = figures_of("pos", tmp_path)
     # Of 38 tokens, 18 are a or c, 10 are b as X, 9 b as Y, and z is new. A tie goes to X.
-    assert found["most frequent tag"] == (round(100 * 29 / 38, 1), 100.0)
-    assert found["layer 0, no context"][0] in (71.1, 73.7, 76.3)  # one of the tags for every b, and any for z
-    assert min(found[name][0] for name in ("layer 1", "word, affixes, neighbours",
+    assert rates["most frequent tag"] == (round(100 * 29 / 38, 1), 100.0)
+    assert rates["layer 0, no context"][0] in (71.1, 73.7, 76.3)  # one of the tags for every b, and any for z
+    assert min(rates[name][0] for name in ("layer 1", "word, affixes, neighbours",
                                            "average of the layers + word, affixes, neighbours")) >= 94
     assert "120 tokens of t-train.conllu -> 38 of t-test.conllu" in report.title
     assert any("Liu et al. 2019" in line for line in report.lines())
@@ -74,15 +74,15 @@ def test_part_of_speech(tmp_path):
 def test_sentences(tmp_path):
     """Positive and negative texts have the same words in another order."""
     mr = write(tmp_path, **{"rt-polarity__pos__txt": "a b c d\n" * 30, "rt-polarity__neg": "d b c a\n" * 30})
-    (report, found), (again, _) = (done("mr", mr) for _ in range(2))
-    assert list(report.lines()) == list(again.lines())
-    assert found["average of the layers"] == found["all layers"] == found["TF-IDF of words and pairs"] == (100.0,)
-    assert 30 <= found["layer 0, no context"][0] <= 70 and 30 <= found["most frequent class"][0] <= 50
+    (report, rates), (second_report, _) = (figures_of("mr", mr) for _ in range(2))
+    assert list(report.lines()) == list(second_report.lines())
+    assert rates["average of the layers"] == rates["all layers"] == rates["TF-IDF of words and pairs"] == (100.0,)
+    assert 30 <= rates["layer 0, no context"][0] <= 70 and 30 <= rates["most frequent class"][0] <= 50
     trec = write(tmp_path, train_5500__label="X:x a b\nY:y c d\nY:z c e\n" * 99,
                  TREC_10__label="X:x a b\nY:y c d\nX:y c d\n")
-    _, found = done("trec", trec)
-    assert found["all layers"] == found["TF-IDF of words and pairs"] == (66.7,)
-    assert found["most frequent class"] == (33.3,)
+    _, rates = figures_of("trec", trec)
+    assert rates["all layers"] == rates["TF-IDF of words and pairs"] == (66.7,)
+    assert rates["most frequent class"] == (33.3,)
 
 
 def test_proteins(tmp_path):
@@ -92,15 +92,15 @@ def test_proteins(tmp_path):
     write(tmp_path, sequences__fasta="".join(f">{name}\n{text}\n" for name, text in sequences.items()),
           sampled__fasta=labels)
     assert tasks.spaced(Texts([*sequences.values()], list(range(40)), ""), 4).labels == [0, 10, 20, 30]
-    report, found = done("secondary_structure", tmp_path, limit=20)
+    report, rates = figures_of("secondary_structure", tmp_path, limit=20)
     # b is H in both kinds of proteins; a, c and d have a state in half of them each.
-    assert found["most frequent state of the residue"] == (62.5,)
+    assert rates["most frequent state of the residue"] == (62.5,)
     assert "80 tokens" in report.title and "SeqVec 79" in report.published
     assert [*report.lines()][-1] == "learned from 20 of the 30 texts of the training part (--limit)"
     rows = "".join(f">p{k} {'Nucleus' if k % 2 else 'Plastid'}-U{' test' if k >= 30 else ''}\n{text}\n"
                    for k, text in enumerate(sequences.values()))
-    _, found = done("localization", write(tmp_path / "d", deeploc_data__fasta=rows))
-    assert found["all layers"] == (100.0,) and found["layer 0, no context"] == found["most frequent class"] == (50.0,)
+    _, rates = figures_of("localization", write(tmp_path / "d", deeploc_data__fasta=rows))
+    assert rates["all layers"] == (100.0,) and rates["layer 0, no context"] == rates["most frequent class"] == (50.0,)
 
 
 def test_words_in_context(tmp_path):
@@ -112,8 +112,8 @@ def test_words_in_context(tmp_path):
     lines = "b\tN\t1-1\ta b\ta b\nb\tN\t1-1\ta b\tc b\n"
     for part in ("train", "dev"):
         write(tmp_path, **{f"{part}_in_{part}__data__txt": lines * 5, f"{part}_in_{part}__gold__txt": "T\nF\n" * 5})
-    report, found = done("wic", tmp_path)
-    assert found["layer 1"] == (100.0,) and found["layer 0, no context"] == found["most frequent answer"] == (50.0,)
+    report, rates = figures_of("wic", tmp_path)
+    assert rates["layer 1"] == (100.0,) and rates["layer 0, no context"] == rates["most frequent answer"] == (50.0,)
     assert "10 -> 10 pairs of WiC, train -> dev" in report.title
 
 
@@ -121,18 +121,18 @@ def test_lexical_substitution(tmp_path):
     gold = "b.n 1 :: c 2;two words 1;\nb.n 2 :: d 1;\ne.n 3 :: two words 1;\n"
     text = "".join(f'<instance id="{number}"><context>a <head>{word}</head></context></instance>'
                    for number, word in enumerate("bbe", start=1))
-    report, found = done("lexical_substitution", write(tmp_path, lst_all__xml=text, lst_all__gold=gold))
+    report, rates = figures_of("lexical_substitution", write(tmp_path, lst_all__xml=text, lst_all__gold=gold))
     assert "2 texts of 2 words of lst_all.xml" in report.title
     # All candidates are equally far: c is first in both texts. In the other texts, the wrong one is more frequent.
-    assert found["layer 1"] == found["layer 0, no context"] == (75.0,)
-    assert found["frequency in the word's other texts"] == (50.0,) and 60 < found["random order"][0] < 90
+    assert rates["layer 1"] == rates["layer 0, no context"] == (75.0,)
+    assert rates["frequency in the word's other texts"] == (50.0,) and 60 < rates["random order"][0] < 90
     # ranked: 0, 3, 1 -> (3/2 + 4/3) of (3 + 4/2)
     assert contexts.gap(np.array([2, 1, 3]), np.array([3.0, 1.0, 0.0])) == pytest.approx((1.5 + 4 / 3) / 5)
 
 
 def test_files_as_they_are_published(tmp_path):
-    rest = "\t_\t_\t_\t_\t_\t_\n"
-    joined = rest.join(["1-2\tdon't\t_\t_", "1\tdo\t_\tAUX", "2\tn't\t_\tPART", "2.1\te\t_\tX", ""])
+    columns = "\t_\t_\t_\t_\t_\t_\n"
+    joined = columns.join(["1-2\tdon't\t_\t_", "1\tdo\t_\tAUX", "2\tn't\t_\tPART", "2.1\te\t_\tX", ""])
     split = data.read_pos(write(tmp_path / "pos", dev__conllu=conllu("A/DET play/NOUN"), test__conllu=joined))
     assert (split.test.texts, split.test.labels) == ([["do", "n't"]], [["AUX", "PART"]]) and split.dev is None
     subj = write(tmp_path / "subj", quote__tok__gt9__5000="i think\n", plot__tok__gt9__5000="he goes\n")
@@ -169,14 +169,14 @@ def test_the_command(tmp_path, capsys):
 @pytest.mark.long
 @pytest.mark.parametrize("task", ["pos", "mr"])
 def test_the_figures_of_the_docs(shared, capsys, task):
-    """What elmo_fast/pretrained/README.md shows of the bundled model: the same lines, and figures within a point."""
+    """elmo_fast/pretrained/README.md has the lines of the bundled model, and its figures within a point."""
     assert command.main(["--task", task, "--data", str(shared / "text")]) == 0
     out = capsys.readouterr().out
     page = (ROOT / "elmo_fast/pretrained/README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    shown, = (block for block in blocks if block.startswith(out.partition(",")[0]))
+    table, = (block for block in blocks if block.startswith(out.partition(",")[0]))
     number = re.compile(r"\d+\.\d")
-    for line, wanted in zip(out.splitlines(), shown.splitlines(), strict=True):
-        assert number.sub("", line).split() == number.sub("", wanted).split()
-        found, stated = (list(map(float, number.findall(text))) for text in (line, wanted))
-        assert found == pytest.approx(stated, abs=1)  # threads round differently, another C may be chosen
+    for line, table_line in zip(out.splitlines(), table.splitlines(), strict=True):
+        assert number.sub("", line).split() == number.sub("", table_line).split()
+        actual, stated = (list(map(float, number.findall(text))) for text in (line, table_line))
+        assert actual == pytest.approx(stated, abs=1)  # threads round differently, another C may be chosen

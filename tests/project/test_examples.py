@@ -30,13 +30,13 @@ def test_each_library_of_the_readmes_table_has_a_test_that_runs_its_line():
 @pytest.mark.long
 def test_tagger(shared):
     out = run("examples/tagger.py", "--text", shared / "text", "--sentences", 150, "--epochs", 3)
-    found = {name.strip(): float(value) for name, value in re.findall(r"^(.*?)\s+([\d.]+)% of", out, re.MULTILINE)}
-    assert found["this model"] > 30 and set(found) == {"this model", "random weights"}
+    figures = {name.strip(): float(value) for name, value in re.findall(r"^(.*?)\s+([\d.]+)% of", out, re.MULTILINE)}
+    assert figures["this model"] > 30 and set(figures) == {"this model", "random weights"}
 
 
 @pytest.mark.long
 def test_sentiment(shared):
     out = run("examples/sentiment.py", "--text", shared / "text", "--sentences", 400, "--epochs", 0.5)
-    found = re.findall(r"^(\w.*\S)\s+([\d.]+)%\s+([\d.]+)%$", out, re.MULTILINE)
-    assert {name.split(", ")[0] for name, *_ in found} == {"tuned", "as it came", "random weights"} and len(found) == 6
-    assert all(30 < float(value) <= 100 for _, *values in found for value in values)
+    rows = re.findall(r"^(\w.*\S)\s+([\d.]+)%\s+([\d.]+)%$", out, re.MULTILINE)
+    assert {name.split(", ")[0] for name, *_ in rows} == {"tuned", "as it came", "random weights"} and len(rows) == 6
+    assert all(30 < float(value) <= 100 for _, *values in rows for value in values)

@@ -19,7 +19,7 @@ def compare(dry_run):
     return functools.partial(dry_run, layer, *"--size tiny --rows 3 17 --rounds 2".split())
 
 
-def test_onednn_that_is_not_there_is_named(compare, tmp_path):
+def test_an_absent_onednn_is_named(compare, tmp_path):
     assert f"got {tmp_path}" in compare("--onednn", tmp_path)
 
 
@@ -27,10 +27,10 @@ def test_onednn_that_is_not_there_is_named(compare, tmp_path):
 def test_onednn_gives_the_same_outputs(compare):
     content = compare("--onednn")
     precisions = [name for name in onednn.TYPES if name not in content["settings"]["absent"]]
-    found = [row for row in content["results"] if row["variant"] == "onednn"]
-    assert [(row["precision"], row["rows"]) for row in found] == [
+    cases = [row for row in content["results"] if row["variant"] == "onednn"]
+    assert [(row["precision"], row["rows"]) for row in cases] == [
         (name, rows) for name in precisions for rows in (3, 17)]
-    assert all(row["times_as_fast_as_ours"] > 0 and row["implementation"] for row in found)
+    assert all(row["times_as_fast_as_ours"] > 0 and row["implementation"] for row in cases)
     assert all(row["error"] <= row["limit"] for row in content["results"])
     weights = tuple(part.numpy() for part in layer.direction(*common.SIZES["tiny"][:2]))
     with onednn.OneDnnLstm(HERE, "highest", np.ones((2, 3, weights[2].shape[1]), np.float32), weights) as peer:

@@ -1,4 +1,4 @@
-"""A file imports from lower floors only, and without cycles. Read from the sources with `ast`."""
+"""Files import from lower floors only, and without cycles; the test reads the sources with `ast`."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.files import ROOT
 
-# The package itself is above what it exports and below the command. BASEMENT: for ops only, inside functions.
+# The package itself is above its exports and below the command. BASEMENT: for ops only, inside functions.
 FLOORS = {"errors": -3, "arguments": -3, "environment": -3, "files": -2, "uncompiled": -2, "outside_graphs": -1,
           "kernels": -1, "_native": -1, "_build_info": -1, "text": 0, "ops": 0, "model": 1, "vectors": 1, "embed": 2,
           "train": 2, "explore": 2.5, "compat": 3, "serve": 3, "scale": 3, "integrations": 3, "bench": 3,
@@ -27,7 +27,7 @@ def _folder(module):
     return "cli" if module.endswith(".__main__") else [*module.removesuffix(".__init__").split("."), ""][1]
 
 
-def _named(node):
+def _imported_names(node):
     """(module, name) pairs that a syntax node imports."""
     if isinstance(node, ast.Import):
         return [(alias.name, None) for alias in node.names]
@@ -38,51 +38,51 @@ def _named(node):
     return []
 
 
-def _imports(node, known, lazy=False):
+def _imports(node, modules, lazy=False):
     """(target module, inside a function?) of every import of the project's own code below a node."""
-    for base, name in _named(node):
+    for base, name in _imported_names(node):
         joined = f"{base}.{name}"
-        is_module = name and (joined in known or f"{joined}.__init__" in known or _folder(joined) in BASEMENT)
+        is_module = name and (joined in modules or f"{joined}.__init__" in modules or _folder(joined) in BASEMENT)
         target = joined if is_module else base
         if target.split(".")[0] in ("elmo_fast", "kernels", ""):
-            yield (f"{target}.__init__" if f"{target}.__init__" in known else target), lazy
+            yield (f"{target}.__init__" if f"{target}.__init__" in modules else target), lazy
     for child in ast.iter_child_nodes(node):
-        yield from _imports(child, known, lazy or isinstance(node, FUNCTIONS))
+        yield from _imports(child, modules, lazy or isinstance(node, FUNCTIONS))
 
 
 def _breach(module, target, lazy):
-    here, there = _folder(module), _folder(target)
+    importer, imported = _folder(module), _folder(target)
     if target.startswith("."):
         return "a relative import, which this test does not follow"
     if target.split(".")[0] == "kernels":
         return "the kernels are imported as elmo_fast.kernels"
-    if here not in FLOORS or there not in FLOORS:
-        return f"{(here if here not in FLOORS else there)!r} belongs to no floor"
-    if there == "cli" != here:
+    if importer not in FLOORS or imported not in FLOORS:
+        return f"{(importer if importer not in FLOORS else imported)!r} belongs to no floor"
+    if imported == "cli" != importer:
         return "nothing imports cli"
-    if there == "testing" != here:
+    if imported == "testing" != importer:
         return "testing is for tests and benchmarks"
-    if here != there and there in BASEMENT and not (here == "ops" and lazy):
-        return f"{there} is for ops alone, inside a function"
-    if here != there and FLOORS[there] >= FLOORS[here]:
-        return f"floor {FLOORS[there]} is not below floor {FLOORS[here]}"
+    if importer != imported and imported in BASEMENT and not (importer == "ops" and lazy):
+        return f"{imported} is for ops alone, inside a function"
+    if importer != imported and FLOORS[imported] >= FLOORS[importer]:
+        return f"floor {FLOORS[imported]} is not below floor {FLOORS[importer]}"
     return None
 
 
 def breaches(files):
     """One line for every breach in `files`, a dict of module name -> source."""
-    found, graph = [], {}
+    lines, graph = [], {}
     for module, text in files.items():
         tree = ast.parse(text)
         edges = set(_imports(tree, files))
         graph[module] = {target for target, _ in edges}
-        found += [f"{module} -> {target}: {why}" for target, lazy in sorted(edges)
-                  if (why := _breach(module, target, lazy))]
+        lines += [f"{module} -> {target}: {reason}" for target, lazy in sorted(edges)
+                  if (reason := _breach(module, target, lazy))]
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        found.append(f"cycle: {' -> '.join(error.args[1])}")
-    return found
+        lines.append(f"cycle: {' -> '.join(error.args[1])}")
+    return lines
 
 
 def test_no_import_breaks_the_rules():
@@ -103,12 +103,12 @@ SOUND = {"elmo_fast.__init__": PUBLIC,
          "elmo_fast.cli": "from elmo_fast.ops import a\nfrom elmo_fast import BiLm"}
 
 
-@pytest.mark.parametrize("module, text, why", [
+@pytest.mark.parametrize("module, text, message", [
     ("elmo_fast.ops.a", "def f():\n    from elmo_fast.text.ids import x", "floor 0 is not below floor 0"),
     ("elmo_fast.model.bilm", "from elmo_fast import BiLm", "floor 3.5 is not below floor 1"),
     ("elmo_fast.ops.b", "from elmo_fast.ops import a", "cycle"),
     ("elmo_fast.ops.a", "from elmo_fast import _native", "_native is for ops alone, inside a function"),
     ("elmo_fast.ops.a", "import elmo_fast.attic.x", "'attic' belongs to no floor"),
 ])
-def test_a_planted_breach_is_found(module, text, why):
-    assert [line for line in breaches({**SOUND, module: text}) if why in line]
+def test_a_planted_breach_is_found(module, text, message):
+    assert [line for line in breaches({**SOUND, module: text}) if message in line]

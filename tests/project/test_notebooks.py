@@ -14,7 +14,7 @@ NOTEBOOKS = sorted(path.stem for path in (ROOT / "examples").glob("*.ipynb"))
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A function that runs a copy of a notebook, and returns what it printed and the number of its pictures."""
+    """A function that runs a copy of a notebook, and returns its printed text and the number of its pictures."""
     for library in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(library, reason="needs elmo-fast[test-all]")
     spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "examples" / "run_notebooks.py")
@@ -28,21 +28,21 @@ def run(tmp_path, monkeypatch):
         for cell in content["cells"]:
             cell |= {"outputs": []} if cell["cell_type"] == "code" else {}
         (tmp_path / copy).write_text(json.dumps(content), encoding="utf-8")
-        ran = notebooks.run(tmp_path / copy)
-        return printed(ran), len(notebooks.pictures(ran))
+        notebook = notebooks.run(tmp_path / copy)
+        return printed(notebook), len(notebooks.pictures(notebook))
 
     return run
 
 
 def printed(notebook: dict) -> str:
-    """What the cells printed and showed as text."""
+    """The text that the cells printed and showed."""
     outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
     texts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
     return "\n".join("".join(text) for text in texts)
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    """What the pattern's group matches, in order."""
+    """Numbers that the pattern's group matches, in order."""
     return [float(value) for value in re.findall(pattern, text)]
 
 

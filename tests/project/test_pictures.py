@@ -22,11 +22,11 @@ def elmo():
 
 
 def assert_drawn(name, expected):
-    """Every number agrees in the digits that the picture has, but for the last one: both numbers may be rounded."""
-    drawn = DRAWN[name]["numbers"]
-    digits = np.array([len(number.partition(".")[2]) for number in drawn])
-    assert len(drawn) == len(expected)
-    assert (np.abs(np.array(drawn, float) - expected) <= 1.01 * 10.0**-digits).all()
+    """Numbers agree in the digits of the picture except the last, where both may be rounded."""
+    numbers = DRAWN[name]["numbers"]
+    digits = np.array([len(number.partition(".")[2]) for number in numbers])
+    assert len(numbers) == len(expected)
+    assert (np.abs(np.array(numbers, float) - expected) <= 1.01 * 10.0**-digits).all()
 
 
 def printed(capsys, *arguments):
@@ -39,14 +39,14 @@ def test_the_numbers_are_of_this_picture(name):
     assert hashlib.sha256((PICTURES / name).read_bytes()).hexdigest() == DRAWN[name]["sha256"]
 
 
-def test_the_readme_shows_what_its_command_prints(capsys):
+def test_the_readme_shows_the_output_of_its_command(capsys):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     command, = re.findall(r"^elmo-fast compare (.*) -o compare.png$", readme, re.MULTILINE)
     table = printed(capsys, "compare", *re.findall('"(.*?)"', command), "--device", "cpu")
     assert_drawn("compare.png", [float(number) for number in re.findall(r"-?\d\.\d{4}", table)])
 
 
-def test_nearest_contexts_are_those_that_the_command_prints(capsys):
+def test_nearest_contexts_are_those_of_the_command(capsys):
     rows = printed(capsys, "nearest", CORPUS, "--word", "play", "--top", "5", "--device", "cpu")
     assert_drawn("nearest.png", [float(row.split("\t")[0]) for row in rows.splitlines() if row[:5] != "query"])
 
@@ -63,9 +63,9 @@ def test_the_page_shows_cosines_of_the_model(elmo, name):
                         *near])
 
 
-def test_a_word_with_a_period_has_the_cosine_that_the_page_on_input_says(elmo):
-    said, = re.findall(r"with the bundled model their cosine is (0\.\d\d)\b",
-                       (ROOT / "docs" / "input.md").read_text(encoding="utf-8").replace("\n", " "))
+def test_a_word_with_a_period_has_the_cosine_of_the_page_on_input(elmo):
+    stated_cosine, = re.findall(r"with the bundled model their cosine is (0\.\d\d)\b",
+                                (ROOT / "docs" / "input.md").read_text(encoding="utf-8").replace("\n", " "))
     first, second = elmo.encode_words(["play.", "play"])
     cosine = first @ second / (np.linalg.norm(first) * np.linalg.norm(second))
-    assert float(said) == pytest.approx(cosine, abs=0.00501)
+    assert float(stated_cosine) == pytest.approx(cosine, abs=0.00501)

@@ -16,18 +16,18 @@ CLAIM = re.compile(r"\d[\d.,]* ?(?:x\b(?! \d)|times (?:as|faster|the speed)|(?:t
 ELSEWHERE = {"docs/notes/cpu-engine.md": "measured on prototypes and by hand, as the page says"}
 
 
-def test_the_pages_are_what_the_results_say():
+def test_the_pages_have_the_figures_of_the_results():
     for page in report.PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")
         assert report.with_parts(text) == text, f"{page}: run python -m benchmarks.report"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_figure_stands_outside_the_parts(page):
+def test_no_figure_is_outside_the_parts(page):
     if page in ELSEWHERE:
         pytest.skip(ELSEWHERE[page])
     text = re.sub(r"<!-- report: .*?<!-- /report -->", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    claims = {found[0] for found in CLAIM.finditer(re.sub(r"```.*?```", "", text, flags=re.DOTALL))}
+    claims = {match[0] for match in CLAIM.finditer(re.sub(r"```.*?```", "", text, flags=re.DOTALL))}
     assert not {claim for claim in claims if f"{page}: {claim}" not in ELSEWHERE}
 
 
@@ -45,9 +45,9 @@ def test_a_changed_result_changes_its_page(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_charts_have_every_row():
     pytest.importorskip("matplotlib")
-    drawn = {name: charts.svg(draw()) for name, draw in charts.drawn().items()}
+    pictures = {name: charts.svg(draw()) for name, draw in charts.drawn().items()}
     for size in recorded.SIZES:
-        assert f"{size}: slots of 64" in drawn["speed.svg"] and f"{size}, one sentence" in drawn["roofline.svg"]
+        assert f"{size}: slots of 64" in pictures["speed.svg"] and f"{size}, one sentence" in pictures["roofline.svg"]
         reached = next(recorded.rows(f"embed-{size}", variant="ours", way="slots of 64"))["tokens_per_s"]
-        assert f"{reached:,.0f} tokens/s" in drawn["speed.svg"]
-    assert all((report.CHARTS / name).is_file() for name in drawn)
+        assert f"{reached:,.0f} tokens/s" in pictures["speed.svg"]
+    assert all((report.CHARTS / name).is_file() for name in pictures)

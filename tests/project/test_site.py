@@ -15,12 +15,12 @@ def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="needs elmo-fast[docs]")
     pytest.importorskip("mkdocstrings", reason="needs elmo-fast[docs]")
     folder = tmp_path_factory.mktemp("site")
-    done = python("-m", "mkdocs", "build", "--strict", "-q", "-d", folder, NO_MKDOCS_2_WARNING="1")
-    assert "WARNING" not in done.stderr, done.stderr
+    process = python("-m", "mkdocs", "build", "--strict", "-q", "-d", folder, NO_MKDOCS_2_WARNING="1")
+    assert "WARNING" not in process.stderr, process.stderr
     return folder
 
 
-def test_every_page_and_the_api_are_there(site):
+def test_every_page_and_the_api_exist(site):
     pages = {path.name for path in site.rglob("*.html")}
     assert {path.with_suffix(".html").name for path in (ROOT / "docs").rglob("*.md")} <= pages
     assert "index.html" in pages and "benchmarks.html" in pages
@@ -39,9 +39,9 @@ def test_the_reference_of_the_command_is_that_of_its_parsers(site):
 def test_pages_load_nothing_from_other_hosts(site):
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        loaded = [tag for tag in re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", text)
-                  if re.search(r"\b(?:src|href)=[\"']?(?:https?:)?//", tag)]
-        assert loaded == [], page.name
+        tags = [tag for tag in re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*>", text)
+                if re.search(r"\b(?:src|href)=[\"']?(?:https?:)?//", tag)]
+        assert tags == [], page.name
     for style in [*site.rglob("*.css")]:
         text = style.read_text(encoding="utf-8")
         assert not re.search(r"(?:url\(|@import) ?[\"']?(?:https?:)?//", text), style.name
@@ -53,8 +53,8 @@ def test_search_works_without_a_server(site):
         browser.get((site / "notes" / "cpu-engine.html").as_uri())
         browser.find_element("css selector", "[name=query]").send_keys("nonfinite")
         waiting(browser, 20).until(lambda _: browser.find_elements("css selector", ".md-search-result__link"))
-        found = browser.find_elements("css selector", ".md-search-result__link")
-        links = [link.get_attribute("href") for link in found]
+        elements = browser.find_elements("css selector", ".md-search-result__link")
+        links = [link.get_attribute("href") for link in elements]
         assert any(link.startswith((site / "command.html").as_uri()) for link in links), links
         assert [entry for entry in browser.execute_script(
             "return performance.getEntriesByType('resource').map(entry => entry.name)") if "http" in entry] == []
@@ -62,9 +62,9 @@ def test_search_works_without_a_server(site):
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_and_code_fit_the_width(site, width):
-    cut = "return [...document.querySelectorAll('pre > code')].filter(code => code.scrollWidth > code.clientWidth + 1)"
+    wide = "return [...document.querySelectorAll('pre > code')].filter(code => code.scrollWidth > code.clientWidth + 1)"
     with chromium(width, 900) as browser:
         for page in sorted(site.rglob("*.html")):
             browser.get(page.as_uri())
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page.name
-            assert browser.execute_script(f"{cut}.map(code => code.textContent.slice(0, 90))") == [], page.name
+            assert browser.execute_script(f"{wide}.map(code => code.textContent.slice(0, 90))") == [], page.name

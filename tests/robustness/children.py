@@ -1,4 +1,4 @@
-"""Runs functions and commands in child processes, with limits of time and memory, and says how they ended."""
+"""Calls functions in child processes with limits of time and memory, and reports the outcomes."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ from typing import Any
 
 SECONDS, MEMORY = 10, 2 << 30  # of one processor; a process that waits for others has six times as long
 WAITS = 6
-# Errors that a caller of the Python interface is told about: bad input, and files or devices that fail.
+# Errors that the Python interface raises for bad input, and for files or devices that fail.
 REFUSALS = (ValueError, OSError, ImportError)
 MOST_LETTERS = 1500  # of a refusal
 # Words of errors that blame the code and not the input.
@@ -33,7 +33,7 @@ class Outcome:
     memory: int  # bytes, the largest resident size
 
     def fault(self, file: str = "") -> str | None:
-        """Why this ending is a defect whatever the input was; None where it is none. `file` must be in a refusal."""
+        """The reason if this outcome is a defect for any input, else None. A refusal must contain `file`."""
         if self.kind == "refused":
             is_good = (self.detail.strip() and self.detail.count("\n") == 0 and file in self.detail
                        and len(self.detail) < MOST_LETTERS and not any(word in self.detail for word in OF_PYTHON))
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def call(function: Callable[[], Any], seconds: int = SECONDS, memory: int = MEMORY) -> Outcome:
-    """Call a function in a fork of this process. What it returns is pickled."""
+    """Call a function in a fork of this process; its result is pickled."""
     begin = time.monotonic()
     reader, writer = os.pipe()
     child = os.fork()
@@ -55,21 +55,21 @@ def call(function: Callable[[], Any], seconds: int = SECONDS, memory: int = MEMO
     content = _read(reader, begin + WAITS * seconds)
     if content is None:
         os.kill(child, signal.SIGKILL)
-    _, status, used = os.wait4(child, 0)
-    took, peak = time.monotonic() - begin, used.ru_maxrss << 10
+    _, status, usage = os.wait4(child, 0)
+    wall, peak = time.monotonic() - begin, usage.ru_maxrss << 10
     if content is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
-        return Outcome("timeout", f"more than {seconds} s", took, peak)
+        return Outcome("timeout", f"more than {seconds} s", wall, peak)
     if not content:
-        return Outcome("killed", f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {status}", took,
+        return Outcome("killed", f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {status}", wall,
                        peak)
-    return Outcome(*pickle.loads(content), took, peak)
+    return Outcome(*pickle.loads(content), wall, peak)
 
 
 def _answer(function: Callable[[], Any], writer: int, seconds: int, memory: int) -> None:
     """Never returns: the fork must not run its parent's clean-up."""
-    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
-    resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
+    resource.setrlimit(resource.RLIMIT_AS, (size + memory, size + memory))
     try:
         with tempfile.TemporaryFile() as file:
             os.dup2(file.fileno(), 2)  # warnings of C libraries too

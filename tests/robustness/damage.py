@@ -25,7 +25,7 @@ def value_of(rng: random.Random):
 
 
 def damage_bytes(path: Path, rng: random.Random) -> str:
-    """Flip bits, overwrite or cut a block, or append one; returns what was done."""
+    """Flip bits, overwrite or cut a block, or append one; returns a description."""
     content = bytearray(path.read_bytes())
     way = rng.choice(("flip", "flip", "overwrite", "zero", "cut", "append", "swap"))
     if not content:
@@ -44,9 +44,9 @@ def damage_bytes(path: Path, rng: random.Random) -> str:
     elif way == "append":
         content += rng.randbytes(size)
     else:
-        other = rng.randrange(len(content) - size + 1)
-        content[at : at + size], content[other : other + size] = (content[other : other + size],
-                                                                  content[at : at + size])
+        source = rng.randrange(len(content) - size + 1)
+        content[at : at + size], content[source : source + size] = (content[source : source + size],
+                                                                    content[at : at + size])
     path.write_bytes(content)
     return f"{way} {size} at {at}"
 
@@ -73,7 +73,7 @@ def damage_hdf5(path: Path, rng: random.Random, secret: Path) -> str:
 
 
 def _lead_out(file: h5py.File, name: str, values: np.ndarray, way: str, secret: Path) -> None:
-    """Put a way to another file, or to the file itself, in the place of a dataset."""
+    """Replace a dataset by a link to another file, or to the file itself."""
     if way == "soft link":
         file[name] = h5py.SoftLink("/")
     elif way == "external link":
@@ -115,7 +115,7 @@ def _add_links(file: h5py.File, way: str, rng: random.Random) -> None:
 
 
 def _rewrite(file: h5py.File, name: str, values: np.ndarray, way: str, rng: random.Random) -> None:
-    """Write a dataset anew; what fits no way is left out."""
+    """Write a dataset in another way; values that do not fit are left out."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if way == "group":
             file.create_group(name)
@@ -174,13 +174,13 @@ def damage_zip(path: Path, rng: random.Random) -> str:
 
 
 def damage_json(path: Path, rng: random.Random) -> str:
-    """`damaged_json` of a file."""
+    """Apply `damaged_json` to a file."""
     path.write_text(damaged_json(path.read_text(encoding="utf-8"), rng), encoding="utf-8", errors="replace")
     return "json"
 
 
 def damaged_json(text: str, rng: random.Random) -> str:
-    """JSON with one value replaced, removed, given twice or nested deep, anywhere."""
+    """JSON with one value anywhere replaced, removed, duplicated or nested deep."""
     content = json.loads(text)
     places = [(container, key) for container in _containers(content)
               for key in (container if isinstance(container, dict) else range(len(container)))]
@@ -221,7 +221,7 @@ def damage_lines(path: Path, rng: random.Random) -> str:
 
 
 def damage_pickle(path: Path, rng: random.Random) -> str:
-    """Change what a file of `torch.save` holds: tensors of other kinds, the opcodes, the archive."""
+    """Change a file of `torch.save`: its tensors, its opcodes or its archive."""
     way = rng.choice(("bytes", "opcodes", "tensor", "tensor", "tensor", "archive", "cut"))
     content = path.read_bytes()
     if way == "bytes":

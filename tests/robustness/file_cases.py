@@ -38,14 +38,14 @@ if find_spec("pyarrow"):
 
 def of_table(world: World, folder: Path, rng: random.Random) -> Case:
     table = Path(shutil.copy(world.table, folder / "table.hdf5"))
-    what = damage_hdf5(table, rng, world.secret) if rng.random() < 0.5 else damage_bytes(table, rng)
+    damage = damage_hdf5(table, rng, world.secret) if rng.random() < 0.5 else damage_bytes(table, rng)
 
     def run() -> int:
-        found = TokenTable.open(table)
-        assert found.vectors(np.arange(len(found))).shape == (len(found), found.dim)
-        return len(found) + sum(map(len, found.words or []))
+        tokens = TokenTable.open(table)
+        assert tokens.vectors(np.arange(len(tokens))).shape == (len(tokens), tokens.dim)
+        return len(tokens) + sum(map(len, tokens.words or []))
 
-    return Case(what, run, () if what.startswith(("external", "soft")) else None, str(table))
+    return Case(damage, run, () if damage.startswith(("external", "soft")) else None, str(table))
 
 
 @functools.cache
@@ -62,8 +62,8 @@ def of_vectors(world: World, folder: Path, rng: random.Random) -> Case:
     number = 2 if layout == "npy" else number
     place = shutil.copytree(_vectors(world, number, layout, name), folder / "copy")
     target = place / name
-    what = _damage_vectors(target, layout, rng, world.secret)
-    return Case(f"{layout} {name} {number}: {what}", lambda: _read_all(target), file=str(place))
+    damage = _damage_vectors(target, layout, rng, world.secret)
+    return Case(f"{layout} {name} {number}: {damage}", lambda: _read_all(target), file=str(place))
 
 
 def _damage_vectors(target: Path, layout: str, rng: random.Random, secret: Path) -> str:
@@ -93,35 +93,35 @@ def _damage_arrays(target: Path, rng: random.Random) -> str:
 
 
 def _read_all(target: Path) -> int:
-    with elmo_fast.open_embeddings(target) as found:
+    with elmo_fast.open_embeddings(target) as embeddings:
         total = 0
-        for number, key in enumerate(found.keys):
-            vectors = found[number]
+        for number, key in enumerate(embeddings.keys):
+            vectors = embeddings[number]
             assert vectors.dtype.kind == "f" and isinstance(key, str)
             total += vectors.size
-            positions = found.positions(number)
+            positions = embeddings.positions(number)
             assert positions is None or positions.dtype.kind == "i"
-            if found.layout in ("parquet", "arrow"):
-                assert all(isinstance(token, str) for token in [found.text(number), *found.tokens(number)])
-        assert len(found) == len(found.keys) and found.dtype.kind == "f"
-        if found.layout in ("parquet", "arrow") and not found.pool:
-            rows, places = found.occurrences("wörd1")
+            if embeddings.layout in ("parquet", "arrow"):
+                assert all(isinstance(token, str) for token in [embeddings.text(number), *embeddings.tokens(number)])
+        assert len(embeddings) == len(embeddings.keys) and embeddings.dtype.kind == "f"
+        if embeddings.layout in ("parquet", "arrow") and not embeddings.pool:
+            rows, places = embeddings.occurrences("wörd1")
             assert len(rows) == len(places)
-            total += len(ContextIndex.from_embeddings(found))
+            total += len(ContextIndex.from_embeddings(embeddings))
         return total
 
 
 def of_index(world: World, folder: Path, rng: random.Random) -> Case:
     path = Path(shutil.copy(_index(world), folder / "index.h5"))
-    what = damage_hdf5(path, rng, world.secret) if rng.random() < 0.9 else damage_bytes(path, rng)
+    damage = damage_hdf5(path, rng, world.secret) if rng.random() < 0.9 else damage_bytes(path, rng)
 
     def run() -> int:
         index = open_index(path)
-        found = [index.nearest(number, 3) for number in range(len(index))]
+        contexts = [index.nearest(number, 3) for number in range(len(index))]
         assert index.nearest(np.ones(index.vectors.shape[1], np.float32), 2, center=True) or not len(index)
-        return sum(map(len, found)) + len(index.occurrences("wörd1")) + sum(int(line) for line in index.lines)
+        return sum(map(len, contexts)) + len(index.occurrences("wörd1")) + sum(int(line) for line in index.lines)
 
-    return Case(what, run, file=str(path))
+    return Case(damage, run, file=str(path))
 
 
 @functools.cache
@@ -139,24 +139,24 @@ def of_manylangs(world: World, folder: Path, rng: random.Random) -> Case:
     path = model / rng.choice(("encoder.pkl", "token_embedder.pkl", "token_embedder.pkl", "config.json", "sizes.json",
                                "char.dic", "word.dic"))
     if path.suffix == ".pkl":
-        what = damage_pickle(path, rng)
+        damage = damage_pickle(path, rng)
     elif path.suffix == ".json" and rng.random() < 0.8:
-        what = damage_json(path, rng)
+        damage = damage_json(path, rng)
     elif path.suffix == ".dic" and rng.random() < 0.7:
         lines = path.read_text(encoding="utf-8").split("\n")
         lines[rng.randrange(len(lines))] = rng.choice((
             "a", "a\tb", "a\t-1", f"a\t{10**30}", "\t", "\t\t", "x" * 9000 + "\t1", "a\t٣", "a\t1.5", "<oov>\t2",
             "\u3000\t1"))
         path.write_text("\n".join(lines), encoding="utf-8")
-        what = "line"
+        damage = "line"
     else:
-        what = damage_bytes(path, rng)
+        damage = damage_bytes(path, rng)
 
     def run() -> bool:
-        found = elmo_fast.load(model).embed(SENTENCES[:3])
-        return len(found) == 3
+        vectors = elmo_fast.load(model).embed(SENTENCES[:3])
+        return len(vectors) == 3
 
-    return Case(f"{path.name} {what}", run, file=str(model))
+    return Case(f"{path.name} {damage}", run, file=str(model))
 
 
 @functools.cache
@@ -167,17 +167,17 @@ def _manylangs(world: World) -> Path:
 def of_log(world: World, folder: Path, rng: random.Random) -> Case:
     """A damaged log: refused before any text is read."""
     run_directory = shutil.copytree(world.run, folder / "run")
-    what = damage_lines(run_directory / "log.jsonl", rng)
+    damage = damage_lines(run_directory / "log.jsonl", rng)
 
     def run() -> bool:
         world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
         return True
 
-    return Case(what, run, file=str(run_directory))
+    return Case(damage, run, file=str(run_directory))
 
 
 def of_sealed_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
-    """A checkpoint of other content with its right checksum: refused, or trained on without an error of Python's."""
+    """A checkpoint of other content with a right checksum: refused, or resumed without an error of Python."""
     run_directory = shutil.copytree(world.run, folder / "run")
     path = max((run_directory / "checkpoints").glob("step-*.pt"))
     content = torch.load(path, weights_only=True)

@@ -37,9 +37,9 @@ def digest(*arrays) -> str:
 
 def embed(model: Path) -> bool:
     """Load a directory and embed a sentence: finite vectors, unless the weights are so large that they overflow."""
-    loaded = elmo_fast.load(model)
-    vectors = loaded.embed([SENTENCE])[0]
-    largest = max(float(np.abs(values).max()) for values in loaded.bilm.weights().values())
+    elmo = elmo_fast.load(model)
+    vectors = elmo.embed([SENTENCE])[0]
+    largest = max(float(np.abs(values).max()) for values in elmo.bilm.weights().values())
     assert np.isfinite(vectors).all() or (np.isfinite(largest) and largest > 1e9), "the vectors are not finite"
     return True
 
@@ -52,25 +52,25 @@ def of_options(world: World, folder: Path, rng: random.Random) -> Case:
 def of_weights(world: World, folder: Path, rng: random.Random) -> Case:
     model = shutil.copytree(world.model, folder / "model")
     _, weights = paths(model)
-    what = damage_hdf5(weights, rng, world.secret) if rng.random() < 0.5 else damage_bytes(weights, rng)
-    # Numbers in a file without checksums may change; those of another file may not come in, nor NaN.
-    return Case(what, lambda: embed(model), () if what.startswith(("external", "soft")) else None)
+    damage = damage_hdf5(weights, rng, world.secret) if rng.random() < 0.5 else damage_bytes(weights, rng)
+    # Numbers in a file without checksums may change; NaN and numbers of another file must not be read.
+    return Case(damage, lambda: embed(model), () if damage.startswith(("external", "soft")) else None)
 
 
 def of_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
     """A damaged file of a run that is resumed: refused, or the same weights."""
     run_directory = shutil.copytree(world.run, folder / "run")
     files = sorted(path for path in run_directory.rglob("*") if path.suffix in (".pt", ".json", ".txt"))
-    damaged, right = rng.choice(files), (_resumed(world),)
-    is_json = damaged.suffix == ".json" and rng.random() < 0.5
-    what = damage_json(damaged, rng) if is_json else damage_bytes(damaged, rng)
-    right = None if damaged.name == "run.json" else right
+    file, right = rng.choice(files), (_resumed(world),)
+    is_json = file.suffix == ".json" and rng.random() < 0.5
+    damage = damage_json(file, rng) if is_json else damage_bytes(file, rng)
+    right = None if file.name == "run.json" else right
 
     def run() -> str:
         world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
         return _run_digest(run_directory)
 
-    return Case(f"{damaged.name}: {what}", run, right)
+    return Case(f"{file.name}: {damage}", run, right)
 
 
 @functools.cache
@@ -88,7 +88,7 @@ def _run_digest(run_directory: Path) -> str:
 
 def of_archive(world: World, folder: Path, rng: random.Random) -> Case:
     archive = Path(shutil.copy(world.archive, folder / "model.zip"))
-    what = damage_zip(archive, rng) if rng.random() < 0.5 else damage_bytes(archive, rng)
+    damage = damage_zip(archive, rng) if rng.random() < 0.5 else damage_bytes(archive, rng)
 
     def run() -> str:
         os.environ["ELMO_FAST_CACHE"] = str(folder / "cache")
@@ -98,7 +98,7 @@ def of_archive(world: World, folder: Path, rng: random.Random) -> Case:
         return hashlib.sha256(files.options_file.read_bytes() + files.weight_file.read_bytes()).hexdigest()
 
     right = hashlib.sha256(b"".join(path.read_bytes() for path in paths(world.model))).hexdigest()
-    return Case(what, run, None if what.startswith(("empty", "bomb", "double", "link")) else (right,))
+    return Case(damage, run, None if damage.startswith(("empty", "bomb", "double", "link")) else (right,))
 
 
 def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
@@ -114,7 +114,7 @@ def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
           for name in ("batch-size", "unroll-steps", "negatives", "max-steps", "epochs", "dropout", "clip-norm", "seed",
                        "learning-rate", "log-every", "keep", "accumulate", "warmup-steps", "patience", "workers"))))
     if flag == "--max-steps" and str(value).strip().isdigit():
-        value = min(int(value), 3)  # more would train for as long as it was told to
+        value = min(int(value), 3)  # more steps would train for too long
     return Case(f"{command[0]} {flag} {value!r}", lambda: len(world.command(*command, flag, value)))
 
 
@@ -127,14 +127,14 @@ if find_spec("pyarrow"):
 
 
 def judge(world: World, kind: str, seed: int) -> tuple[str, str | None]:
-    """How a case ended, and why that is a defect; None where it is none."""
+    """The outcome of a case, and the reason if it is a defect, else None."""
     with tempfile.TemporaryDirectory(dir=world.folder) as name:
         case = KINDS[kind](world, Path(name).resolve(), random.Random(f"{kind} {seed}"))
         outcome = call(case.run, case.seconds)
     fault = outcome.fault(case.file)
     if fault is None and outcome.kind == "returned" and case.right is not None and outcome.detail not in case.right:
         fault = "another result than that of the undamaged file"
-    return outcome.kind, fault and f"{kind} {seed} ({case.what}): {fault}"
+    return outcome.kind, fault and f"{kind} {seed} ({case.description}): {fault}"
 
 
 def main() -> int:

@@ -1,11 +1,10 @@
-"""Commands that are killed at random moments, and commands that run at once on one output.
+"""Commands killed at random moments, and commands that run concurrently on one output.
 
     python -m tests.robustness.kills --kills 1000      # all commands by turns, then the same command until it is done
     python -m tests.robustness.kills --races 200       # two, three and five processes on one output
 
-After every kill, what stands at the final name must be complete; the run after it must give what an uninterrupted one
-gives; and no partial file may remain. Of several processes one wins, and the others say why they did not, or win after
-it.
+After every kill, an output at its final name must be complete, the next run must give the output of an uninterrupted
+run, and no partial file may remain. Of several processes one wins; the others report the reason, or win later.
 """
 
 import argparse
@@ -41,27 +40,27 @@ class Command:
     start: Callable[[Path], object] | None = None
 
     def digest(self, output: Path) -> str:
-        """Of everything that the output holds, but speeds and what a next run removes."""
+        """A digest of the output without speeds and the files that the next run removes."""
         return " ".join(f"{path.relative_to(output.parent)}:{_digest(path)}" for path in sorted(_files(output)))
 
     def is_absent(self, output: Path) -> bool:
-        """Whether nothing can be loaded from there: an export without its options is none."""
+        """Whether nothing can be loaded: an export needs its options."""
         return not output.exists() or (self.name == "exported" and not (output / "options.json").exists())
 
 
 def _files(output: Path) -> list[Path]:
     names = [output.with_suffix(".json")] if output.suffix == ".npy" else []
-    found = output.rglob("*") if output.is_dir() else [output, *names]
-    return [path for path in found if path.is_file() and ".part" not in str(path.relative_to(output.parent))]
+    paths = output.rglob("*") if output.is_dir() else [output, *names]
+    return [path for path in paths if path.is_file() and ".part" not in str(path.relative_to(output.parent))]
 
 
 def _digest(path: Path) -> str:
     if path.suffix in (".hdf5", ".h5"):
         with h5py.File(path) as file:
-            found: list = []
-            file.visititems(lambda name, item: found.append((name, _values(item))) if isinstance(item, h5py.Dataset)
+            values: list = []
+            file.visititems(lambda name, item: values.append((name, _values(item))) if isinstance(item, h5py.Dataset)
                             else None)
-        return _hash(repr(found))
+        return _hash(repr(values))
     if path.suffix == ".pt":
         tensors = _tensors(torch.load(path, weights_only=True))
         return _hash(repr([(name, value.numpy().tobytes()) for name, value in tensors]))
@@ -140,7 +139,7 @@ def fork(function: Callable[[], object], quiet: bool = False) -> int:
         return child
     if quiet:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    tqdm.set_lock(threading.RLock())  # its own is shared by forks: one that is killed would keep it for ever
+    tqdm.set_lock(threading.RLock())  # forks share tqdm's own lock, which a killed fork would keep
     status = 0
     try:
         function()
@@ -159,15 +158,15 @@ def seconds_of(command: Command, output: Path) -> float:
 
 
 class Kills:
-    """Kills runs of one command; `faults` says what went wrong."""
+    """Kills runs of one command; `faults` has a line for every fault."""
 
     def __init__(self, name: str, command: Command, folder: Path, rng: random.Random):
         self.name, self.command, self.folder, self.rng = name, command, folder, rng
-        whole = folder / "whole"
-        whole.mkdir(parents=True)
-        self.seconds = seconds_of(command, whole / command.name)
-        self.expected = command.digest(whole / command.name)
-        self.left_by_whole = sorted(path.name for path in whole.iterdir())
+        uninterrupted = folder / "whole"
+        uninterrupted.mkdir(parents=True)
+        self.seconds = seconds_of(command, uninterrupted / command.name)
+        self.expected = command.digest(uninterrupted / command.name)
+        self.expected_names = sorted(path.name for path in uninterrupted.iterdir())
         self.kills, self.faults = 0, []
 
     def series(self) -> None:
@@ -180,24 +179,24 @@ class Kills:
                 os.kill(child, signal.SIGKILL)
                 self.kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
                 self._check_name(output)
-            if output.exists() and self.name == "import-tf":  # wants a new directory, and the one there is complete
+            if output.exists() and self.name == "import-tf":  # needs a new directory, and the present one is complete
                 return
             if os.waitpid(fork(lambda: self.command.run(output)), 0)[1]:
                 self.faults.append(f"{self.name}: the run after a kill failed")
             elif self.command.digest(output) != self.expected:
                 self.faults.append(f"{self.name}: another result after a kill")
-            elif (left := sorted(path.name for path in Path(name).iterdir())) != self.left_by_whole:
-                self.faults.append(f"{self.name}: left behind {left}")
+            elif (leftover := sorted(path.name for path in Path(name).iterdir())) != self.expected_names:
+                self.faults.append(f"{self.name}: left behind {leftover}")
 
     def _check_name(self, output: Path) -> None:
-        """What stands at the final name is complete; a training run is complete with every checkpoint."""
+        """An output at its final name is complete; a training run is complete with every checkpoint."""
         if (self.name != "train" and not self.command.is_absent(output)
                 and self.command.digest(output) != self.expected):
             self.faults.append(f"{self.name}: an incomplete output at its final name")
 
 
 def race(name: str, command: Command, folder: Path, processes: int, expected: str, rng: random.Random) -> list[str]:
-    """Start processes on one output within a few milliseconds; what went wrong."""
+    """Start processes on one output within a few milliseconds, and return the faults."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         output, errors = Path(place) / "out" / command.name, Path(place) / "errors"
         output.parent.mkdir()
@@ -226,13 +225,13 @@ def race(name: str, command: Command, folder: Path, processes: int, expected: st
         if not output.exists() or command.digest(output) != expected:
             faults.append("another result")
         expected_names = {output.name, *({f"{output.stem}.json"} if output.suffix == ".npy" else ())}
-        if (left := {path.name for path in output.parent.iterdir()}) != expected_names:
-            faults.append(f"left behind {sorted(left)}")
+        if (present := {path.name for path in output.parent.iterdir()}) != expected_names:
+            faults.append(f"left behind {sorted(present)}")
         return [f"{name}: {fault}" for fault in faults]
 
 
 def _says_why(message: str) -> bool:
-    """One line: another process writes, or (a new directory is wanted) has just written."""
+    """Whether a message is one line: another process writes, or has written to what must be a new directory."""
     reasons = "no other process or thread to write it", "expected a new directory"
     return "\n" not in message and any(reason in message for reason in reasons)
 
@@ -249,8 +248,8 @@ def main() -> int:
     rng, faults = random.Random(arguments.seed), []
     with tempfile.TemporaryDirectory() as name:
         world = World(Path(name).resolve())
-        killers = [Kills(command, how, world.folder / "kills" / command, rng)
-                   for command, how in commands(world).items() if command in (arguments.only or [command])]
+        killers = [Kills(command, definition, world.folder / "kills" / command, rng)
+                   for command, definition in commands(world).items() if command in (arguments.only or [command])]
         while sum(killer.kills for killer in killers) < arguments.kills:
             min(killers, key=lambda killer: killer.kills).series()
         for number in range(arguments.races):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.long
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in file_cases.KINDS])
 def test_damaged_input_gives_the_right_result_or_a_refusal(kind):
-    """In a process of its own: the forks of this one would lack the threads that earlier tests started."""
+    """In a new process: forks of this process would lack the threads of earlier tests."""
     python("-m", "tests.robustness.fuzz", "--kind", kind, "--cases", CASES)
 
 
@@ -26,6 +26,6 @@ def test_files_of_wrong_structure_are_read_or_refused_by_name():
     "embed", "embed-warm", "embed-npy", "seqvec", "seqvec-warm", "seqvec-npy", "cache", "train", "export", "import-tf"])
 def test_killed_runs_and_races_give_the_right_file(command):
     """Six kills at random moments, and starts of two, three and five processes on one output, with fixed seeds."""
-    done = python("-m", "tests.robustness.kills", "--only", command, "--kills", 6, "--races", 3, "--seed", 11,
-                  timeout=900)
-    assert "no fault" in done.stdout
+    process = python("-m", "tests.robustness.kills", "--only", command, "--kills", 6, "--races", 3, "--seed", 11,
+                     timeout=900)
+    assert "no fault" in process.stdout

@@ -27,14 +27,14 @@ def of_fasta(world: World, folder: Path, rng: random.Random) -> Case:
                          "\x00", "\u2028", ">é 東京")) for k in range(rng.randrange(12))]
     path = folder / "proteins.fasta"
     path.write_text("\n".join(lines), encoding="utf-8")
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+    damage = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
 
     def run() -> int:
         records = list(read_fasta(path))
         assert records and all(record.sequence and not record.sequence.split()[1:] for record in records)
         return len(records)
 
-    return Case(what, run)
+    return Case(damage, run)
 
 
 def of_text(world: World, folder: Path, rng: random.Random) -> Case:
@@ -43,7 +43,7 @@ def of_text(world: World, folder: Path, rng: random.Random) -> Case:
     lines = [" ".join(rng.choice(words) for _ in range(rng.randrange(1, 9))) for _ in range(rng.randrange(1, 9))]
     path, out = folder / "text.txt", folder / "out.hdf5"
     path.write_bytes("\n".join(lines).encode())
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+    damage = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
 
     def run() -> int:
         world.command("embed", path, out, "--all", "--allow-blank", *world.files(world.model), "--quiet")
@@ -56,16 +56,16 @@ def of_text(world: World, folder: Path, rng: random.Random) -> Case:
             assert len(file) == len(expected) + 1
         return len(expected)
 
-    return Case(what, run)
+    return Case(damage, run)
 
 
 def _read_texts(path: Path) -> str:
-    """A digest of the texts of a file, which are text, and as many as were counted."""
+    """A digest of the texts of a file, whose types and number are checked."""
     count = elmo_fast.open_texts(path, allow_blank=True).count()
     with elmo_fast.open_texts(path, allow_blank=True) as texts:
-        found = list(texts)
-    assert len(found) == count, (len(found), count)
-    content = json.dumps([(text.key, text.text, [token + "" for token in text.tokens]) for text in found],
+        items = list(texts)
+    assert len(items) == count, (len(items), count)
+    content = json.dumps([(text.key, text.text, [token + "" for token in text.tokens]) for text in items],
                          ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -79,8 +79,8 @@ def of_compressed(world: World, folder: Path, rng: random.Random) -> Case:
     suffix = rng.choice(sorted(compress))
     path = folder / f"text.txt.{suffix}"
     path.write_bytes(compress[suffix](world.vocabulary.read_bytes()))
-    what = damage_bytes(path, rng)
-    return Case(f"{suffix} {what}", lambda: _read_texts(path), (_read_texts(world.vocabulary),))
+    damage = damage_bytes(path, rng)
+    return Case(f"{suffix} {damage}", lambda: _read_texts(path), (_read_texts(world.vocabulary),))
 
 
 def of_jsonl(world: World, folder: Path, rng: random.Random) -> Case:
@@ -90,19 +90,19 @@ def of_jsonl(world: World, folder: Path, rng: random.Random) -> Case:
     path = folder / "text.jsonl"
     path.write_text("\n".join(json.dumps(record, ensure_ascii=rng.random() < 0.5) for record in records),
                     encoding="utf-8", errors="replace")
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
-    return Case(what, lambda: _read_texts(path))
+    damage = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+    return Case(damage, lambda: _read_texts(path))
 
 
 def of_conllu(world: World, folder: Path, rng: random.Random) -> Case:
-    rest = "\t_" * 8
-    lines = rng.choices(("", "", " ", "# text = a", "#", f"1\ta{rest}", f"2\tNew York{rest}", f"3\t\u2028{rest}",
-                         f"1-2\tab{rest}", f"1.1\tx{rest}", f"4\té\x1c{rest}\r", f"x\tb{rest}", "1\ta", f"٣\t_{rest}"),
+    tail = "\t_" * 8
+    lines = rng.choices(("", "", " ", "# text = a", "#", f"1\ta{tail}", f"2\tNew York{tail}", f"3\t\u2028{tail}",
+                         f"1-2\tab{tail}", f"1.1\tx{tail}", f"4\té\x1c{tail}\r", f"x\tb{tail}", "1\ta", f"٣\t_{tail}"),
                         (*(8,) * 11, 1, 1, 1), k=rng.randrange(12))
     path = folder / "text.conllu"
     path.write_text("\n".join(lines), encoding="utf-8")
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
-    return Case(what, lambda: _read_texts(path))
+    damage = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+    return Case(damage, lambda: _read_texts(path))
 
 
 def of_parquet(world: World, folder: Path, rng: random.Random) -> Case:

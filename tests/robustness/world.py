@@ -21,12 +21,12 @@ WORDS = ["<S>", "</S>", "<UNK>", *(f"word{k}" for k in range(300))]
 
 @dataclass(frozen=True)
 class Case:
-    """`run` in a child process; its value must be among `right`, or anything where that is None. `what` was done.
+    """A call of `run` in a child process, with its result in `right`, or any where that is None.
 
-    A refusal names `file`, or a file in it, where one is given.
+    A refusal names `file`, or a file in it, unless that is empty. `description` is of the damage.
     """
 
-    what: str
+    description: str
     run: Callable[[], Any]
     right: tuple | None = None
     file: str = ""
@@ -34,10 +34,10 @@ class Case:
 
 
 class World:
-    """Undamaged files of every kind, made once, and copies of them for each case."""
+    """Undamaged files of every kind, which cases copy."""
 
     def __init__(self, folder: Path):
-        torch.set_num_threads(1)  # the threads of this process are missing in its forks, which would wait for them
+        torch.set_num_threads(1)  # forks lack the threads of this process and would wait for them
         self.folder = folder
         self.model = write_model(folder / "model")
         self.secret = folder / "secret"

@@ -23,10 +23,10 @@ def cluster_settings(monkeypatch):
     """The environment of a small, quiet cluster, whose files are removed at the end."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # names of sockets must be short
     for name, value in {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0",
-                        # of a busy machine, which answers late and is short of memory and of time for nice processes
+                        # for busy machines: late answers, little memory, little time for nice processes
                         "RAY_health_check_failure_threshold": "60", "RAY_memory_monitor_refresh_ms": "0",
                         "RAY_worker_niceness": "0",
-                        # Else a process has a token from the first cluster that it starts on, and not before.
+                        # Otherwise a process has no token until it starts its first cluster.
                         "RAY_AUTH_MODE": "disabled",
                         "RAY_TMPDIR": folder, "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE)}.items():
         monkeypatch.setenv(name, value)
@@ -46,16 +46,16 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def cluster(monkeypatch):
-    """The address of a cluster of two CPUs, which a process below this one starts, and ends."""
+    """The address of a cluster of two CPUs, which a child process starts and ends."""
     with cluster_settings(monkeypatch):
         for _ in range(STARTS):
             process = subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        stderr=subprocess.PIPE, text=True)
             if address := process.stdout.readline().strip():
                 break
-            why = process.communicate()[1]
+            errors = process.communicate()[1]
         else:
-            raise OSError(f"Ray has not started in {STARTS} tries: {why[-2000:]}")
+            raise OSError(f"Ray has not started in {STARTS} tries: {errors[-2000:]}")
         try:
             yield address
         finally:
@@ -63,14 +63,14 @@ def cluster(monkeypatch):
 
 
 def workers_below(process):
-    """Ids of the processes of Ray's pools of workers that descend from a process."""
-    parents, found = {}, []
+    """Process ids of Ray's pool workers that descend from a process."""
+    parents, workers = {}, []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
-                found.append(int(folder.name))
-    return [each for each in found if process in ancestors(each, parents)]
+                workers.append(int(folder.name))
+    return [worker for worker in workers if process in ancestors(worker, parents)]
 
 
 def ancestors(process, parents):
@@ -79,7 +79,7 @@ def ancestors(process, parents):
 
 
 def kill_one(process):
-    """Kill a worker below a process, with SIGKILL: its id."""
+    """Kill a worker below a process with SIGKILL, and return its id."""
     worker = workers_below(process)[0]
     os.kill(worker, signal.SIGKILL)
     return worker

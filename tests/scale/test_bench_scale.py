@@ -25,7 +25,7 @@ def test_a_dry_run(tmp_path, monkeypatch, capsys):
     assert set(document["settings"]["rates"]) == {"host", "read"}
 
 
-def test_other_vectors_end_it(tmp_path, monkeypatch, capsys):
+def test_other_vectors_end_the_benchmark(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", "bench_scale --size tiny --sentences 60 --batch-size 1".split())
     embed = LoadedElmo.embed
     monkeypatch.setattr(LoadedElmo, "embed", lambda *arguments: [vectors + 1 for vectors in embed(*arguments)])

@@ -1,4 +1,4 @@
-"""`embed_dataset` on a cluster of two workers, against one process, to the bit; one of the workers killed."""
+"""`embed_dataset` on a cluster of two workers equals one process to the bit, also when a worker is killed."""
 
 import os
 
@@ -27,19 +27,19 @@ def dataset(column="text", values=TEXTS, blocks=6):
 
 
 def arrays(ds, column="elmo"):
-    """Arrays of the rows, by id: the column's values, refilled into the shape that their type gives them."""
-    found = {}
+    """The column's arrays in the order of the ids, in the shape that their type gives them."""
+    rows = {}
     for batch in ds.iter_batches(batch_format="pyarrow"):
         for row in batch.to_pylist():
-            assert row["id"] not in found
-            found[row["id"]] = row[column]
-    return [found[number] for number in range(len(found))]
+            assert row["id"] not in rows
+            rows[row["id"]] = row[column]
+    return [rows[number] for number in range(len(rows))]
 
 
-def assert_equal(found, expected, dtype=np.float32):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected):
-        np.testing.assert_array_equal(np.asarray(one, dtype).reshape(other.shape), other.astype(dtype))
+def assert_equal(actual, expected, dtype=np.float32):
+    assert len(actual) == len(expected)
+    for array, truth in zip(actual, expected):
+        np.testing.assert_array_equal(np.asarray(array, dtype).reshape(truth.shape), truth.astype(dtype))
 
 
 @pytest.mark.parametrize("layers, pool, state, dtype, kind", [
@@ -52,12 +52,12 @@ def test_vectors_are_those_of_one_process(model, layers, pool, state, dtype, kin
     texts = [text or "x" for text in TEXTS[:300]]
     ds = elmo_fast.embed_dataset(dataset(values=texts), "text", model=model, layers=layers, pool=pool, state=state,
                                  dtype=dtype, concurrency=2, batch_size=3)
-    found = ds.materialize()
-    assert found.schema().names == ["id", "text", "elmo"] and str(found.schema().types[2]) == kind
-    assert_equal(arrays(found), elmo_fast.load(model).embed(texts, layers, state, pool), dtype)
+    result = ds.materialize()
+    assert result.schema().names == ["id", "text", "elmo"] and str(result.schema().types[2]) == kind
+    assert_equal(arrays(result), elmo_fast.load(model).embed(texts, layers, state, pool), dtype)
 
 
-def test_workers_compute_in_the_precision_given(model):
+def test_workers_compute_in_the_given_precision(model):
     texts, elmo = [text or "x" for text in TEXTS[:50]], elmo_fast.load(model, precision="low")
     expected = elmo.embed(texts, "top")
     if elmo.bilm.computes_in == "low":
@@ -70,12 +70,12 @@ def test_lists_of_tokens_a_loaded_model_and_further_columns(model):
     elmo = elmo_fast.load(model)
     tokens = [text.split() for text in TEXTS[:50]]
     ds = dataset("words", tokens).add_column("double", lambda batch: batch["id"] * 2).materialize()
-    found = elmo_fast.embed_dataset(ds, "words", model=elmo, output_column="vectors", num_cpus=2).materialize()
-    assert found.sort("id").take(2)[1]["double"] == 2
-    assert_equal(arrays(found, "vectors"), elmo.embed(tokens))
+    result = elmo_fast.embed_dataset(ds, "words", model=elmo, output_column="vectors", num_cpus=2).materialize()
+    assert result.sort("id").take(2)[1]["double"] == 2
+    assert_equal(arrays(result, "vectors"), elmo.embed(tokens))
 
 
-def test_parquet_that_others_read(model, tmp_path):
+def test_parquet_files_for_other_readers(model, tmp_path):
     import polars
 
     elmo_fast.embed_dataset(dataset(values=TEXTS[:50]), "text", model=model, layers="top").write_parquet(tmp_path)
@@ -97,22 +97,22 @@ def test_the_code_of_the_page(tmp_path):
 
 
 def test_an_empty_dataset(model):
-    found = elmo_fast.embed_dataset(dataset(values=pa.array([], pa.string())), "text", model=model)
-    assert found.count() == 0 and arrays(found) == []
+    result = elmo_fast.embed_dataset(dataset(values=pa.array([], pa.string())), "text", model=model)
+    assert result.count() == 0 and arrays(result) == []
 
 
 @pytest.mark.parametrize("time", range(KILLS))
 def test_a_killed_worker_is_replaced(model, time):
     ds = elmo_fast.embed_dataset(dataset(blocks=40).materialize(), "text", model=model, concurrency=(2, 2),
                                  batch_size=2)
-    found, killed = {}, None
+    vectors, killed = {}, None
     for batch in ds.iter_batches(batch_size=10, prefetch_batches=0, batch_format="pyarrow"):
         killed = killed or kill_one(os.getpid())
         for row in batch.to_pylist():
-            assert row["id"] not in found
-            found[row["id"]] = row["elmo"]
+            assert row["id"] not in vectors
+            vectors[row["id"]] = row["elmo"]
     assert killed not in workers_below(os.getpid())
-    assert_equal([found[number] for number in range(len(TEXTS))], elmo_fast.load(model).embed(TEXTS))
+    assert_equal([vectors[number] for number in range(len(TEXTS))], elmo_fast.load(model).embed(TEXTS))
 
 
 @pytest.mark.parametrize("values, reason", [

@@ -1,4 +1,4 @@
-"""The server's routes, against a server that listens: numbers to the bit, refusals, OpenAI's client, the key."""
+"""The routes of a listening server: numbers to the bit, refusals, OpenAI's client, the key."""
 
 import asyncio
 import base64
@@ -73,24 +73,24 @@ def test_many_clients_at_a_time(start):
     requests = [texts_of(generator.integers(1, 120, generator.integers(1, 5)), seed) for seed in range(400)]
     expected = [LoadedElmo(models.bilm()).embed(texts, "average", pool="mean") for texts in requests]
 
-    async def client(own, found):
+    async def client(numbers, results):
         async with httpx.AsyncClient(base_url=server.url, timeout=SECONDS) as http:
-            for number in own:
+            for number in numbers:
                 if number % 2:
                     body = {"texts": requests[number], "layers": "average", "pool": "mean"}
-                    found[number] = arrays(await http.post("/v1/embed", json=body, headers=BINARY))
+                    results[number] = arrays(await http.post("/v1/embed", json=body, headers=BINARY))
                 else:
                     body = {"input": [" ".join(text) for text in requests[number]], "model": "tiny"}
                     data = (await http.post("/v1/embeddings", json=body)).json()["data"]
-                    found[number] = [np.array(each["embedding"], np.float32) for each in data]
+                    results[number] = [np.array(each["embedding"], np.float32) for each in data]
 
     async def clients():
-        found = {}
-        await asyncio.gather(*(client(range(begin, 400, 40), found) for begin in range(40)))
-        return found
+        results = {}
+        await asyncio.gather(*(client(range(begin, 400, 40), results) for begin in range(40)))
+        return results
 
-    found = asyncio.run(clients())
-    assert all(equal(found[number], expected[number]) for number in range(400))
+    results = asyncio.run(clients())
+    assert all(equal(results[number], expected[number]) for number in range(400))
     assert server.metric('requests_total{route="/v1/embed",status="200"}') == 200
     assert server.metric('request_seconds_count{route="/v1/embeddings"}') == 200
     assert server.metric("texts_total") == sum(map(len, requests))
@@ -105,7 +105,7 @@ def test_openai_client(start):
     expected = list(LoadedElmo(models.bilm()).encode(["a fine play.", "one"]))
     units = [(vector / np.linalg.norm(vector.astype(np.float64))).astype(np.float32) for vector in expected]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        for form in (openai.omit, "float", "base64"):  # the client asks for base64 where nothing is said
+        for form in (openai.omit, "float", "base64"):  # the client requests base64 by default
             answer = client.embeddings.create(model="tiny", input=["a fine play.", "one"], encoding_format=form)
             assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("tiny", 5, 5)
             vectors = [np.frombuffer(base64.b64decode(each.embedding), "<f4") if form == "base64" else
@@ -211,8 +211,8 @@ def test_openapi_and_metrics(start):
     assert set(answers["200"]["content"]) == {"application/json", "application/octet-stream"}
     assert "ErrorAnswer" in str(answers["422"])
     for path, field in (("embed", "texts"), ("embeddings", "input"), ("compare", "first"), ("nearest", "tokens")):
-        shown = schema["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert field in shown["required"] and shown["additionalProperties"] is False
+        fields = schema["paths"][f"/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert field in fields["required"] and fields["additionalProperties"] is False
     for path in ("/one", "/two"):
         httpx.get(server.url + path)
     metrics = httpx.get(f"{server.url}/metrics")
@@ -223,7 +223,7 @@ def test_openapi_and_metrics(start):
 
 def test_head_is_answered_where_get_is(start):
     server = start()
-    with httpx.Client(base_url=server.url) as client:  # on one connection, which a body would disturb
+    with httpx.Client(base_url=server.url) as client:  # one connection, which a body would disturb
         for path in ("/", "/health", "/metrics", "/openapi.json", "/v1/models", "/v1/page"):
             head, get = client.head(path), client.get(path)
             assert head.status_code == get.status_code == 200 and head.content == b""

@@ -22,7 +22,7 @@ def warm():
 
 
 def expected(bilm, texts):
-    """By `LoadedElmo`, with a model of its own."""
+    """Vectors of `LoadedElmo` with another copy of the model."""
     return LoadedElmo(models.bilm()).embed(texts, state=bilm.state)
 
 
@@ -31,14 +31,14 @@ def test_vectors_are_those_of_embed(bilm, slots):
     texts = texts_of(LENGTHS)
     with Batching(bilm, slots=slots) as batching:
         jobs = [batching.submit(some) for some in (texts[:4], texts[4:5], [], texts[5:])]
-        found = [vectors for job in jobs for vectors in job.future.result(SECONDS)]
-        assert equal(found, expected(bilm, texts))
+        vectors_of_jobs = [vectors for job in jobs for vectors in job.future.result(SECONDS)]
+        assert equal(vectors_of_jobs, expected(bilm, texts))
         for job in jobs:
             job.release()
         assert (batching.held_tokens, batching.waiting_texts, batching.running_texts) == (0, 0, 0)
 
 
-def test_a_long_text_holds_up_no_short_one(warm):
+def test_a_long_text_does_not_delay_a_short_text(warm):
     gate = Gate(warm)
     with Batching(warm, slots=2) as batching:
         long = batching.submit(texts_of([9000]))
@@ -69,13 +69,13 @@ def test_long_texts_never_have_every_slot(warm):
 
 
 def test_requests_take_turns(warm):
-    """Texts of 4096 steps fill a slot's chunk: one begins at a time."""
+    """Texts of 4096 steps fill a slot's chunk: one text begins at a time."""
     gate = Gate(warm)
     with Batching(warm, slots=1) as batching:
         many = batching.submit(texts_of([4094] * 4))
         gate.wait()
         few = batching.submit(texts_of([4094]))
-        for _ in range(3):  # of the many; of the many, whose turn was before; the few
+        for _ in range(3):  # two texts of `many`, whose turn comes first; `few`
             gate.let_pass()
             if not few.future.done():
                 gate.wait()
@@ -84,7 +84,7 @@ def test_requests_take_turns(warm):
         many.future.result(SECONDS)
 
 
-def test_an_error_fails_the_text_that_has_it_alone(warm):
+def test_an_error_fails_its_own_text_alone(warm):
     gate = Gate(warm)
     texts = texts_of([3, 4, 5])
     with Batching(warm, slots=4) as batching:

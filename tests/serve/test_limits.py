@@ -1,4 +1,4 @@
-"""The server's limits of size, time and room, its errors and its end: against slow, large, late and absent clients."""
+"""The server's limits of size, time and room, its errors and its end, with slow, large, late and absent clients."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_a_large_body_is_refused_before_it_has_arrived(start, chunked):
         connection.sendall(f"POST /v1/embed HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
         if chunked:
             connection.sendall(b"7d0\r\n" + b" " * 2000 + b"\r\n")
-        assert connection.recv(12) == b"HTTP/1.1 413"  # while the rest is not sent
+        assert connection.recv(12) == b"HTTP/1.1 413"  # before the rest is sent
         connection.shutdown(1)
         assert b"at most 1,000 bytes" in received(connection)
     body = json.dumps({"texts": ["a" * 10_000_000]})
@@ -43,16 +43,16 @@ def test_a_slow_body_is_cut_off(start):
 
 
 def test_an_idle_connection_is_kept(start):
-    """Longer than clients keep it: if the server closed it first, a request could be on its way."""
+    """The server keeps idle connections longer than clients do: otherwise requests could meet a closing connection."""
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    with start(keep_alive_seconds=1).connect() as brief, start().connect() as kept:
-        for connection in (brief, kept):
+    with start(keep_alive_seconds=1).connect() as brief, start().connect() as idle:
+        for connection in (brief, idle):
             connection.sendall(request)
             until(lambda: connection.recv(1 << 16).endswith(b"}"))  # noqa: B023
         assert received(brief) == b""  # closed
-        time.sleep(6)  # httpx keeps a connection for 5 s, and uvicorn does unless it is told otherwise
-        kept.sendall(request)
-        until(lambda: kept.recv(1 << 16).endswith(b"}"))
+        time.sleep(6)  # httpx keeps a connection for 5 s, as does uvicorn by default
+        idle.sendall(request)
+        until(lambda: idle.recv(1 << 16).endswith(b"}"))
 
 
 def test_a_client_that_reads_nothing_is_cut_off(start):
@@ -70,9 +70,9 @@ def test_a_full_queue_is_429(start):
     with ThreadPoolExecutor() as pool:
         first = pool.submit(embed, server, texts=texts_of([10]))
         server.gate.wait()
-        refused = embed(server, texts=texts_of([10]))
-        assert "no room for 12 more" in reason(refused, 429, "queue_full")
-        assert re.fullmatch(r"[1-9]\d*", refused.headers["retry-after"])
+        response = embed(server, texts=texts_of([10]))
+        assert "no room for 12 more" in reason(response, 429, "queue_full")
+        assert re.fullmatch(r"[1-9]\d*", response.headers["retry-after"])
         server.gate.open()
         assert first.result().status_code == 200
     until(lambda: server.batching.held_tokens == 0)
@@ -97,7 +97,7 @@ def test_a_server_of_one_connection(start):
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-def test_a_client_that_goes_frees_its_texts(start):
+def test_a_client_that_disconnects_frees_its_texts(start):
     server = start(slots=1)
     server.gate.close()
     with server.connect() as connection:
@@ -112,13 +112,13 @@ def test_a_client_that_goes_frees_its_texts(start):
     assert embed(server, texts=["a"]).status_code == 200
 
 
-def test_an_engine_error_is_500_and_the_server_goes_on(start):
+def test_an_engine_error_is_500_and_the_server_continues(start):
     server = start(slots=1)
     server.gate.errors = [RuntimeError("no memory")] * 3
     for _ in range(3):
         assert httpx.get(f"{server.url}/health").status_code == 200
-        refused = embed(server, texts=texts_of([4094, 4094, 1]))  # the last two have not begun
-        assert reason(refused, 500, "engine_error") == "RuntimeError: no memory"
+        response = embed(server, texts=texts_of([4094, 4094, 1]))  # the last two have not begun
+        assert reason(response, 500, "engine_error") == "RuntimeError: no memory"
         assert (server.batching.waiting_texts, server.batching.running_texts) == (0, 0)
     health = httpx.get(f"{server.url}/health")
     assert (health.status_code, health.json()["status"]) == (503, "failing")
@@ -135,8 +135,8 @@ def test_draining_refuses_and_finishes(start):
         first = pool.submit(embed, server, texts=["a"])
         server.gate.wait()
         server.server.handle_exit(15, None)
-        refused = embed(server, texts=["a"])
-        assert "shutting down" in reason(refused, 503, "draining") and refused.headers["connection"] == "close"
+        response = embed(server, texts=["a"])
+        assert "shutting down" in reason(response, 503, "draining") and response.headers["connection"] == "close"
         health = httpx.get(f"{server.url}/health")
         assert (health.status_code, health.json()["status"]) == (503, "draining")
         server.gate.open()
@@ -146,7 +146,7 @@ def test_draining_refuses_and_finishes(start):
         httpx.get(f"{server.url}/health")
 
 
-def test_what_is_late_at_the_end_is_cut_off(start):
+def test_requests_that_outlast_draining_are_cut_off(start):
     server = start(drain_seconds=1)
     server.gate.close()
     with ThreadPoolExecutor() as pool:

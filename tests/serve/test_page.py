@@ -89,12 +89,12 @@ def test_nearest_contexts_of_a_word(client, elmo, index, any_word):
     among = None if any_word else index.occurrences("apple")
     expected = index.nearest(elmo.embed([tokens], "top")[0][3], 4, among=among)
     assert answer["occurrences"] == 2 and len(answer["neighbours"]) == (4 if any_word else 2)
-    for found, near in zip(answer["neighbours"], expected, strict=True):
-        assert found["similarity"] == pytest.approx(near.similarity, abs=1e-6) and found["line"] == near.text + 1
-        assert found["tokens"] == CORPUS[near.text].split() and found["word"] == found["tokens"][near.position]
+    for context, near in zip(answer["neighbours"], expected, strict=True):
+        assert context["similarity"] == pytest.approx(near.similarity, abs=1e-6) and context["line"] == near.text + 1
+        assert context["tokens"] == CORPUS[near.text].split() and context["word"] == context["tokens"][near.position]
 
 
-def test_a_word_that_the_corpus_has_not(client):
+def test_a_word_outside_the_corpus(client):
     answer = client.post("/v1/nearest", json={"tokens": ["unseen"], "position": 0})
     assert answer.json() == {"occurrences": 0, "neighbours": []}
 
@@ -136,14 +136,14 @@ def test_an_index_from_a_file(elmo, index, tmp_path):
         router(elmo, ContextIndex.build(elmo, CORPUS, state="zero"))
 
 
-def test_the_page_asks_for_nothing_elsewhere(client):
+def test_the_page_loads_nothing_from_other_hosts(client):
     answer = client.get("/")
     assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
     assert "https://" not in answer.text and "innerHTML" not in answer.text and " src=" not in answer.text
 
 
 def open_page(browser, address, **state):
-    browser.get("about:blank")  # another fragment alone does not load the page again
+    browser.get("about:blank")  # a new fragment alone does not reload the page
     browser.get(f"{address}#{urlencode(state)}" if state else address)
     wait(browser, "return document.querySelectorAll('#mixture td[data-row]').length > 0 || "
          "document.getElementById('error').textContent !== ''")
@@ -171,9 +171,9 @@ def set_slider(browser, number, value):
 
 
 def assert_map(browser, place, expected):
-    computed, shown = cells(browser, place)
+    computed, displayed = cells(browser, place)
     np.testing.assert_allclose(computed, expected, atol=1e-6)
-    np.testing.assert_allclose(shown, expected, atol=5.1e-3)
+    np.testing.assert_allclose(displayed, expected, atol=5.1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +205,8 @@ def test_sliders_mix_the_layers_exactly(browser, address, elmo):
     for number, value in enumerate(WEIGHTS):
         set_slider(browser, number, value)
     assert_map(browser, "#mixture", compare(elmo, FIRST, SECOND).mixed(mixture(WEIGHTS)))
-    shown = browser.execute_script("return [...document.querySelectorAll('#weights output')].map(o => o.textContent)")
-    np.testing.assert_allclose([float(text.split()[0]) / 100 for text in shown], mixture(WEIGHTS), atol=5.1e-3)
+    outputs = browser.execute_script("return [...document.querySelectorAll('#weights output')].map(o => o.textContent)")
+    np.testing.assert_allclose([float(text.split()[0]) / 100 for text in outputs], mixture(WEIGHTS), atol=5.1e-3)
     browser.execute_script("arguments[0].click()", browser.find_element("id", "equal"))
     assert_map(browser, "#mixture", compare(elmo, FIRST, SECOND).mixed([1, 1, 1]))
 
@@ -216,9 +216,9 @@ def test_the_address_keeps_the_state(browser, address, elmo):
     set_slider(browser, 1, 2.5)
     browser.execute_script("document.querySelector('#chips-a [data-token=a3]').click()")
     wait(browser, "return document.querySelectorAll('#found li').length === 2")
-    kept = browser.current_url
+    url = browser.current_url
     browser.get("about:blank")
-    browser.get(kept)
+    browser.get(url)
     wait(browser, "return document.querySelectorAll('#found li').length === 2")
     assert_map(browser, "#mixture", compare(elmo, FIRST, SECOND).mixed(mixture([0, 2.5, 0])))
     assert browser.find_element("id", "second").get_attribute("value") == SECOND
@@ -233,10 +233,10 @@ def test_a_clicked_word_shows_its_nearest_contexts(browser, address, elmo, index
     browser.execute_script("document.querySelector('#mixture [data-token=a1]').click()")
     wait(browser, "return document.querySelectorAll('#found li').length > 0")
     near = index.nearest(elmo.embed([sentence], "top")[0][1], among=index.occurrences("play"))
-    found = browser.execute_script("return [...document.querySelectorAll('#found li')].map(item => "
+    items = browser.execute_script("return [...document.querySelectorAll('#found li')].map(item => "
                                    "[Number(item.dataset.similarity), item.querySelector('p').textContent])")
-    np.testing.assert_allclose([value for value, _ in found], [one.similarity for one in near], atol=1e-6)
-    assert [text.split() for _, text in found] == [CORPUS[one.text].split() for one in near]
+    np.testing.assert_allclose([value for value, _ in items], [context.similarity for context in near], atol=1e-6)
+    assert [text.split() for _, text in items] == [CORPUS[context.text].split() for context in near]
     assert "“play” occurs 4 times" in browser.find_element("id", "searched").text
     browser.execute_script("document.getElementById('any').click()")
     wait(browser, "return document.querySelectorAll('#found li').length === 10")

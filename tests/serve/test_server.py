@@ -43,9 +43,9 @@ def serve(model):
     def begin(*arguments, name=model):
         processes.append(start(["serve", "--model", name, "--port", "0", *arguments]))
         line = processes[-1].stdout.readline()
-        found = re.search(r"at (http://\S+)$", line)
-        assert found, line + processes[-1].stderr.read()
-        return processes[-1], found[1]
+        match = re.search(r"at (http://\S+)$", line)
+        assert match, line + processes[-1].stderr.read()
+        return processes[-1], match[1]
 
     yield begin
     for process in processes:
@@ -53,8 +53,8 @@ def serve(model):
         process.communicate()
 
 
-def ended(process):
-    """Exit status and what is left of stderr."""
+def exit_of(process):
+    """Exit status and the rest of stderr."""
     _, errors = process.communicate(timeout=SECONDS)
     return process.returncode, errors
 
@@ -85,25 +85,25 @@ def test_a_signal_under_load_loses_no_accepted_request(model, number):
     expected = elmo_fast.load(model).embed(texts, "average", pool="mean")
     statuses = []
 
-    async def client(http, own):
+    async def client(http, index):
         while True:
-            body = {"texts": [texts[own]] * 4, "layers": "average", "pool": "mean"}
+            body = {"texts": [texts[index]] * 4, "layers": "average", "pool": "mean"}
             try:
                 answer = await http.post("/v1/embed", json=body)
             except httpx.TransportError:
-                return  # refused: what was accepted is counted
+                return  # refused; accepted requests are counted
             statuses.append(answer.status_code)
             if answer.status_code != 200:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
                 return
             for vector in answer.json()["vectors"]:
-                np.testing.assert_array_equal(np.array(vector, np.float32), expected[own])
+                np.testing.assert_array_equal(np.array(vector, np.float32), expected[index])
             if len(statuses) == 40:
                 process.send_signal(number)
 
     async def clients(url):
         async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as http:
-            await asyncio.gather(*(client(http, own) for own in range(30)))
+            await asyncio.gather(*(client(http, index) for index in range(30)))
 
     process = start(COUNTING.format(arguments=arguments))
     try:
@@ -112,19 +112,19 @@ def test_a_signal_under_load_loses_no_accepted_request(model, number):
     finally:
         process.kill()
     assert statuses.count(200) >= 40 and process.returncode == 0, errors
-    assert output == f"accepted {statuses.count(200) + 1}\n"  # and the one of its start
+    assert output == f"accepted {statuses.count(200) + 1}\n"  # plus the server's own at its start
 
 
 def test_the_end_of_an_idle_server_and_of_one_with_a_slow_client(serve):
     process, url = serve()
     process.send_signal(signal.SIGTERM)
-    assert ended(process) == (0, "")
+    assert exit_of(process) == (0, "")
     process, url = serve("--drain-seconds", "1")
     with socket_of(url) as slow:
         slow.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         until(lambda: "elmo_fast_requests_in_progress 2.0" in httpx.get(f"{url}/metrics").text)
         process.send_signal(signal.SIGTERM)
-        assert ended(process)[0] == 0
+        assert exit_of(process)[0] == 0
 
 
 def test_a_second_signal_ends_at_once(serve):
@@ -135,7 +135,7 @@ def test_a_second_signal_ends_at_once(serve):
         process.send_signal(signal.SIGTERM)
         until(lambda: httpx.get(f"{url}/health").status_code == 503)
         process.send_signal(signal.SIGTERM)
-        assert ended(process)[0] == -signal.SIGTERM
+        assert exit_of(process)[0] == -signal.SIGTERM
 
 
 MANY = 4 * 10**6  # bytes, about as many as a body may have
@@ -152,7 +152,7 @@ ABUSES = {
 
 
 def processor_seconds(process):
-    """The time that a process had a processor for, which other processes of the machine do not change."""
+    """Processor time of a process, which other processes of the machine do not change."""
     user, system = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -189,9 +189,9 @@ def test_a_port_in_use_and_a_bad_key_are_a_line(serve, capsys, tmp_path):
     assert status == 2 and "--api-key-file: expected one line with a key" in errors
     status, _, errors = run(capsys, "serve", "--api-key-file", tmp_path / "none")
     assert status == 2 and "none" in errors
-    for refused in (("--state", "carry"), ("--backend", "reference")):
-        status, _, errors = run(capsys, "serve", *refused)
-        assert status == 2 and refused[1] in errors
+    for flags in (("--state", "carry"), ("--backend", "reference")):
+        status, _, errors = run(capsys, "serve", *flags)
+        assert status == 2 and flags[1] in errors
 
 
 def test_a_key_a_name_and_a_warning(serve, tmp_path):
@@ -201,31 +201,31 @@ def test_a_key_a_name_and_a_warning(serve, tmp_path):
     models = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer s3cret"}).json()
     assert models["data"][0]["id"] == "mine" and httpx.get(f"{url}/health").json()["state"] == "zero"
     process.send_signal(signal.SIGTERM)
-    assert ended(process) == (0, "")
+    assert exit_of(process) == (0, "")
     process, _ = serve("--host", "0.0.0.0")
     process.send_signal(signal.SIGTERM)
-    assert "without an API key" in ended(process)[1]
+    assert "without an API key" in exit_of(process)[1]
 
 
 def test_the_example_client(serve):
     _, url = serve(name="bundled")
     texts = ["a fine play .", "they play outside ."]
-    done = subprocess.run([sys.executable, ROOT / "examples/serve_client.py", url, *texts], capture_output=True,
-                          text=True, check=True, timeout=SECONDS)
+    process = subprocess.run([sys.executable, ROOT / "examples/serve_client.py", url, *texts], capture_output=True,
+                             text=True, check=True, timeout=SECONDS)
     expected = elmo_fast.load().embed(texts)
-    assert done.stdout.splitlines() == [f"{each.shape} {each.mean():+.6f}" for each in expected]
+    assert process.stdout.splitlines() == [f"{each.shape} {each.mean():+.6f}" for each in expected]
 
 
 def test_the_commands_of_the_docs(serve, tmp_path):
-    """Every block of docs/serving.md that calls curl, at a server's port; curl fails where the status is an error."""
+    """Every block of docs/serving.md with curl runs against a server; curl fails on an error status."""
     page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "curl" in block]
     _, url = serve(name="bundled")
     assert len(blocks) >= 4
     for block in blocks:
         code = block.replace("http://127.0.0.1:8000", url).replace("curl ", "curl -sS --fail-with-body ")
-        done = subprocess.run(["bash", "-euc", code], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
-        assert done.returncode == 0, code + done.stdout + done.stderr
+        process = subprocess.run(["bash", "-euc", code], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+        assert process.returncode == 0, code + process.stdout + process.stderr
     with np.load(tmp_path / "vectors.npz") as file:
         np.testing.assert_array_equal(file["0"], elmo_fast.load().embed(["I ate an apple"])[0])
 
@@ -245,13 +245,13 @@ def test_the_benchmark(monkeypatch, tmp_path):
     flags = "--size tiny --clients 6 --seconds 1 --texts 40 --rounds 1 --out"
     monkeypatch.setattr(sys, "argv", ["bench_serve", *flags.split(), str(tmp_path / "serve.json")])
     assert bench_serve.main() == 0
-    load, alone, together = json.loads((tmp_path / "serve.json").read_text())["results"]
+    load, single, together = json.loads((tmp_path / "serve.json").read_text())["results"]
     assert load["errors"] == 0 and load["requests"] >= 6 and load["p50"] <= load["p99"] <= load["longest"]
-    assert alone["median"] > 0 < together["times_as_fast"]
+    assert single["median"] > 0 < together["times_as_fast"]
 
 
 def test_the_image_starts_the_command():
-    """Images are not built here: the entry point is one of the command, and the extras exist."""
+    """No image is built: its entry point is a valid command, and its extras exist."""
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     entry = next(json.loads(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT"))
     parsed = cli.make_parser().parse_args([*entry[1:], "--model", "original", "--api-key-file", "/run/key"])
@@ -263,11 +263,11 @@ def test_the_image_starts_the_command():
 def test_flags_of_the_docs_are_those_of_the_command(capsys):
     page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
     documented = dict(re.findall(r"^\| `(--[a-z-]+)` \| ([\d,]+) \|", page, re.MULTILINE))
-    _, shown, _ = run(capsys, "serve", "--help")
-    shown = " ".join(shown.split())
+    _, usage, _ = run(capsys, "serve", "--help")
+    usage = " ".join(usage.split())
     for flag, default in documented.items():
-        assert re.search(rf"{flag} N [^-]*\(default: {default.replace(',', '')}\)", shown), flag
-    assert set(documented) == set(re.findall(r"(--[a-z-]+) N ", shown.split("limits:")[1]))
+        assert re.search(rf"{flag} N [^-]*\(default: {default.replace(',', '')}\)", usage), flag
+    assert set(documented) == set(re.findall(r"(--[a-z-]+) N ", usage.split("limits:")[1]))
 
 
 def socket_of(url):

@@ -12,7 +12,7 @@ FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "-
 
 @contextlib.contextmanager
 def chromium(width, height):
-    """A browser of that size in CSS pixels, phones' widths too; the test is skipped where there is none."""
+    """A browser of this size in CSS pixels, also a phone's; skips the test without Chromium."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
     binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (binary and driver):

@@ -68,7 +68,7 @@ def draw_options(generator, one_of) -> Options:
 
 
 def draw_weights(options: Options, generator, seed: int) -> dict[str, np.ndarray]:
-    """Weights, in some files also with the projections that the sizes do not ask for."""
+    """Weights, in some files with projections that the sizes do not require."""
     weights, surplus = models.weights(options, seed), set()
     if generator.integers(2):
         surplus |= {"CNN_proj/W_proj", lstm_name(0, 0, "W_P_0")}

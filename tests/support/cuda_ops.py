@@ -20,7 +20,7 @@ from elmo_fast.ops.projected_lstm.cuda import lstm
 # The char encoder's operands: precision, and whether fp16 is known to fit.
 PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
 MAY_BE_REGISTERED = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # by this torch
-devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
+devices = itertools.count(1000)  # Triton caches kernels by device: every use has its own
 
 
 def projected_lstm(*operands, path=None, **settings):
@@ -36,7 +36,7 @@ def projected_lstm(*operands, path=None, **settings):
 
 
 def in_models(patch, precision):
-    """From here on LSTMs of models run as on a GPU, in that precision whatever the models'."""
+    """From here on LSTMs of models run as on a GPU, in `precision` whatever the models' own."""
     def run(*operands, backend, **settings):
         return projected_lstm(*operands, **settings | {"precision": precision})
 
@@ -45,25 +45,25 @@ def in_models(patch, precision):
 
 
 def on_backend(op, *operands, backend, precision):
-    """An op of `elmo_fast.ops`; as a GPU runs it, where the ops are `registered_on_cpu`, for one of `PRECISIONS`."""
+    """Call an op of `elmo_fast.ops`; for one of `PRECISIONS`, with ops `registered_on_cpu`, as a GPU runs the op."""
     if backend not in PRECISIONS:
         return op(*operands, backend=backend, precision=precision)
-    run, (x, *weights), how = getattr(torch.ops.elmo_fast, op.__name__), operands, PRECISIONS[backend]
+    run, (x, *weights), settings = getattr(torch.ops.elmo_fast, op.__name__), operands, PRECISIONS[backend]
     if op.__name__ == "char_cnn":
         embed, filters, activation = weights
-        return run(x, embed, *map(list, zip(*filters)), activation, *how, False)[0]
+        return run(x, embed, *map(list, zip(*filters)), activation, *settings, False)[0]
     outputs = [weights[0].shape[1]] if op.__name__ == "linear" else []
-    return run(x, weights, None, *outputs, *how)
+    return run(x, weights, None, *outputs, *settings)
 
 
 @contextlib.contextmanager
 def registered_on_cpu(of=""):
-    """In the body they, or those whose names begin so, replace the CPU's implementations in `torch.ops.elmo_fast`."""
+    """In the body CUDA ops whose names begin with `of` replace the CPU's implementations in `torch.ops.elmo_fast`."""
     if not MAY_BE_REGISTERED:
         pytest.skip("this torch does not replace an implementation")
     with (torch.library._scoped_library("elmo_fast", "FRAGMENT") as library,
           mock.patch("elmo_fast.model.layers.encoder.runs_on_engine", return_value=False)):
-        with warnings.catch_warnings(action="ignore"):  # torch warns of each one
+        with warnings.catch_warnings(action="ignore"):  # torch warns of every one
             implementations = {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run,
                                "projected_lstm_backward": lstm.run_backward}
             for name in filter(lambda name: name.startswith(of), implementations):
@@ -72,9 +72,9 @@ def registered_on_cpu(of=""):
 
 
 def triton_driver(patch, generation, load):
-    """Kernels run on CPU tensors through all of Triton but its driver, whose stand-in this gives.
+    """Kernels run on CPU tensors through Triton with a stand-in for its driver, which is returned.
 
-    `load`(source, target, options) is asked for what runs a variant, once for each on a `device`.
+    `load`(source, target, options) returns the function that runs a variant; called once per variant and `device`.
     """
     triton = pytest.importorskip("triton")
     if triton_version() < (3, 4):

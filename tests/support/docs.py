@@ -22,12 +22,12 @@ _SENTENCES = ["The children play in the garden .", "A new play opened last night
 def blocks(page, *languages):
     """(language, code) of the fenced blocks of a page of those languages, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [(language, code) for language, code in found if language in languages]
+    matches = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [(language, code) for language, code in matches if language in languages]
 
 
 def write_world(folder: Path) -> None:
-    """The files that the pages name: texts, a vocabulary, and a small model with its softmax that a run gave."""
+    """Write the files that the pages name: texts, a vocabulary, and a small trained model with its softmax."""
     (folder / "text").mkdir(parents=True)
     (folder / "text" / "one.txt").write_text("\n".join(_SENTENCES * 20) + "\n", encoding="utf-8")
     (folder / "domain").mkdir()
@@ -49,7 +49,7 @@ def write_world(folder: Path) -> None:
 
 
 def run_command(line: str) -> int:
-    """Exit status of `elmo-fast` with these arguments, run in this process; what it prints is dropped."""
+    """Exit status of `elmo-fast` with these arguments, run in this process; the output is dropped."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
         return cli.main(shlex.split(line))
     return cli.REFUSED
@@ -62,34 +62,34 @@ def shell_lines(code: str) -> list[str]:
 
 
 def check_other_command(line: str) -> None:
-    """A command that takes minutes, a network or another machine: what it names must be there, its flags too."""
+    """Check the files, targets and flags of a command that needs minutes, a network or another machine."""
     words = [word for word in shlex.split(line) if not re.fullmatch(r"[A-Z_]+=.*", word) or "make" not in line]
-    program, *rest = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]
+    program, *arguments = [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]
     program = Path(program).name
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-        assert set(rest) <= set(targets), line
+        assert set(arguments) <= set(targets), line
     elif program == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        named = [extra for group in re.findall(r"\[([\w,-]+)\]", line) for extra in group.split(",")]
-        assert set(named) <= set(project["optional-dependencies"]), line
-    elif "-m" in rest:
-        module = rest[rest.index("-m") + 1]
+        extras = [extra for group in re.findall(r"\[([\w,-]+)\]", line) for extra in group.split(",")]
+        assert set(extras) <= set(project["optional-dependencies"]), line
+    elif "-m" in arguments:
+        module = arguments[arguments.index("-m") + 1]
         if module == "pytest":
-            assert all((ROOT / word).exists() for word in rest if "/" in word), line
+            assert all((ROOT / word).exists() for word in arguments if "/" in word), line
             return
         path = ROOT / module.replace(".", "/")
         source = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__main__.py"
-        flags = [word.split("=")[0] for word in rest if word.startswith("--") and program != "torchrun"]
+        flags = [word.split("=")[0] for word in arguments if word.startswith("--") and program != "torchrun"]
         text = source.read_text(encoding="utf-8") + (ROOT / "benchmarks/common.py").read_text(encoding="utf-8")
         assert all(f'"{flag}"' in text for flag in flags), line
     else:
-        script = next(word for word in (line.split()[0], *rest) if "/" in word)
+        script = next(word for word in (line.split()[0], *arguments) if "/" in word)
         assert (ROOT / script).is_file(), line
 
 
 def run_page(page: str, names: dict) -> None:
-    """Run the page's blocks in the current folder; `names` are those that its Python code takes as given."""
+    """Run the page's blocks in the current folder; `names` are the names that its Python code presupposes."""
     for language, code in blocks(page, "python", "bash"):
         if language == "python":
             exec(compile(code, page, "exec"), names)
@@ -105,7 +105,7 @@ def run_page(page: str, names: dict) -> None:
 
 
 def run_documented_code(library):
-    """Names after the library's block in docs/integrations.md; then its README line runs, with the block's imports."""
+    """Run the library's block in docs/integrations.md, and its README line with the same imports: names of both."""
     page = (ROOT / "docs/integrations.md").read_text(encoding="utf-8")
     section = page.split(f"\n## {library}\n")[1].split("\n## ")[0]
     code = "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))

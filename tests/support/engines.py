@@ -1,4 +1,4 @@
-"""What runs an op here: backends, instruction sets and precisions, and how far each may be from float64."""
+"""The engines of ops: backends, instruction sets and precisions, with limits of their errors against float64."""
 
 import contextlib
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ native, _missing = native_module()
 if native:
     native.set_least_share(0)  # so that small models run on all threads, in teams as well
 needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
-ON_TRITON = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}  # by operands: how far one op may be off
+ON_TRITON = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}  # limits of the error of one op, by operands
 
 
 @contextlib.contextmanager
@@ -30,8 +30,8 @@ def isa(name):
 
 
 class Engine(NamedTuple):
-    """A backend of an op; the operands of the Triton kernels, which then run as the PTX of sm_80; or "cuda", the GPU's
-    LSTM on the CPU, whose `isa` says what `lstm_on_ptx` runs.
+    """`backend` is an op's, or the operands of Triton kernels, which run as the PTX of sm_80, or "cuda", the GPU's LSTM
+    on the CPU, where `isa` has the kernels of `lstm_on_ptx`.
     """
 
     backend: str = "native"
@@ -58,7 +58,7 @@ class Engine(NamedTuple):
 
     @contextlib.contextmanager
     def active(self):
-        """Inside a with block calls of an op may have this engine's backend; gives what is patched for it."""
+        """Inside a with block calls of an op may have this engine's backend; gives the patch."""
         cuda = self.backend == "cuda"
         with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
             stack.enter_context(lstm_on_ptx(self.isa, patch) if cuda else isa(self.isa))
@@ -73,16 +73,16 @@ class Engine(NamedTuple):
                 stack.enter_context(cuda_ops.registered_on_cpu())
             yield patch
 
-    def same(self, found, expected):
-        """To the bit where every sum is ours and its order is fixed; to rounding in float64, and to the precision on
-        a GPU, where torch's matmul sums too: its order depends on the number of rows and on the processor."""
+    def same(self, actual, expected):
+        """Equal to the bit where all sums are ours in a fixed order, to rounding in float64, and to the precision on
+        a GPU, where the order of torch's matmul depends on the number of rows and on the processor."""
         if self.backend == "native":
-            return torch.equal(found.nan_to_num(7e9), expected.nan_to_num(7e9))
+            return torch.equal(actual.nan_to_num(7e9), expected.nan_to_num(7e9))
         if self.backend == "cuda":
             usual = expected.isfinite()
-            return (torch.equal(found[~usual].nan_to_num(7e9), expected[~usual].nan_to_num(7e9))
-                    and bool((found[usual] - expected[usual]).norm() <= self.limits[0] * expected[usual].norm()))
-        return torch.allclose(found, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
+            return (torch.equal(actual[~usual].nan_to_num(7e9), expected[~usual].nan_to_num(7e9))
+                    and bool((actual[usual] - expected[usual]).norm() <= self.limits[0] * expected[usual].norm()))
+        return torch.allclose(actual, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
 
 
 def _runs(name, precision):
@@ -101,13 +101,13 @@ TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision i
 LOW_ISAS = [name for name in ("generic", "neon", "neon-dotprod", "avx2", "avx-vnni", "avx512", "avx512-vnni", "amx")
             if _runs(name, "low")]
 LOW = [Engine("native", name, "low") for name in LOW_ISAS]
-# check_engines compares these bit for bit with another engine: `low` on levels with the vectors of another.
+# check_engines compares these bit for bit with another engine: `low` on levels with the vectors of another level.
 TWINS = [engine for vectors in (("avx2", "avx-vnni"), ("avx512", "avx512-vnni", "amx"))
          for engine in [each for each in LOW if each.isa in vectors][1:]]
 FAST = [Engine("torch"), TORCH, *HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
-GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS if precision != "low"]  # there it is medium
+GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS if precision != "low"]  # runs as medium there
 GPU = [*GRAPHS, *(Engine("cuda", kernels, precision) for kernels, precision in (
     ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"), ("triton sm_80", "highest")))]
 GPU_GRADIENTS = [Engine("cuda")] * cuda_ops.MAY_BE_REGISTERED + [Engine("cuda", "triton sm_90")] * _TRITON_RUNS

@@ -1,7 +1,7 @@
-"""CUDA graphs without a GPU: a capture that keeps the work and, when it replays, watches every address it touches.
+"""CUDA graphs without a GPU: a capture keeps the work, and a replay checks every address that the work uses.
 
-A graph bakes addresses in. What a replay may access is therefore memory that exists as long as the graph, here the
-buffers of the arena, and what was allocated inside; and it may wait for nothing.
+A graph has fixed addresses. A replay may therefore access only memory that exists as long as the graph, here the
+buffers of the arena and allocations inside the graph; and a replay must not wait.
 """
 
 from types import SimpleNamespace
@@ -16,31 +16,31 @@ _WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_non
 
 
 class Watch(TorchDispatchMode):
-    """Raises where an operation waits, or touches memory neither in `known` nor made under this watch."""
+    """Raises where an operation waits, or touches memory neither in `known` nor allocated under this watch."""
 
     def __init__(self, known):
         super().__init__()
         self._known = set(known)
-        self._made = []  # kept alive, so that no address is used twice
+        self._results = []  # alive, so that no address is used twice
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         assert name not in _WAITING, f"{name} waits for the device"
-        for touched in addresses((args, kwargs or {})):
-            assert touched in self._known, f"{name} touches memory that is not the graph's"
+        for address in addresses((args, kwargs or {})):
+            assert address in self._known, f"{name} touches memory that is not the graph's"
         result = function(*args, **(kwargs or {}))
-        self._made.append(result)
+        self._results.append(result)
         self._known |= addresses(result)
         return result
 
 
 def addresses(tree) -> set[int]:
-    """Of the memory of a tree's tensors."""
+    """Addresses of the memory of a tree's tensors."""
     return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
 
 
 class FakeCapture:
-    """Stands in for `graphs.CudaCapture`: its graphs may access buffers of the one of `arenas` that it captures for."""
+    """A stand-in for `graphs.CudaCapture`: its graphs may access the buffers of their arena among `arenas`."""
 
     def __init__(self, arenas):
         self.captured, self.replayed, self._arenas = 0, 0, arenas

@@ -42,14 +42,14 @@ def paths(model):
 
 
 def program(path, text):
-    """A shell script of this text in place of a program; its path."""
+    """Write a shell script in place of a program, and return its path."""
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
 
 
 def names(folder):
-    """Names of everything in a folder, sorted: shows what an interrupted writer left behind."""
+    """Sorted names of everything in a folder, leftovers of an interrupted writer too."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -80,7 +80,7 @@ def full_disk(size=6000):
 def run(capsys, *arguments):
     """Exit code, stdout and stderr of the command, run in this process."""
     try:
-        status = cli.main([str(each) for each in arguments])
+        status = cli.main([str(argument) for argument in arguments])
     except SystemExit as stop:  # argparse
         status = stop.code
     captured = capsys.readouterr()
@@ -94,14 +94,14 @@ def _environment(**changes):
 
 def start(code_or_arguments, **options):
     """A Python process that sees the package under test: a string of code, or the arguments of the command."""
-    what = ["-c", code_or_arguments] if isinstance(code_or_arguments, str) else [
+    args = ["-c", code_or_arguments] if isinstance(code_or_arguments, str) else [
         "-m", "elmo_fast.cli", *map(str, code_or_arguments)]
-    return subprocess.Popen([sys.executable, *what], env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, *args], env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, **options)
 
 
 def start_until(line, code):
-    """A Python process that runs code, when it has printed a line."""
+    """Start a Python process that runs code, and return it when it has printed a line."""
     process = start(code)
     assert process.stdout.readline() == f"{line}\n", process.communicate()
     return process
@@ -113,7 +113,7 @@ def kill(process):
 
 
 def until(condition, seconds=60):
-    """Wait for what another thread or process does next, and return it."""
+    """Wait until another thread or process makes `condition()` true, and return its value."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -123,7 +123,7 @@ def until(condition, seconds=60):
 
 def python(*arguments, status=0, timeout=560, **environment):
     """A Python process in the checkout that ended with `status`; `environment` has more variables."""
-    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=_environment(**environment),
-                          timeout=timeout, text=True, capture_output=True)
-    assert done.returncode == status, (done.stdout + done.stderr)[-6000:]
-    return done
+    process = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=_environment(**environment),
+                             timeout=timeout, text=True, capture_output=True)
+    assert process.returncode == status, (process.stdout + process.stderr)[-6000:]
+    return process

@@ -1,4 +1,4 @@
-"""The CUDA LSTM on cases of `op_cases`, on the CPU or a GPU, and what it is compared with."""
+"""The CUDA LSTM on cases of `op_cases`, on the CPU or a GPU, and its comparison with the reference."""
 
 import dataclasses
 
@@ -15,10 +15,10 @@ LIMITS = {engine.precision: engine.limits[0] for engine in GRAPHS}  # of fp16 in
 
 
 def ragged(batch_sizes, dim=37, projection=11, clips=TIGHT, seed=0, starts=True, bf16=False, gathered=True):
-    """A case whose slots have those `batch_sizes`, and three are empty.
+    """A case whose slots have these `batch_sizes`, and three empty slots.
 
     With `starts` sequences start within slots. Inputs have one large value, which has no weight: rows for fp16 are
-    scaled. With `bf16` a weight is too large for fp16, and what it multiplies is zero.
+    scaled. With `bf16` a weight is too large for fp16, and its inputs are zero.
     """
     rng, sentences = np.random.default_rng(seed), [(0, 0), (1, 0), (batch_sizes[0] + 2, 0)]
     for slot in range(batch_sizes[0]):
@@ -39,26 +39,26 @@ def weights_of(case):
     return {name: each for name, each in case.leaves(wanted=[]).items() if name[0] in "wbp"}
 
 
-def run(case, precision, weights=(), device="cpu", **how):
-    """Outputs in the order of the text, and the final h and c, with other `weights` where they are given."""
-    return case.call(case.leaves(wanted=[], device=device) | dict(weights), "cuda", precision, **how)
+def run(case, precision, weights=(), device="cpu", **settings):
+    """Outputs in the order of the text, and the final h and c; `weights` replace those of the case."""
+    return case.call(case.leaves(wanted=[], device=device) | dict(weights), "cuda", precision, **settings)
 
 
-def error_of(found, expected):
+def error_of(actual, expected):
     """The largest relative error of outputs and states, NaN above all."""
-    pairs = list(zip(found, expected, strict=True))
+    pairs = list(zip(actual, expected, strict=True))
     assert all(ours.shape == theirs.shape and ours.dtype == torch.float32 for ours, theirs in pairs)
     return float(torch.tensor([relative_error(ours.cpu(), theirs.cpu()) for ours, theirs in pairs]).max())
 
 
-def compare(case, precision, weights=(), device="cpu", times=1, **how):
-    """The last of so many runs, the largest error of all against the reference in float64, and the operands' limit."""
+def compare(case, precision, weights=(), device="cpu", times=1, **settings):
+    """The last of `times` runs, the largest error of all against the float64 reference, and the operands' limit."""
     operands = case.leaves(wanted=[], device=device) | dict(weights)
     exact = dataclasses.replace(case, operands={name: each.double().cpu() for name, each in operands.items()})
     expected, of = exact.run(REFERENCE), flat_weights(layer(operands))
     bf16 = blocks.operands(of, precision, limit(case.clips.get("proj_clip"))).dtype == torch.bfloat16
-    runs = [case.call(operands, "cuda", precision, **how) for _ in range(times)]
-    error = float(torch.tensor([error_of(found, expected) for found in runs]).max())
+    runs = [case.call(operands, "cuda", precision, **settings) for _ in range(times)]
+    error = float(torch.tensor([error_of(actual, expected) for actual in runs]).max())
     return runs[-1], error, AGAINST_FLOAT64["bf16"] if bf16 else LIMITS[precision]
 
 
@@ -68,17 +68,17 @@ def check_gradients(case, precision, limit, device="cpu"):
     results = case.call(leaves, "cuda", precision)
     case.backward(results)
     for name, truth in case.gradients(REFERENCE).items():
-        found = (results[name].detach() if isinstance(name, int) else leaves[name].grad).cpu()
-        assert found.dtype == torch.float32 and found.shape == truth.shape
+        actual = (results[name].detach() if isinstance(name, int) else leaves[name].grad).cpu()
+        assert actual.dtype == torch.float32 and actual.shape == truth.shape
         if truth.norm():
-            assert relative_error(found, truth) < limit, name
+            assert relative_error(actual, truth) < limit, name
         else:  # every sequence starts anew
-            assert not found.any(), name
+            assert not actual.any(), name
     return leaves
 
 
-def check(*given, **how):
-    """`run` on arguments of `compare`, within its limit."""
-    found, error, most = compare(*given, **how)
+def check(*arguments, **settings):
+    """The last run of `compare`, whose error must be within the limit."""
+    result, error, most = compare(*arguments, **settings)
     assert error < most
-    return found
+    return result

@@ -1,5 +1,4 @@
-"""Test parameters, of which `make test` runs some, for grids what meets every pair of values, and `make test-all` the
-rest."""
+"""Test parameters: `make test` runs some, of grids enough for every pair of values, and `make test-all` the rest."""
 
 import itertools
 from collections.abc import Collection, Iterable

@@ -16,10 +16,10 @@ SMALL = {90: (12, 232448, 1, 3, 6), 80: (12, 166912, 0, 0, 0)}
 
 
 class NativeOnPtx:
-    """Stands in for the native module: collects the `calls` of its launches, after `changes` to them.
+    """A stand-in for the native module: collects the `calls` of its launches, after `changes` to them.
 
-    Launches may access what the contract says of a call's pointers, and nothing that they write before they did; what
-    breaks that is an `AssertionError`, not a launch that CUDA refuses.
+    Launches may access the memory that the contract gives for a call's pointers, and outputs only after writing them. A
+    breach is an `AssertionError`; a launch that CUDA refuses is not.
     """
 
     def __init__(self, generation: int):
@@ -46,12 +46,12 @@ class NativeOnPtx:
             self.machine.forget_memory()
 
     def replace(self, ptx: str) -> None:
-        """Launches run the kernels of this text from here on, and what they execute is counted in `kernels`."""
+        """From here on launches run the kernels of this text; `kernels` counts the executed instructions."""
         self.kernels = [*map(self.machine.Kernel, parsed(ptx))]
         self.machine.use(self.kernels)
 
     def device(self, *limits: int) -> None:
-        """Another GPU from here on."""
+        """Simulate another GPU from here on."""
         self.limits = limits
 
 
@@ -61,20 +61,20 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
     meta, packed_rows = (torch.frombuffer((ctypes.c_int32 * count).from_address(call[name]), dtype=torch.int32)
                          for name, count in (("meta", (steps + 1) * 3 * stride), ("packed_rows", steps * stride)))
     z_rows, rows = int(meta.view(-1, 3, stride)[:-1, :2].max()) + 1, int(packed_rows.max()) + 1
-    held = call["state_stride"] + slots
+    total = call["state_stride"] + slots
     return {"packed": plan["resident_bytes"] + plan["streamed_bytes"] + 2 * -(-dim // 16) * 256,
             "z": z_rows * 16 * dim, "scale": z_rows * 8, "meta": 4 * len(meta), "packed_rows": 4 * len(packed_rows),
             "batch_sizes": 4 * steps, "initial_h": 8 * projection, "initial_c": 8 * dim,
-            "h_in": 8 * slots * projection, "c_in": 8 * slots * dim, "h": 4 * held * projection, "c": 4 * held * dim,
+            "h_in": 8 * slots * projection, "c_in": 8 * slots * dim, "h": 4 * total * projection, "c": 4 * total * dim,
             "output": 8 * rows * projection, "scratch": plan["scratch_bytes"]}
 
 
 @contextlib.contextmanager
 def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
-    """From here on the CUDA LSTM takes one path on the CPU; gives what runs the launches of the persistent one.
+    """From here on the CUDA LSTM takes one path on the CPU; gives the `NativeOnPtx` of the persistent path.
 
-    With `kernels` "sm_90" or "sm_80" that path is there. "triton sm_90" is the graph path with its two
-    small kernels as Triton's PTX; None has PyTorch's operations for them.
+    `kernels` "sm_90" and "sm_80" are those of the persistent path. "triton sm_90" is the graph path with its two
+    small kernels as Triton's PTX, None the graph path with PyTorch's operations for them.
     """
     if kernels is None or kernels.startswith("triton"):
         if kernels:

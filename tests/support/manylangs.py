@@ -59,7 +59,7 @@ def write_manylangs(folder, content=CONFIG, characters=CHARACTERS, words=WORDS, 
                         f"{cell}.state_linearity.bias": draw(4 * dim, scale=0.5),
                         f"{cell}.state_projection.weight": draw(size, dim, scale=0.5)}
     torch.save(embedder, folder / "token_embedder.pkl")
-    torch.save(encoder, folder / "encoder.pkl", _use_new_zipfile_serialization=False)  # as the published ones are
+    torch.save(encoder, folder / "encoder.pkl", _use_new_zipfile_serialization=False)  # as in published models
     return folder
 
 
@@ -71,7 +71,7 @@ def plain_layers(folder, sentence):
     lexicons = [{line.rsplit("\t", 1)[0]: int(line.rsplit("\t", 1)[1])
                  for line in (folder / f"{name}.dic").read_text(encoding="utf-8").splitlines()}
                 for name in ("char", "word")]
-    # the original's reader strips a line, and takes one that was white space and a number for the ideographic space
+    # the original's reader strips lines, and reads white space and a number as the ideographic space
     lexicons = [{(token if token.strip() else "\u3000"): number for token, number in lexicon.items()}
                 for lexicon in lexicons]
     x = np.array([_token(token, embedder, content["token_embedder"], *lexicons)
@@ -92,7 +92,7 @@ def _token(token, weights, config, characters, words):
     inner = [token] if token in ("<bos>", "<eos>") else list(token)
     spelled = ["<eow>", *inner, "<bow>", *["<pad>"] * (length - 2 - len(inner))]
     table = weights["char_emb_layer.embedding.weight"]
-    rows = table[[characters.get(each, characters["<oov>"]) for each in spelled]]  # [C, E]
+    rows = table[[characters.get(character, characters["<oov>"]) for character in spelled]]  # [C, E]
     values = []
     for i, (width, _) in enumerate(config["filters"]):
         kernel, bias = weights[f"convolutions.{i}.weight"], weights[f"convolutions.{i}.bias"]

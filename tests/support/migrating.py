@@ -16,15 +16,15 @@ TEXT = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
 
 
 def tables():
-    """The first cell of every row by the heading above its table; a heading and a row come once."""
-    found = {}
+    """The first cell of every row by the heading above its table; headings and rows are unique."""
+    rows = {}
     for part in re.split(r"^#+ ", TEXT, flags=re.MULTILINE):
         heading, _, body = part.partition("\n")
         cells = [line.split(" | ")[0].removeprefix("| ") for line in body.splitlines() if line.startswith("| ")]
         if cells:
-            assert heading not in found and len(set(cells)) == len(cells)
-            found[heading] = cells[1:]
-    return found
+            assert heading not in rows and len(set(cells)) == len(cells)
+            rows[heading] = cells[1:]
+    return rows
 
 
 def runs(*beginnings):
@@ -36,12 +36,12 @@ def runs(*beginnings):
 
 
 def marks(modules):
-    """The beginnings that mark tests in the modules with names that begin so."""
-    found = []
+    """The beginnings that mark tests in the modules whose names begin with `modules`."""
+    beginnings = []
     for path in sorted((ROOT / "tests" / "compat").glob(f"{modules}*.py")):
         for test in ast.parse(path.read_text(encoding="utf-8")).body:
             for mark in getattr(test, "decorator_list", ()):
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "runs":
                     assert test.name.startswith("test_"), test.name
-                    found += map(ast.literal_eval, mark.args)
-    return found
+                    beginnings += map(ast.literal_eval, mark.args)
+    return beginnings

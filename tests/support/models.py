@@ -23,14 +23,14 @@ SENTENCES = [
 
 
 def weights(of: Options, seed: int = 0) -> dict[str, np.ndarray]:
-    """Random weights with biases and gates that are not the neutral ones of an initializer."""
+    """Random weights whose biases and gates are not an initializer's neutral ones."""
     generator = np.random.default_rng(seed + 1000)
-    drawn = random_weights(of, seed)
-    for name, values in drawn.items():
+    parameters = random_weights(of, seed)
+    for name, values in parameters.items():
         scale = 2.0 if "W_cnn" in name else 1.0
         noise = generator.normal(0, 0.3, values.shape) if values.ndim == 1 else 0
-        drawn[name] = (scale * values + noise).astype(np.float32)
-    return drawn
+        parameters[name] = (scale * values + noise).astype(np.float32)
+    return parameters
 
 
 def bilm(of: Options | None = None, seed: int = 0, **arguments) -> BiLm:

@@ -1,5 +1,4 @@
-"""C++ test programs, built once under build/ by the content of what they are compiled from, and other builds of the
-native module."""
+"""C++ test programs, built once under build/ by the content of their sources, and other builds of the native module."""
 
 import fcntl
 import functools
@@ -36,20 +35,20 @@ def native_module(name: str, *definitions: str) -> Path:
 
 
 def configure(source: Path, folder: Path, *definitions: str) -> str:
-    """What CMake prints that configures the project in `source` for this Python, to be built in `folder`."""
+    """Configure the project in `source` for this Python, to be built in `folder`: CMake's output."""
     return printed([CMAKE, "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
                     f"-DPython_EXECUTABLE={sys.executable}", *definitions])
 
 
 def printed(command: list) -> str:
-    """What a command prints, which must succeed."""
+    """The output of a command, which must succeed."""
     run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
     assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
     return run.stdout
 
 
 def made(target: Path, command: list) -> Path:
-    """`target`, which `command` makes where it is not there."""
+    """`target`, built by `command` if it does not exist."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{os.getpid()}-{target.name}")

@@ -23,7 +23,7 @@ from tests.support.engines import REFERENCE
 from tests.support.models import SENTENCES, weights
 
 LENGTHS = [3, 1, 0, 7, 4, 1, 5]
-SLOTS = np.array([0, 1, 1, 0, 2, 1, 0])  # of those sentences
+SLOTS = np.array([0, 1, 1, 0, 2, 1, 0])  # of these sentences
 TIGHT = {"cell_clip": 0.3, "proj_clip": 0.08}
 LOOSE = {"cell_clip": 3.0, "proj_clip": 3.0}
 TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>", "</S>"} |
@@ -31,7 +31,7 @@ TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>"
 
 
 def normal(*shape, seed=0, scale=1.0):
-    """Float64; `seed` a number or a generator."""
+    """Normal float64 values; `seed` is a number or a generator."""
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
 
@@ -52,10 +52,10 @@ class Case:
         return {name: each.detach().to(device, dtype, copy=True).requires_grad_(wanted is None or name in wanted)
                 for name, each in self.operands.items()}
 
-    def run(self, engine, **how):
+    def run(self, engine, **settings):
         """Results without gradients."""
         with torch.no_grad(), engine.active():
-            return self.call(self.leaves(engine.dtype), engine.backend, engine.precision, **how)
+            return self.call(self.leaves(engine.dtype), engine.backend, engine.precision, **settings)
 
     def backward(self, results):
         """Runs backward from random gradients, the same for every type."""
@@ -64,7 +64,7 @@ class Case:
             torch.autograd.backward(results, [normal(*each.shape, seed=9).to(each) for each in results])
 
     def gradients(self, engine, wanted=None, of=slice(None)):
-        """Results by number, and by name the gradients, of the results in `of`, of operands in `wanted` or all."""
+        """Results by number, and by name the gradients of the results in `of`, for operands in `wanted` or all."""
         with engine.active():
             leaves = self.leaves(engine.dtype, wanted)
             results = self.call(leaves, engine.backend)
@@ -78,18 +78,18 @@ class Case:
         expected = self.gradients(REFERENCE)
         for engine in engines:
             trains = engine.precision == "highest"
-            for name, found in (self.gradients(engine) if trains else dict(enumerate(self.run(engine)))).items():
+            for name, actual in (self.gradients(engine) if trains else dict(enumerate(self.run(engine)))).items():
                 truth, limit = expected[name], engine.limits[isinstance(name, str)]
-                assert found.shape == truth.shape
+                assert actual.shape == truth.shape
                 if truth.norm() == 0:
-                    assert not found.any(), (engine, name)
-                elif relative_error(found, truth) >= limit:
+                    assert not actual.any(), (engine, name)
+                elif relative_error(actual, truth) >= limit:
                     moved = [self.moved(limit, seed).gradients(REFERENCE)[name] for seed in range(8)]
                     allowed = max((each - truth).norm() for each in moved)
-                    assert (found - truth).norm() < allowed, (engine, name)
+                    assert (actual - truth).norm() < allowed, (engine, name)
 
     def moved(self, fraction, seed):
-        """The same call, each operand moved up or down by that fraction of itself.
+        """The same call with every operand moved up or down by `fraction` of itself.
 
         Where sums cancel, results move by more than the fraction, however they are computed.
         """
@@ -99,16 +99,16 @@ class Case:
 
 def char_cnn_case(of, ids=None, change=lambda weight: weight):
     """The char-CNN of a model on `TOKENS` or other ids; `change` edits embedding and kernels."""
-    drawn = {name: torch.from_numpy(values).double() for name, values in weights(of).items()}
+    parameters = {name: torch.from_numpy(values).double() for name, values in weights(of).items()}
     if ids is None:
         ids = torch.from_numpy(to_model_ids(encode_tokens(TOKENS, of.char_cnn.max_characters_per_token))).long()
 
-    def function(table, *parts, **how):
-        return on_backend(char_cnn, ids, table, list(zip(parts[::2], parts[1::2])), of.char_cnn.activation, **how)
+    def function(table, *parts, **settings):
+        return on_backend(char_cnn, ids, table, list(zip(parts[::2], parts[1::2])), of.char_cnn.activation, **settings)
 
-    operands = {"char_embed": change(drawn["char_embed"])}
+    operands = {"char_embed": change(parameters["char_embed"])}
     for i in range(len(of.char_cnn.filters)):
-        operands |= {f"w_{i}": change(drawn[f"CNN/W_cnn_{i}"]), f"b_{i}": drawn[f"CNN/b_cnn_{i}"]}
+        operands |= {f"w_{i}": change(parameters[f"CNN/W_cnn_{i}"]), f"b_{i}": parameters[f"CNN/b_cnn_{i}"]}
     return Case(operands, function)
 
 
@@ -157,7 +157,7 @@ class LstmCase(Case):
         return torch.cat([half[tokens.argsort()] for half, tokens in zip(steps.chunk(2, dim=1), order)], dim=1), *final
 
     def part(self, numbers, state=None):
-        """Those sentences alone, in a slot each, and their tokens."""
+        """The case of these sentences alone, one per slot, and their tokens."""
         ends = np.cumsum(self.lengths)
         tokens = np.concatenate([np.arange(ends[k] - self.lengths[k], ends[k]) for k in numbers])
         h, c = (self.operands[name][numbers] for name in "hc") if state is None else state

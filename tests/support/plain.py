@@ -65,10 +65,10 @@ def lstm_layers(vectors, weights, options: Options, states=None, counts=None):
     """The LSTM layers over vectors [T, I] -> [L, T, 2 P] and the states of the two directions."""
     counts, lstm = counts or Counts(), options.lstm
     zero = [(np.zeros(lstm.projection_dim), np.zeros(lstm.dim))] * lstm.n_layers
-    (forward, *ends), (backward, *others) = (
+    (forward, *ends), (backward, *backward_ends) = (
         run_layers(vectors[::step], states[k] if states else zero, k, weights, options, counts)
         for k, step in enumerate((1, -1)))
-    return np.concatenate([forward, backward[:, ::-1]], axis=2), ends + others
+    return np.concatenate([forward, backward[:, ::-1]], axis=2), ends + backward_ends
 
 
 def run_layers(x, states, direction, weights, options: Options, counts: Counts, masks=None):

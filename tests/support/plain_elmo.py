@@ -38,7 +38,7 @@ class PlainElmo:
         self.state, self.rows = state, []
 
     def batch(self, sentences):
-        """Layers [L + 1, T + 2, 2 P] of each tokenized sentence; None, where there is no token at all, has none."""
+        """Layers [L + 1, T + 2, 2 P] of each tokenized sentence; None, a row without tokens, has none."""
         vectors = {token: self.token_vector(token) for token in {*self.boundaries}.union(*filter(None, sentences))}
         (first, last), layers = self.boundaries, []
         for row, sentence in enumerate(sentences):
@@ -62,19 +62,19 @@ class PlainElmo:
         """[P]: convolution, maximum, bias, activation, highways, projection."""
         if token in self.cached:
             return self.cached[token]
-        own, cnn, pooled = self.weights, self.options.char_cnn, []
-        characters = own["char_embed"][character_ids(token, cnn.max_characters_per_token) - 1]  # [C, E]
+        weights, cnn, pooled = self.weights, self.options.char_cnn, []
+        characters = weights["char_embed"][character_ids(token, cnn.max_characters_per_token) - 1]  # [C, E]
         for index, (width, _) in enumerate(cnn.filters):
             windows = characters.unfold(0, width, 1).transpose(1, 2).flatten(1)  # [C - width + 1, width * E]
-            kernel = own[f"CNN/W_cnn_{index}"].flatten(0, 2)  # [width * E, n]
-            pooled.append((windows @ kernel).amax(0) + own[f"CNN/b_cnn_{index}"])
+            kernel = weights[f"CNN/W_cnn_{index}"].flatten(0, 2)  # [width * E, n]
+            pooled.append((windows @ kernel).amax(0) + weights[f"CNN/b_cnn_{index}"])
         x = getattr(torch, cnn.activation)(torch.cat(pooled))
         for layer in range(cnn.n_highway):
             w_carry, b_carry, w_transform, b_transform = (
-                own[f"CNN_high_{layer}/{name}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform"))
+                weights[f"CNN_high_{layer}/{name}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform"))
             gate = torch.sigmoid(x @ w_carry + b_carry)
             x = gate * torch.relu(x @ w_transform + b_transform) + (1 - gate) * x
-        return x @ own["CNN_proj/W_proj"] + own["CNN_proj/b_proj"] if "CNN_proj/W_proj" in own else x
+        return x @ weights["CNN_proj/W_proj"] + weights["CNN_proj/b_proj"] if "CNN_proj/W_proj" in weights else x
 
     def run(self, vectors, state):
         """vectors [T, P], (h, c) of each direction and layer -> [L, T, 2 P] and the states after it, detached."""

@@ -1,4 +1,4 @@
-"""The training data, loss and gradients once more: plain Python and float64, to compare the trainer with."""
+"""Training data, loss and gradients in plain Python and float64, to compare the trainer with."""
 
 import copy
 
@@ -20,10 +20,10 @@ def sentences(folder, reverse=False):
 def rows(sentences, rows, steps, batches=None):
     """Batches packed position by position: a row takes the next sentence when its last token has been a target.
 
-    All that can be filled, or the first `batches`.
+    Gives all batches that can be filled, or the first `batches`.
     """
-    source, open_rows, wanted, batches = iter(sentences), [[]] * rows, batches, []
-    while len(batches) != wanted:
+    source, open_rows, count, batches = iter(sentences), [[]] * rows, batches, []
+    while len(batches) != count:
         batch = []
         for row in range(rows):
             pairs = []
@@ -40,7 +40,7 @@ def rows(sentences, rows, steps, batches=None):
 
 
 class Masks:
-    """Dropout with a new mask in every call; `drawn` has them all."""
+    """Dropout with a new mask in every call; `drawn` has all masks."""
 
     def __init__(self, keep=0.7, seed=0):
         self.generator, self.keep, self.drawn = np.random.default_rng(seed), keep, []
@@ -65,11 +65,11 @@ def softmax_loss(h, target, weights, samples=None, direction=0, position=0):
         scores = w @ h + b
         return np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[target]
     words = samples.words.numpy()
-    drawn = words[samples.drawn[direction].numpy()]
+    sampled_words = words[samples.drawn[direction].numpy()]
     assert words[samples.targets[direction][position]] == target
-    expected = dict(zip(drawn, samples.log_drawn[direction].numpy().astype(np.float64)))
+    expected = dict(zip(sampled_words, samples.log_drawn[direction].numpy().astype(np.float64)))
     scores = [w[target] @ h + b[target] - float(samples.log_targets[direction][position])]
-    scores += [w[word] @ h + b[word] - expected[word] for word in drawn if word != target]
+    scores += [w[word] @ h + b[word] - expected[word] for word in sampled_words if word != target]
     return np.log(np.exp(scores).sum()) - scores[0]
 
 
@@ -105,19 +105,19 @@ def losses(weights, config, batch, states, masks=None):
 
 
 def adagrad(model, updater, batch, sums):
-    """Train on a batch from zero states, with dropout; returns what Adagrad's weights and `sums` then are in float64,
-    by the gradients of the reference, and these gradients and their norm."""
-    training, found = model.config.training, gradients(model, batch, Masks())
+    """Train on a batch from zero states, with dropout; returns Adagrad's next weights and `sums` in float64 by the
+    gradients of the reference, these gradients, and their norm."""
+    training, grads = model.config.training, gradients(model, batch, Masks())
     weights = {name: value.astype(np.float64) for name, value in model.weights().items()}
     if training.share_embedding_softmax:
-        found.pop("embedding")  # the same tensor as the softmax's W
-    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+        grads.pop("embedding")  # the same tensor as the softmax's W
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in grads.values()))
     assert abs(update(model, updater, batch, Masks())[1] / norm - 1) < 1e-5
-    for name, gradient in found.items():
-        found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
+    for name, gradient in grads.items():
+        grads[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
         sums[name] = sums[name] + gradient**2
         weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
-    return weights, sums, found, norm
+    return weights, sums, grads, norm
 
 
 def gradients(language_model, batch, drop=None):
@@ -129,16 +129,16 @@ def gradients(language_model, batch, drop=None):
     state = twin.zero_state(training.batch_size)
     tops, _ = twin.outputs(batch.tokens, batch.rows, training.unroll_steps, state, drop)
     tops = twin.by_direction(tops, training.unroll_steps, batch.rows.shape[1])
-    found = []
+    losses = []
     for k, top in enumerate(tops):
         targets = batch.targets[k]
         scores = drop(top) @ twin.softmax_w.t() + twin.softmax_b
         if batch.samples is not None:
-            drawn = batch.samples.words[batch.samples.drawn[k]]
-            own = scores.gather(1, targets[:, None]) - batch.samples.log_targets[k][:, None]
-            others = scores[:, drawn] - batch.samples.log_drawn[k]
-            others = others.masked_fill(drawn == targets[:, None], -torch.inf)
-            scores, targets = torch.cat([own, others], 1), torch.zeros_like(targets)
-        found.append(torch.nn.functional.cross_entropy(scores, targets))
-    (torch.stack(found).mean() * training.unroll_steps).backward()
+            sampled_words = batch.samples.words[batch.samples.drawn[k]]
+            target_scores = scores.gather(1, targets[:, None]) - batch.samples.log_targets[k][:, None]
+            sample_scores = scores[:, sampled_words] - batch.samples.log_drawn[k]
+            sample_scores = sample_scores.masked_fill(sampled_words == targets[:, None], -torch.inf)
+            scores, targets = torch.cat([target_scores, sample_scores], 1), torch.zeros_like(targets)
+        losses.append(torch.nn.functional.cross_entropy(scores, targets))
+    (torch.stack(losses).mean() * training.unroll_steps).backward()
     return {name: parameter.grad for name, parameter in twin.by_name().items()}

@@ -37,14 +37,14 @@ def machine(generation: int = 90):
         pytest.skip("needs nvcc, a C++ compiler and pybind11, and ELMO_FAST_NO_NATIVE unset")
     import pybind11
 
-    name = f"elmo_fast_ptx_{generation}"  # two modules of one name would be one to pybind11
+    name = f"elmo_fast_ptx_{generation}"  # pybind11 would take two modules of one name for one
     includes = [f"-I{path}" for path in (ROOT / "csrc", sysconfig.get_path("include"), pybind11.get_include())]
     native = [COMPILER, "-std=c++17", "-O2", "-march=native", *FLAGS]
     host = [NVCC, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
-    virtual, own = {80: "compute_80", 90: "compute_90"}[generation], ROOT / "tests" / "native" / "ptx"
+    virtual, folder = {80: "compute_80", 90: "compute_90"}[generation], ROOT / "tests" / "native" / "ptx"
     device = [*host, "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
-    jobs = [(native, path) for path in sorted(own.glob("*.cpp")) if path.stem != "fake_runtime"]
-    jobs += [([*host, f"-DELMO_FAST_PTX={name}"], own / "fake_runtime.cpp"),
+    jobs = [(native, path) for path in sorted(folder.glob("*.cpp")) if path.stem != "fake_runtime"]
+    jobs += [([*host, f"-DELMO_FAST_PTX={name}"], folder / "fake_runtime.cpp"),
              (host, ROOT / "csrc/bindings/projected_lstm_cuda.cpp"),
              *((device, path) for path in sorted((ROOT / "csrc" / "cuda").glob("*.cu")))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -54,23 +54,23 @@ def machine(generation: int = 90):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     # The text in the fat binary of the host object, uncompressed.
-    (text,) = (found[0] for path in objects if (found := re.search(rb"\.version[^\0]+", path.read_bytes())))
+    (text,) = (match[0] for path in objects if (match := re.search(rb"\.version[^\0]+", path.read_bytes())))
     module.ptx = text.decode()
     module.shipped = [*map(module.Kernel, parsed(module.ptx))]
     return module
 
 
 def object_file(command: list, source: Path) -> Path:
-    """`source` as compiled by `command`, once for all that it is made of."""
+    """`source` compiled by `command`, once per content of its sources."""
     key = digest([command, source, source.read_text(), headers(ROOT / "csrc"), headers(ROOT / "tests/native/ptx")])
     return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
 
 
 def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, written=True):
-    """Runs the one kernel of a PTX text, and gives it.
+    """Runs the only kernel of a PTX text, and returns it.
 
-    Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors, which may not
-    be read before they are `written`; if they are not, races in them are traps as well.
+    Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors. Unless these
+    are `written` before, reads before writes are traps, and so are races.
     """
     module = machine()
     (kernel,) = map(module.Kernel, parsed(text))
@@ -92,5 +92,5 @@ def _bits(value) -> int:
 
 
 def lines(kernels) -> list[Line]:
-    """Their instructions, with all that they did."""
-    return [Line(*found) for kernel in kernels for found in kernel.executed()]
+    """The kernels' instructions, with counts of executions."""
+    return [Line(*line) for kernel in kernels for line in kernel.executed()]

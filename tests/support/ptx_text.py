@@ -2,9 +2,9 @@
 
 import re
 
-# Hints, and what holds of every use: results round to nearest, and functions are as exact as the host's.
+# Hints, and properties of every use: results round to nearest, and functions are as exact as the host's.
 WITHOUT_MEANING = {"rn", "approx", "full", "uni", "aligned"}
-COMMENT = re.compile(r"//.*|^\s?\.loc\t.*", re.MULTILINE)  # and where a line comes from
+COMMENT = re.compile(r"//.*|^\s?\.loc\t.*", re.MULTILINE)  # and origins of lines
 # ".entry name(.param .align 8 .b8 a[64], .param .u64 .ptr .global .align 1 b) .maxntid 256, 1, 1 {"
 ENTRY = re.compile(r".*\.entry ([\w$]+)\((.*?)\)(?:[^{]*ntid (\d+))?[^{]*", re.DOTALL)
 PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.[busf](\d+) (?:[^,]* )?([\w$]+)(?:\[(\d+)\])?")
@@ -19,8 +19,8 @@ NAME = re.compile(r"[^\s,{}]+")
 
 
 def parsed(text: str) -> list[tuple]:
-    """Of each kernel: name, most threads of a block, (offset, bytes) of the parameters, (name, bytes) of the registers,
-    what symbols stand for, and statements: line, opcode, text, guard, the opcode's words, and the operands one by one,
+    """Per kernel: name, most threads of a block, (offset, bytes) of the parameters, (name, bytes) of the registers,
+    values of symbols, and statements: line, opcode, text, guard, the opcode's words, and the operands one by one,
     an address as its base and offset. A mov of parts is their pack or unpack."""
     kernels, symbols, code, line = [], {}, [], 1
     for statement in COMMENT.sub("", text).split(";")[:-1]:
@@ -40,7 +40,7 @@ def parsed(text: str) -> list[tuple]:
             words = [word for word in opcode.split(".") if word not in WITHOUT_MEANING]
             if words[0] == "mov" and "{" in operands:
                 words[0] = "unpack" if operands.lstrip().startswith("{") else "pack"
-            names = NAME.findall(ADDRESS.sub(lambda found: f"{found[1]} {found[2] or 0}", operands))
+            names = NAME.findall(ADDRESS.sub(lambda match: f"{match[1]} {match[2] or 0}", operands))
             code.append((line, opcode, statement, guard or "_", words, names))
     if not kernels:
         raise RuntimeError("no kernel in the PTX")
@@ -48,7 +48,7 @@ def parsed(text: str) -> list[tuple]:
 
 
 def _parameters(declared: str) -> tuple[list, dict]:
-    """Their places, and the offset of each name."""
+    """Places of the parameters, and the offset of every name."""
     places, offsets = [(0, 0)], {}
     for align, bits, name, count in PARAMETER.findall(declared):
         size, end = int(bits) // 8, sum(places[-1])
@@ -60,7 +60,7 @@ def _parameters(declared: str) -> tuple[list, dict]:
 
 
 def _registers(declared: str) -> list[tuple[str, int]]:
-    """Names and bytes of a thread. Predicates and values of 8 and 16 bits take 4."""
+    """Names and bytes of registers of a thread. Predicates and values of 8 and 16 bits take 4."""
     kind, names = declared.split(" ", 1)
     return [(name + number, 8 if kind.endswith("64") else 4) for name, many in REGISTERS.findall(names)
             for number in (map(str, range(int(many))) if many else [""])]

@@ -1,4 +1,4 @@
-"""Runs of `write_corpus` in many sections: texts, a run, what it wrote, and a cut after a commit."""
+"""Runs of `write_corpus` in many sections: texts, a run, its output, and a power cut after a commit."""
 
 import contextlib
 import json
@@ -21,18 +21,18 @@ TEXTS[3] = TEXTS[8] = TEXTS[9] = TEXTS[39] = []
 
 
 class PowerCutError(Exception):
-    """In place of a kill."""
+    """Ends a run in place of a kill."""
 
 
 @contextlib.contextmanager
 def power_cut(commits):
     """End the run in the `with` right after its commit number `commits`, which it must reach."""
-    commit, done = PartialResult.commit, []
+    commit, calls = PartialResult.commit, []
 
     def committing(*arguments):
         commit(*arguments)
-        done.append(arguments)
-        if len(done) == commits:
+        calls.append(arguments)
+        if len(calls) == commits:
             raise PowerCutError
 
     with mock.patch.object(PartialResult, "commit", committing), pytest.raises(PowerCutError):
@@ -56,9 +56,9 @@ def embed(output, state="carry", slots=3, texts=TEXTS, layout="allennlp", form=N
 
 def content(path):
     """The values of every array, and of AllenNLP's index."""
-    with open_embeddings(path) as found:
-        arrays = [values.tobytes() for values in found]
-        keys = list(found.keys)
+    with open_embeddings(path) as embeddings:
+        arrays = [values.tobytes() for values in embeddings]
+        keys = list(embeddings.keys)
     index = None
     if path.suffix == ".h5":
         with h5py.File(path) as file:

@@ -1,4 +1,4 @@
-"""What tests of the server share: an engine that stops at a gate, texts, a server in a thread, requests to it."""
+"""Shared by tests of the server: an engine that stops at a gate, texts, a server in a thread, requests to it."""
 
 import socket
 import threading
@@ -7,11 +7,11 @@ import numpy as np
 
 from elmo_fast.serve.limits import Limits
 
-SECONDS = 60  # for whatever should come at once
+SECONDS = 60  # the limit of waits that should be short
 
 
 class Gate:
-    """In place of `bilm.run`: every chunk of steps announces itself and waits, until the gate is left open."""
+    """Replaces `bilm.run`: every chunk of steps reports its arrival and waits, unless the gate is open."""
 
     def __init__(self, bilm):
         self._run, self._arrived, self._passes = bilm.run, threading.Semaphore(0), threading.Semaphore(0)
@@ -28,34 +28,34 @@ class Gate:
         return self._run(*arguments)
 
     def wait(self):
-        """Until a chunk stands at the gate."""
+        """Wait until a chunk arrives at the gate."""
         assert self._arrived.acquire(timeout=SECONDS)
 
     def let_pass(self):
-        """The chunk that stands at the gate."""
+        """Let the chunk at the gate pass."""
         self._passes.release()
 
     def close(self):
-        """Stop the chunks that come from now on."""
+        """Stop chunks from now on."""
         self._is_open = False
         self._arrived, self._passes = threading.Semaphore(0), threading.Semaphore(0)
 
     def open(self):
-        """Let all chunks pass from now on."""
+        """Let chunks pass from now on."""
         self._is_open = True
         self._passes.release(1000)
 
 
 def texts_of(lengths, seed=0):
-    """Texts of so many tokens, out of 50 words."""
+    """Texts of these lengths, out of 50 words."""
     generator = np.random.default_rng(seed)
     return [[f"word{number}" for number in generator.integers(0, 50, length)] for length in lengths]
 
 
-def equal(found, expected):
+def equal(actual, expected):
     """Whether two lists of arrays are equal to the bit."""
-    return len(found) == len(expected) and all(
-        first.dtype == second.dtype and np.array_equal(first, second) for first, second in zip(found, expected))
+    return len(actual) == len(expected) and all(
+        first.dtype == second.dtype and np.array_equal(first, second) for first, second in zip(actual, expected))
 
 
 class Running:
@@ -99,7 +99,7 @@ class Running:
 
 
 def received(connection):
-    """All that a connection brings until the server closes it."""
+    """All bytes of a connection until the server closes it."""
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
@@ -117,7 +117,7 @@ def posted(route, body, more=b"Content-Length: %d\r\n"):
 
 
 def reason(response, status, code):
-    """The message of an answer in the shape of errors, checked."""
+    """The message of an error answer, whose form is checked."""
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code)
     assert set(error) == {"message", "type", "param", "code"}

@@ -12,7 +12,7 @@ SENTENCES = ["the cat sat on the mat .".split(), ["One"], [], "the unseen dog sa
 
 
 def write_softmax_model(folder, content, words=WORDS):
-    """A random model's folder with a softmax and a vocabulary, and return it."""
+    """Write a random model with a softmax and a vocabulary into a folder, and return it."""
     write_model(folder, content)
     generator = np.random.default_rng(7)
     with h5py.File(folder / "softmax.hdf5", "w") as file:
@@ -23,6 +23,6 @@ def write_softmax_model(folder, content, words=WORDS):
 
 
 def head_of(folder, state="zero"):
-    """The softmax head of such a folder."""
+    """The softmax head of a folder of `write_softmax_model`."""
     return SoftmaxHead.from_files(BiLm.from_files(*paths(folder), state=state), folder / "softmax.hdf5",
                                   folder / "vocab.txt")

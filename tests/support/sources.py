@@ -22,7 +22,7 @@ def contents(model, folder="", **more):
 
 
 def assert_is(files, model, vocabulary=None):
-    """The files found hold what the model's own files hold."""
+    """`files` have the bytes of the model's own files."""
     assert [files.options_file.read_bytes(), files.weight_file.read_bytes()] == [p.read_bytes() for p in paths(model)]
     assert (files.vocab_file and files.vocab_file.read_bytes()) == vocabulary
 
@@ -33,7 +33,7 @@ def left(folder, pattern="*"):
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of a directory, when `go` is set: paths are noted in `seen`, those in `longer` seem a byte longer."""
+    """Serves a directory once `go` is set; lists paths in `seen`, and states a byte too many for paths in `longer`."""
 
     def __init__(self, *arguments, seen, longer, go, **options):
         self.seen, self.longer, self.go = seen, longer, go

@@ -1,4 +1,4 @@
-"""Checkpoints of bilm-tf's training, made up, and the runs imported from them."""
+"""Checkpoints of bilm-tf's training with random variables, and the runs imported from them."""
 
 import json
 from contextlib import nullcontext
@@ -29,7 +29,7 @@ def names_of(content):
 
 
 def restored(folder, values=None):
-    """A trainer without a text, in the state of the last checkpoint of a run, which is equal to the variables given."""
+    """A trainer without a text, in the state of the last checkpoint of a run, which must equal `values`."""
     config = TrainConfig.from_file(folder / "options.json")
     vocabulary = Vocabulary(folder / "vocab.txt", validate_file=True)
     trainer = Trainer(LanguageModel(config, initial_weights(config, 9)), [], vocabulary, Replicas(torch.device("cpu")))
@@ -49,12 +49,12 @@ def made_up(content=OPTIONS, seed=0, **changes):
     """Random variables of a checkpoint of bilm-tf's, by TensorFlow's names; some replaced, or left out (None)."""
     config, generator = TrainConfig.from_dict({"bidirectional": False, **content}), np.random.default_rng(seed)
     weights = initial_weights(config, seed)
-    found = {tf_name: weights[name] + generator.normal(0, 0.1, weights[name].shape).astype(np.float32)
-             for name, tf_name in tf_names(config).items()}
-    found.update({f"{name}/Adagrad": generator.uniform(1, 5, value.shape).astype(np.float32)
-                  for name, value in list(found.items())})
-    found = {**found, "global_step": np.float32(7), "train_perplexity": np.float32(3), **changes}
-    return {name: value for name, value in found.items() if value is not None}
+    variables = {tf_name: weights[name] + generator.normal(0, 0.1, weights[name].shape).astype(np.float32)
+                 for name, tf_name in tf_names(config).items()}
+    variables.update({f"{name}/Adagrad": generator.uniform(1, 5, value.shape).astype(np.float32)
+                      for name, value in list(variables.items())})
+    variables = {**variables, "global_step": np.float32(7), "train_perplexity": np.float32(3), **changes}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.ckpt-7"\n'):
@@ -68,14 +68,14 @@ def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.c
 
 
 def import_values(values, source, output, **arguments):
-    """Import variables in place of what the checkpoint at `source` holds."""
+    """Import variables in place of those of the checkpoint at `source`."""
     arrays = {name: np.asarray(value) for name, value in values.items()}
     with mock.patch.object(import_tf, "open_checkpoint", lambda prefix, _: nullcontext(Variables(prefix, arrays))):
         return import_checkpoint(source, output, **arguments)
 
 
 def imported(tmp_path, values, content=OPTIONS, **arguments):
-    """Import variables as the run `tmp_path / "run"`; returns that, what the import returned, and a text's pattern."""
+    """Import variables as the run `tmp_path / "run"`; returns the run, the import's result, and a text's pattern."""
     folder, pattern, vocabulary = write_folder(tmp_path / "tf", content)
     run = tmp_path / "run"
     return run, import_values(values, folder, run, vocab_file=vocabulary, **arguments), pattern

@@ -96,9 +96,9 @@ def write(folder):
             truth[f"loss{n}"] = session.run(loss, feed)
             session.run(update, feed)
             if n == 1:
-                saved = tf.train.Saver().save(session, str(folder / "model.ckpt"), global_step=2)
+                prefix = tf.train.Saver().save(session, str(folder / "model.ckpt"), global_step=2)
         truth.update({f"after/{value.op.name}": session.run(value) for value in tf.global_variables()})
-    reader = tf.train.load_checkpoint(saved)
+    reader = tf.train.load_checkpoint(prefix)
     truth.update({f"saved/{name}": reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})
     np.savez(folder / "truth.npz", **truth)
 

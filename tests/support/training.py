@@ -62,7 +62,7 @@ def write_corpus(folder, shards=3, sentences=25, seed=0):
 
 
 def make_config(content=None, words=VOCABULARY, **changes):
-    """A configuration; `content` is TINY unless given, `changes` replace keys of its top level."""
+    """A configuration; `content` is TINY by default, `changes` replace keys of its top level."""
     return TrainConfig.from_dict({**(content or TINY), "n_tokens_vocab": words, **changes})
 
 
@@ -111,13 +111,13 @@ def corpus_arguments(folder):
 
 def command_arguments(corpus, tmp_path, **changes):
     """The command's arguments for a new run, some of them replaced or left out (None)."""
-    given = {"train": corpus["train"][0], "vocab": corpus["vocab"], "options-file": corpus["options_file"], **changes}
-    return ["train", tmp_path / "new", "--quiet", *(part for name, value in given.items() if value is not None
+    flags = {"train": corpus["train"][0], "vocab": corpus["vocab"], "options-file": corpus["options_file"], **changes}
+    return ["train", tmp_path / "new", "--quiet", *(part for name, value in flags.items() if value is not None
                                                    for part in (f"--{name}", value))]
 
 
 def check_refusals(capsys, *rows):
-    """Rows of the command's arguments that it refuses, in a line, and a part of that line."""
+    """Check that the command refuses the arguments of every row in one line, which contains the row's message."""
     for arguments, message in rows:
         status, _, errors = run(capsys, *arguments)
         assert status == 2 and message in errors and errors.count("\n") == 1, errors

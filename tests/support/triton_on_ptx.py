@@ -24,8 +24,8 @@ from elmo_fast.kernels import configs  # noqa: E402
 def usage(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(cubin)
-        (used,) = read_sass.usage(file.name).values()
-        return used
+        (resources,) = read_sass.usage(file.name).values()
+        return resources
 
 
 # Chips that the interpreter does not know: the generation whose tiles they take, shared memory of a block.
@@ -33,12 +33,12 @@ COMPILED = {100: (90, 232448), 120: (80, 101376)}
 
 
 def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
-    """Triton's driver from here on: launches run the PTX of `generation`, with one tile or with that for few tokens.
-    Of a chip in COMPILED they only compile it.
+    """From here on Triton's launches run the PTX of `generation`, with `tile` or that for few tokens; gives the driver.
+    For a chip in COMPILED launches only compile.
 
-    What it compiles must fit the chip without spills (in sizes that tiles divide), and use tensor cores exactly where
-    products are not IEEE fp32. `edit` changes what Triton writes before it is read. `text` is what runs, if not what
-    Triton writes; `compiled` and `ran` what was compiled and what ran last.
+    Kernels must fit the chip without spills (in sizes that tiles divide), and use tensor cores exactly where
+    products are not IEEE fp32. `edit` changes Triton's PTX before it is read. The driver's `text` replaces it;
+    the driver's `compiled` and `ran` are the PTX that was compiled and that ran last.
     """
     def load(source, target, options):
         compiled = compile(source, target=target, options=options)
@@ -47,23 +47,23 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
         run.asm = {"ptx": driver.compiled}
         return run
 
-    def launch(source, compiled, *given):
-        named = dict(zip(source.fn.arg_names, given[9:]))
-        text, used = compiled.asm["ptx"], usage(compiled.asm["cubin"])
-        multiplies = "BK" in named and named.get("PRECISION") != "ieee"
-        if named.get("EVEN", True):
-            stack = 8 * (triton_version() < (3, 6))  # which one tile takes in 3.4
-            assert used["REG"] <= (255 if "BK" in named else registers), used
-            assert used["STACK"] <= stack and used["LOCAL"] == 0, used
+    def launch(source, compiled, *arguments):
+        by_name = dict(zip(source.fn.arg_names, arguments[9:]))
+        text, resources = compiled.asm["ptx"], usage(compiled.asm["cubin"])
+        multiplies = "BK" in by_name and by_name.get("PRECISION") != "ieee"
+        if by_name.get("EVEN", True):
+            stack = 8 * (triton_version() < (3, 6))  # one tile needs this in 3.4
+            assert resources["REG"] <= (255 if "BK" in by_name else registers), resources
+            assert resources["STACK"] <= stack and resources["LOCAL"] == 0, resources
             assert compiled.metadata.shared <= shared
             on_tensor_cores = any(name in text for name in ("mma.sync", "wgmma.mma_async", "tcgen05.mma"))
             assert on_tensor_cores == multiplies
         driver.ran = driver.text or text
         if generation in COMPILED:
             return
-        passed = [value for name, value in named.items() if source.signature[name] != "constexpr"]
-        scratch = text.count(".param", 0, text.index(")")) - len(passed)  # Triton's own pointers: one in 3.4, then two
-        ptx_machine.launch(driver.ran, *passed, *[None] * scratch, grid=given[:3],
+        values = [value for name, value in by_name.items() if source.signature[name] != "constexpr"]
+        scratch = text.count(".param", 0, text.index(")")) - len(values)  # Triton's own pointers: one in 3.4, then two
+        ptx_machine.launch(driver.ran, *values, *[None] * scratch, grid=arguments[:3],
                            shared=compiled.metadata.shared, block=(32 * compiled.metadata.num_warps, 1, 1))
 
     ptx_machine.machine().set()
@@ -80,16 +80,16 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
 
 
 def run(case, operands):
-    """The result of an op's case on the kernels as they are driven now, without gradients."""
-    found, = case.call(case.leaves(wanted=[]), operands)
-    return found
+    """The result of an op's case on the kernels of the current driver, without gradients."""
+    result, = case.call(case.leaves(wanted=[]), operands)
+    return result
 
 
 def check_case(case, operands):
     """The result, with NaN and infinity where the reference has them, and the rest within the limit."""
-    found, (expected,) = run(case, operands), case.run(REFERENCE)
-    assert found.dtype == (torch.float32 if "bias" in case.operands else type_of(operands))  # of linear
+    actual, (expected,) = run(case, operands), case.run(REFERENCE)
+    assert actual.dtype == (torch.float32 if "bias" in case.operands else type_of(operands))  # of linear
     finite = expected.isfinite()
-    assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isfinite(), finite)
-    assert not found.numel() or relative_error(found[finite], expected[finite]) < ON_TRITON[operands]
-    return found
+    assert torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.isfinite(), finite)
+    assert not actual.numel() or relative_error(actual[finite], expected[finite]) < ON_TRITON[operands]
+    return actual

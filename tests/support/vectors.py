@@ -21,7 +21,7 @@ STORES_TEXTS = ("parquet", "arrow", "allennlp")
 
 
 def kinds(*pairs, without=()):
-    """Parameters of tests of layout and name, all or some; those of libraries are for `make test-integrations`."""
+    """Parameters of tests of layout and name, all or some; those with pyarrow are for `make test-integrations`."""
     return [pytest.param(*pair, marks=LIBRARY if pair[0] in ("parquet", "arrow") else ())
             for pair in pairs or _KINDS if pair[1] not in without]
 
@@ -33,8 +33,8 @@ def make_items(form, count=30, seed=0, layers=3, dim=8, longest=12, keys=str):
     for number in range(count):
         tokens = [f"wörd{rng.integers(6)}" for _ in range(rng.integers(form.pool is not None, longest + 1))]
         vectors = rng.standard_normal((layers, len(tokens), dim), dtype=np.float32)
-        kept = form.apply(vectors, tokens)
-        items.append(TextVectors(keys(number), f"{' '.join(tokens)} {number}", tokens, kept.positions, kept.vectors))
+        out = form.apply(vectors, tokens)
+        items.append(TextVectors(keys(number), f"{' '.join(tokens)} {number}", tokens, out.positions, out.vectors))
     return items
 
 
@@ -42,8 +42,8 @@ def items_of(model, form, texts):
     """Texts with the vectors of a model, as a run of the command writes them."""
     items = []
     for number, (text, vectors) in enumerate(zip(texts, model.embed(texts))):
-        kept = form.apply(vectors, text.split())
-        items.append(TextVectors(str(number), text, text.split(), kept.positions, kept.vectors))
+        out = form.apply(vectors, text.split())
+        items.append(TextVectors(str(number), text, text.split(), out.positions, out.vectors))
     return items
 
 
@@ -61,8 +61,8 @@ def write(layout, target, form, items, cuts=(), **options):
         return target
     join(layout, paths, folder / "whole", target, form, **options)
     place(layout, folder / "whole", target)
-    for left in folder.iterdir():
-        left.unlink()
+    for part in folder.iterdir():
+        part.unlink()
     folder.rmdir()
     return target
 

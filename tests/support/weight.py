@@ -37,13 +37,13 @@ def is_document(path):
 def breaches(files):
     """One line for every file, room, function and argument list of the product beyond its bound."""
     product = {path: text for path, text in files.items() if is_product(path)}
-    found = [f"{path}: {lines} lines" for path, text in product.items() if (lines := text.count("\n")) > FILE]
+    messages = [f"{path}: {lines} lines" for path, text in product.items() if (lines := text.count("\n")) > FILE]
     rooms = Counter(str(PurePosixPath(path).parent) for path in product)
-    found += [f"{room}/: {count} files" for room, count in rooms.items() if count > ROOM]
+    messages += [f"{room}/: {count} files" for room, count in rooms.items() if count > ROOM]
     for path, text in product.items():
         if path.startswith("elmo_fast/") and path.endswith(".py"):
-            found += [f"{path}:{line}" for line in _functions(text)]
-    return sorted(found)
+            messages += [f"{path}:{line}" for line in _functions(text)]
+    return sorted(messages)
 
 
 def _functions(text):
@@ -69,21 +69,21 @@ def totals(files):
 
 def rooms(files):
     """(kind, room) -> lines of sources in a room of the product or of the tests, words of documents in a folder."""
-    found = Counter()
+    counts = Counter()
     for path, text in files.items():
         parts = path.split("/")
         if is_product(path):
-            found["product", "/".join(parts[: 2 if len(parts) > 2 else 1])] += text.count("\n")
+            counts["product", "/".join(parts[: 2 if len(parts) > 2 else 1])] += text.count("\n")
         elif is_test(path):
-            found["tests", "/".join(parts[: 2 if len(parts) > 2 else 1])] += text.count("\n")
+            counts["tests", "/".join(parts[: 2 if len(parts) > 2 else 1])] += text.count("\n")
         elif is_document(path):
-            found["documents (words)", parts[0] if len(parts) > 1 else "."] += len(text.split())
-    return dict(sorted(found.items()))
+            counts["documents (words)", parts[0] if len(parts) > 1 else "."] += len(text.split())
+    return dict(sorted(counts.items()))
 
 
-def table(found):
+def table(counts):
     """The rooms as Markdown."""
-    lines = [f"| {kind} | `{room}` | {count:,} |" for (kind, room), count in found.items()]
+    lines = [f"| {kind} | `{room}` | {count:,} |" for (kind, room), count in counts.items()]
     return "\n".join(["| what | room | lines |", "|---|---|---|", *lines])
 
 
@@ -94,11 +94,11 @@ def read_table(text):
             for kind, room, count in re.findall(r"^\| ([^|]+) \| `([^|`]+)` \| ([\d,]+) \|$", inside, re.MULTILINE)}
 
 
-def differences(stated, found):
+def differences(stated, actual):
     """Rooms whose stated lines are more than 3 % from their lines, and rooms that one side lacks."""
-    return [f"{kind}, {room}: {stated.get((kind, room), 0):,} in the table, {found.get((kind, room), 0):,} in the tree"
-            for kind, room in sorted(stated.keys() | found.keys())
-            if abs(stated.get((kind, room), 0) - found.get((kind, room), 0)) > 0.03 * found.get((kind, room), 0)]
+    return [f"{kind}, {room}: {stated.get((kind, room), 0):,} in the table, {actual.get((kind, room), 0):,} in the tree"
+            for kind, room in sorted(stated.keys() | actual.keys())
+            if abs(stated.get((kind, room), 0) - actual.get((kind, room), 0)) > 0.03 * actual.get((kind, room), 0)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Processes on Linux that refuse what Windows refuses (`simulated_windows/sitecustomize.py`), and so do their children.
 
-Absent are modules, functions and signals of POSIX; SIGTERM ends a process without a word. An open or mapped file can be
+Modules, functions and signals of POSIX are absent; SIGTERM ends a process silently. An open or mapped file can be
 neither replaced, renamed nor removed, by any of its names, nor can the directories that it is in; a rename onto an
 existing file fails, `os.replace` onto a directory too; directories cannot be opened, files open to read cannot be
 flushed, mapped files not be truncated; some characters are forbidden in names. Workers are spawned, and the number of a
@@ -17,7 +17,7 @@ SIMULATION = ROOT / "tests" / "support" / "simulated_windows"
 
 
 def environment(folder, **changes):
-    """The variables of such a process; processes with the same folder know of each other's open files."""
+    """Environment variables of a process; processes with the same folder know of each other's open files."""
     processes = folder / ".processes"
     processes.mkdir(exist_ok=True)
     path = os.pathsep.join(filter(None, [str(SIMULATION), str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -42,5 +42,5 @@ def run(folder, *arguments, status=0, **options):
 
 
 def command(folder, *arguments, **options):
-    """As `run`, of the command."""
+    """Like `run`, for the command."""
     return run(folder, "-m", "elmo_fast.cli", *arguments, **options)

@@ -1,4 +1,4 @@
-"""Damaged, old and foreign checkpoints: refused in a line that names the file and the way on, or read as before."""
+"""Damaged, old and foreign checkpoints: refused in a line that names the file and the next step, or read as before."""
 
 import json
 import shutil
@@ -21,8 +21,8 @@ ENTRIES = ("optimizer", "streams", "shards", "evaluations")
 
 
 @pytest.fixture(scope="module", params=mostly_long(["adagrad", "adamw"]))
-def trained(tmp_path_factory, request):
-    """A run with the checkpoints of steps 2 and 4, and a best one."""
+def base_run(tmp_path_factory, request):
+    """A run with the checkpoints of steps 2 and 4, and a best checkpoint."""
     folder = tmp_path_factory.mktemp(request.param)
     start_or_resume(folder / "run", **corpus_arguments(folder), **QUIET, max_steps=4, checkpoint_every=2,
                     evaluate_every=2, optimizer=request.param)
@@ -30,8 +30,8 @@ def trained(tmp_path_factory, request):
 
 
 @pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
+def run(base_run, tmp_path):
+    return shutil.copytree(base_run, tmp_path / "run")
 
 
 def weights(run):
@@ -48,16 +48,16 @@ def as_old(path, content=None):
     torch.save(content, path)
 
 
-def test_damage_is_refused_with_the_way_on_or_harmless(run, capsys):
+def test_damage_is_harmless_or_refused_with_the_next_step(run, capsys):
     first, last = checkpoint.in_order(run)
-    content, whole, messages = last.read_bytes(), checkpoint.read(last, *ENTRIES), []
+    content, intact, messages = last.read_bytes(), checkpoint.read(last, *ENTRIES), []
     generator = np.random.default_rng(0)
     for position in generator.integers(0, len(content), 60):
         damaged = bytearray(content)
         damaged[position] ^= 1 << int(generator.integers(8))
         last.write_bytes(damaged)
         try:
-            torch.testing.assert_close(checkpoint.read(last, *ENTRIES)["weights"], whole["weights"], rtol=0, atol=0)
+            torch.testing.assert_close(checkpoint.read(last, *ENTRIES)["weights"], intact["weights"], rtol=0, atol=0)
         except ConfigurationError as error:
             messages.append(str(error))
     assert len(messages) > 20 and not any("\n" in message for message in messages)
@@ -66,11 +66,11 @@ def test_damage_is_refused_with_the_way_on_or_harmless(run, capsys):
                for message in messages)
     for size in (0, 10, len(content) // 2, len(content) - 1):
         last.write_bytes(content[:size])
-        what = "a checkpoint of elmo-fast train, got another or a truncated file"
-        check_refusals(capsys, (["train", run, "--resume"], f"checkpoint {last}: expected {what}"))
+        kind = "a checkpoint of elmo-fast train, got another or a truncated file"
+        check_refusals(capsys, (["train", run, "--resume"], f"checkpoint {last}: expected {kind}"))
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, capsys):
+def test_a_run_is_resumed_from_the_checkpoint_before_a_damaged_one(run, tmp_path, capsys):
     whole = shutil.copytree(run, tmp_path / "whole")
     start_or_resume(whole, resume=True, max_steps=8)
     first, last = checkpoint.in_order(run)
@@ -86,33 +86,33 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, c
 
 @pytest.mark.parametrize("name", ["options.json", "vocab.txt"])
 def test_a_damaged_file_of_the_run_is_refused(run, tmp_path, capsys, name):
-    """A byte that leaves options and vocabulary readable, and of the same sizes."""
+    """The changed byte leaves options and vocabulary readable, with the same sizes."""
     text = tmp_path / "text.txt"
     text.write_text("ka lo\n" * 9)
     file, last = run / name, checkpoint.in_order(run)[-1]
-    whole = file.read_bytes()
-    damaged = whole.replace(b'"cell_clip": 0.3', b'"cell_clip": 0.7').replace(b"\nkas\n", b"\nkaz\n")
+    intact = file.read_bytes()
+    damaged = intact.replace(b'"cell_clip": 0.3', b'"cell_clip": 0.7').replace(b"\nkas\n", b"\nkaz\n")
     file.write_bytes(damaged)
     export = ["export", run, tmp_path / "out"]
     for arguments, path in ((export, run / "best.pt"), (["train", run, "--resume", "--max-steps", "6"], last),
                             (["perplexity", run, text, "--batch-size", "4"], run / "best.pt"),
                             ([*export, "--checkpoint", last], last)):
-        what = "options.json: lstm" if name == "options.json" else name
-        message = f"run {run}: {what}: expected what {path} was written with, found something else: it was damaged"
+        place = "options.json: lstm" if name == "options.json" else name
+        message = f"run {run}: {place}: expected what {path} was written with, found something else: it was damaged"
         check_refusals(capsys, (arguments, message))
     assert not (tmp_path / "out").exists()
-    if name == "vocab.txt":  # it is not read
-        (tmp_path / "vocab.txt").write_bytes(whole)
+    if name == "vocab.txt":  # the run's vocabulary is not read
+        (tmp_path / "vocab.txt").write_bytes(intact)
         assert perplexity_of(run, str(text), vocab_file=tmp_path / "vocab.txt", batch_size=4).batches > 0
     for path in (*checkpoint.in_order(run), run / "best.pt"):
         as_old(path)
-    assert command(capsys, *export)[0] == 0  # old checkpoints do not say what the files were
-    file.write_bytes(whole)
+    assert command(capsys, *export)[0] == 0  # old checkpoints do not describe the files
+    file.write_bytes(intact)
     start_or_resume(run, resume=True, max_steps=6)
     assert final(run)[0]["files"] == checkpoint.described_files(run)
 
 
-def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run):
+def test_checkpoints_fit_the_options_of_a_resumed_run(run):
     early = checkpoint.in_order(run)[0]
     start_or_resume(run, resume=True, max_steps=5)
     start_or_resume(run, resume=True, n_epochs=0.5, max_steps=6)
@@ -122,7 +122,7 @@ def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run):
 
 
 @pytest.mark.parametrize("absent", [(), ("losses",)], ids=str)
-def test_old_checkpoints_load_and_go_on(run, tmp_path, absent):
+def test_old_checkpoints_are_loaded_and_resumed(run, tmp_path, absent):
     whole = shutil.copytree(run, tmp_path / "whole")
     start_or_resume(whole, resume=True, max_steps=6)
     for path in (*checkpoint.in_order(run), run / "best.pt"):
@@ -161,11 +161,11 @@ def test_a_text_of_the_same_size_is_another_text(tmp_path, capsys):
     shard = read_shards(corpus["train"], "train")[1]
     path = Path(shard.path)
     path.write_text(path.read_text(encoding="utf-8").replace("ka", "lo", 1), encoding="utf-8")
-    changed = read_shards(corpus["train"], "train")[1]
-    assert changed[:4] == shard[:4] and changed != shard
+    new_shard = read_shards(corpus["train"], "train")[1]
+    assert new_shard[:4] == shard[:4] and new_shard != shard
     resume = ["train", tmp_path / "run", "--resume", "--max-steps", "4", "--quiet"]
     check_refusals(capsys, (resume, "unchanged, found a difference in part-1.txt"))
-    as_old(checkpoint.in_order(tmp_path / "run")[-1])  # there the sizes alone are compared
+    as_old(checkpoint.in_order(tmp_path / "run")[-1])  # old checkpoints have the sizes alone
     start_or_resume(tmp_path / "run", resume=True, max_steps=4)
 
 

@@ -25,7 +25,7 @@ def shards(tmp_path):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("rows, steps", [(1, 1), (3, 4), (5, 20), (2, 7)])
 def test_rows_are_packed_position_by_position(tmp_path, shards, rows, steps, reverse):
-    """What is read and what is predicted, boundaries included."""
+    """Tokens and targets, boundaries included."""
     expected = plain.rows(plain.sentences(tmp_path, reverse), rows, steps)
     reader = Rows(shards, Order(reverse=reverse), rows, steps)
     for batch in expected:
@@ -43,13 +43,13 @@ def test_rows_continue_from_any_position(shards):
         positions.append(reader.position())
     assert positions[-1][0, 0] > 0
     for first in (0, 1, 7, 23, 59):
-        again = Rows(shards, Order(3, True, 1, 2), 3, 4, positions[first])
-        assert [again.next() for _ in range(60 - first)] == batches[first:]
+        second = Rows(shards, Order(3, True, 1, 2), 3, 4, positions[first])
+        assert [second.next() for _ in range(60 - first)] == batches[first:]
 
 
 def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path, shards):
     def epoch(**order):
-        first = itertools.takewhile(lambda found: found[0][0] == 0, Sentences(shards, Order(**order)))
+        first = itertools.takewhile(lambda item: item[0][0] == 0, Sentences(shards, Order(**order)))
         return [tuple(sentence) for _, sentence in first]
 
     everything = Counter(map(tuple, plain.sentences(tmp_path)))
@@ -64,9 +64,9 @@ def test_the_files_of_a_group_are_mixed(tmp_path):
     for number in range(300):
         (tmp_path / f"part-{number}.txt").write_text(f"w{number}\n" * 10)
     sentences = Sentences(read_shards(str(tmp_path / "part-*"), "train"), Order(3))
-    found = [next(sentences)[1][1] for _ in range(3000)]
-    assert len(set(found[:100])) > 50 and Counter(found) == {f"w{number}": 10 for number in range(300)}
-    assert len(set(found[:2560])) == 256 and not set(found[:2560]) & set(found[2560:])  # a group has 256 files
+    words = [next(sentences)[1][1] for _ in range(3000)]
+    assert len(set(words[:100])) > 50 and Counter(words) == {f"w{number}": 10 for number in range(300)}
+    assert len(set(words[:2560])) == 256 and not set(words[:2560]) & set(words[2560:])  # a group has 256 files
 
 
 @pytest.mark.parametrize("text", ["one", "one\n", "\none\n\n two  three\r\n\n", "a\u2028b\x85c\u00a0d\n"])
@@ -89,8 +89,8 @@ def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_pat
     words = sorted((word for word in words if counts[word] >= 9), key=lambda word: (-counts[word], word))
     expected, output = ["<S>", "</S>", "<UNK>", *words], tmp_path / "v.txt"
     for processes in (1, 3):
-        found = make_vocabulary(pattern, output, min_count=9, processes=processes)
-        assert found == (len(expected), counts.total()) and output.read_text(encoding="utf-8").splitlines() == expected
+        totals = make_vocabulary(pattern, output, min_count=9, processes=processes)
+        assert totals == (len(expected), counts.total()) and output.read_text(encoding="utf-8").splitlines() == expected
     with pytest.raises(ConfigurationError, match="output: expected a file other than the inputs, got"):
         make_vocabulary([str(output), pattern], output)
     make_vocabulary(pattern, output, max_size=10)
@@ -151,15 +151,15 @@ def test_the_law_is_log_uniform(size):
 
 def test_draws_are_unique_follow_the_law_and_are_counted():
     size, count, rounds = 50, 6, 4000
-    seen, expected = np.zeros(size), np.zeros(size)
+    counts, expected = np.zeros(size), np.zeros(size)
     for number in range(rounds):
         words, draws = draw_unique(np.random.default_rng([1, number]), count, size)
         assert len(set(words.tolist())) == count <= draws and words.min() >= 0 and words.max() < size
-        seen[words] += 1
+        counts[words] += 1
         expected += np.exp(log_expected_count(np.arange(size), size, draws))
-    # How often a word was drawn, against what the counts of draws predict for the same rounds.
+    # The count of every word, against the prediction from the counts of draws.
     spread = np.sqrt(np.maximum(expected * (1 - expected / rounds), 1))
-    assert (abs(seen - expected) / spread).max() < 5
+    assert (abs(counts - expected) / spread).max() < 5
     first = np.array([draw_unique(np.random.default_rng([2, number]), 1, size)[0][0] for number in range(rounds)])
     law = probabilities(np.arange(size), size)
     assert (abs(np.bincount(first, minlength=size) / rounds - law) / np.sqrt(law / rounds)).max() < 5
@@ -170,8 +170,8 @@ def test_samples_are_drawn_by_direction_and_have_all_hits():
     samples = draw_samples(targets, 12, 30, [4])
     words = samples.words.numpy()
     assert (words[samples.targets.numpy()] == targets).all() and (np.diff(words) > 0).all()
-    drawn = words[samples.drawn.numpy()]
-    assert sorted(drawn[0]) != sorted(drawn[1])
+    sampled = words[samples.drawn.numpy()]
+    assert sorted(sampled[0]) != sorted(sampled[1])
     for k in range(2):
-        expected = {(s, n) for s in range(25) for n in range(12) if drawn[k][n] == targets[k][s]}
+        expected = {(s, n) for s in range(25) for n in range(12) if sampled[k][n] == targets[k][s]}
         assert set(zip(*samples.hits[k].tolist())) == expected and expected

@@ -1,4 +1,4 @@
-"""Exported files: loaded by everything they compute what the trainer's model computes; and training from them."""
+"""Exported files: every loader gives the results of the trainer's model; and fine-tuning from exported files."""
 
 import json
 import shutil
@@ -76,13 +76,13 @@ def test_the_weights_are_the_runs_rounded_on_request_and_the_softmax_has_its_own
     export_run(folder, tmp_path / "half", softmax=True, float16=True)
     _, weights = weights_of_run(folder)
     for path, dtype in ((out, np.float32), (tmp_path / "half", np.float16)):
-        found = exported_weights(path)
-        assert found.keys() == {name for name in weights if not name.startswith("softmax/")}
+        arrays = exported_weights(path)
+        assert arrays.keys() == {name for name in weights if not name.startswith("softmax/")}
         with h5py.File(path / "weights.hdf5") as file, h5py.File(path / "softmax.hdf5") as softmax:
             assert "softmax" not in file and file["char_embed"].shape[0] == 261
-            found["softmax/W"] = softmax["softmax/W"][...]
+            arrays["softmax/W"] = softmax["softmax/W"][...]
             assert file["char_embed"].dtype == softmax["softmax/W"].dtype == dtype
-        for name, value in found.items():
+        for name, value in arrays.items():
             assert np.array_equal(value, weights[name].astype(dtype).astype(np.float32)), name
 
 
@@ -97,8 +97,8 @@ def test_short_mantissas_are_compressed(tmp_path, capsys):
         assert np.allclose(few[name], values, rtol=2**-4, atol=2**-18)
         assert (few[name] != half).any() <= (values.ndim > 1)
     for file in ("weights.hdf5", "softmax.hdf5"):
-        with h5py.File(tmp_path / "3" / file) as found:
-            assert found["softmax/W" if "softmax" in found else "char_embed"].compression == "gzip"
+        with h5py.File(tmp_path / "3" / file) as content:
+            assert content["softmax/W" if "softmax" in content else "char_embed"].compression == "gzip"
     BiLm.from_model(tmp_path / "3").embed_tokens(SENTENCES)
     check_refusals(capsys, (["export", folder, tmp_path / "no", "--mantissa-bits", "11"],
                             "mantissa_bits: expected an integer of at most 10, got 11"),
@@ -123,8 +123,8 @@ def test_a_fine_tuned_module_is_exported(tmp_path, capsys, prefix):
     assert not np.array_equal(exported_weights(folder)["char_embed"], expected["char_embed"])
     for out in (tmp_path / "one", tmp_path / "two"):
         assert Options.from_file(out / "options.json") == Options.from_file(folder / "options.json")
-        found = exported_weights(out)
-        assert all(np.allclose(found[name], expected[name], atol=1e-7) for name in expected)
+        arrays = exported_weights(out)
+        assert all(np.allclose(arrays[name], expected[name], atol=1e-7) for name in expected)
 
 
 def test_fine_tuning_starts_from_the_files(tmp_path):
@@ -133,20 +133,20 @@ def test_fine_tuning_starts_from_the_files(tmp_path):
     arguments = {"train": [pattern], "vocab": str(out / "vocab.txt"), "max_steps": 1, "quiet": True,
                  "learning_rate": 1e-9, "batch_size": 3, "unroll_steps": 4, "n_negative_samples_batch": 7}
     start_or_resume(tmp_path / "with", from_model=str(out), **arguments)
-    _, found = weights_of_run(tmp_path / "with")
-    assert all(np.allclose(found[name], weights[name], atol=1e-6) for name in weights)
+    _, tuned = weights_of_run(tmp_path / "with")
+    assert all(np.allclose(tuned[name], weights[name], atol=1e-6) for name in weights)
 
     (out / "softmax.hdf5").unlink()
     start_or_resume(tmp_path / "without", from_options=str(out / "options.json"),
                     from_weights=str(out / "weights.hdf5"), **arguments)
-    config, found = weights_of_run(tmp_path / "without")
-    assert np.allclose(found["char_embed"], weights["char_embed"], atol=1e-6)
-    assert not np.allclose(found["softmax/W"], weights["softmax/W"], atol=1e-2)
+    config, tuned = weights_of_run(tmp_path / "without")
+    assert np.allclose(tuned["char_embed"], weights["char_embed"], atol=1e-6)
+    assert not np.allclose(tuned["softmax/W"], weights["softmax/W"], atol=1e-2)
     assert config.model.lstm.dim == 12
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
-def test_fine_tuning_that_ends_before_a_checkpoint_goes_on_from_the_model(tmp_path, optimizer):
+def test_fine_tuning_that_ends_before_a_checkpoint_restarts_from_the_model(tmp_path, optimizer):
     _, out, pattern = train(tmp_path)
     arguments = {"train": [pattern], "vocab": str(out / "vocab.txt"), "from_model": str(out), "max_steps": 2,
                  "optimizer": optimizer, "quiet": True, "batch_size": 3, "unroll_steps": 4,
@@ -155,20 +155,20 @@ def test_fine_tuning_that_ends_before_a_checkpoint_goes_on_from_the_model(tmp_pa
     (shutil.copytree(tmp_path / "whole", tmp_path / "parts") / "checkpoints" / "step-00000002.pt").unlink()
     start_or_resume(tmp_path / "parts", resume=True)
     _, expected = weights_of_run(tmp_path / "whole")
-    _, found = weights_of_run(tmp_path / "parts")
-    assert all(np.array_equal(found[each], expected[each]) for each in expected)
+    _, actual = weights_of_run(tmp_path / "parts")
+    assert all(np.array_equal(actual[name], expected[name]) for name in expected)
 
 
 def test_fine_tuning_needs_the_vocabulary_of_the_rows(tmp_path, capsys):
-    """Of the softmax beside a model, and of a model of words; another softmax has its own."""
+    """The rows are those of the softmax beside a model, or of a model of words; a new softmax has its own."""
     _, out, pattern = train(tmp_path)
     words = (out / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    other = tmp_path / "v.txt"
-    other.write_text("\n".join([*words[:3], *words[:2:-1]]) + "\n", encoding="utf-8")
-    tune = ["train", tmp_path / "new", "--train", pattern, "--vocab", other, "--max-steps", 1, "--quiet",
+    vocabulary = tmp_path / "v.txt"
+    vocabulary.write_text("\n".join([*words[:3], *words[:2:-1]]) + "\n", encoding="utf-8")
+    tune = ["train", tmp_path / "new", "--train", pattern, "--vocab", vocabulary, "--max-steps", 1, "--quiet",
             "--batch-size", 3, "--unroll-steps", 4, "--negatives", 7]
-    refused = f"--vocab: expected the words of {out / 'vocab.txt'} in their order"
-    check_refusals(capsys, ([*tune, "--from-model", out], refused))
+    message = f"--vocab: expected the words of {out / 'vocab.txt'} in their order"
+    check_refusals(capsys, ([*tune, "--from-model", out], message))
     (out / "softmax.hdf5").unlink()
     assert run(capsys, *tune, "--from-model", out)[0] == 0
 
@@ -212,13 +212,13 @@ def test_bad_exports_are_refused(tmp_path, capsys):
 
 def test_a_softmax_that_does_not_fit_is_refused(tmp_path, capsys):
     _, out, pattern = train(tmp_path)
-    other = tmp_path / "v.txt"
-    run(capsys, "vocab", pattern, other, "--max-size", 10)
-    tune = ["train", tmp_path / "new", "--train", pattern, "--vocab", other, "--from-model", out, "--negatives", 5]
+    vocabulary = tmp_path / "v.txt"
+    run(capsys, "vocab", pattern, vocabulary, "--max-size", 10)
+    tune = ["train", tmp_path / "new", "--train", pattern, "--vocab", vocabulary, "--from-model", out, "--negatives", 5]
     test = ["perplexity", out, pattern]
     check_refusals(capsys, (tune, "expected the 10 words of the vocabulary, got 28"),
                    ([*tune, "--size", "small"], "--size: expected none beside a model to fine-tune"),
-                   ([*test, "--vocab", other], "expected the 28 words of the softmax, got 10"))
+                   ([*test, "--vocab", vocabulary], "expected the 28 words of the softmax, got 10"))
     write_weights(out / "softmax.hdf5", {"softmax/W": np.zeros((28, 4)), "softmax/b": np.zeros(28)})
     check_refusals(capsys, (test, "expected W [words, 5] and b [words], got (28, 4) and (28,)"))
     (out / "softmax.hdf5").write_bytes(b"no HDF5")

@@ -1,4 +1,4 @@
-"""Runs whose log or checkpoint is wrong, under a right checksum too, are refused."""
+"""Runs with a wrong log or checkpoint, also under a right checksum, are refused."""
 
 import shutil
 
@@ -13,15 +13,15 @@ from tests.support.training import QUIET, corpus_arguments
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def base_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     start_or_resume(folder / "run", **corpus_arguments(folder / "corpus"), **QUIET, checkpoint_every=2, max_steps=2)
     return folder / "run"
 
 
 @pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
+def run(base_run, tmp_path):
+    return shutil.copytree(base_run, tmp_path / "run")
 
 
 @pytest.mark.parametrize("line, message", [
@@ -32,23 +32,23 @@ def run(trained, tmp_path):
     (b'{"step": -1, "kind": "note"}', "expected an object"), (b'{"step": 1, "kind": 2}', "expected an object"),
     (b'{"step": 1, "step": 2, "kind": "note"}', "expected JSON.*'step' twice"),
 ])
-def test_a_damaged_log_is_found_first_and_named(run, line, message):
+def test_a_damaged_log_is_refused_first_and_named(run, line, message):
     log = run / LOG_FILE
     log.write_bytes(line + b"\n" + log.read_bytes())
     with pytest.raises(ConfigurationError, match=f"log .*{LOG_FILE}, line 1: {message}"):
         start_or_resume(run, resume=True, max_steps=3, quiet=True)
 
 
-def test_a_log_that_was_cut_short_is_read(trained, tmp_path):
-    copy = shutil.copytree(trained, tmp_path / "run")
+def test_a_log_that_was_cut_short_is_read(base_run, tmp_path):
+    copy = shutil.copytree(base_run, tmp_path / "run")
     lines = read_log(copy)
     with open(copy / LOG_FILE, "ab") as file:
         file.write(b'{"step": 3, "ki')
     assert read_log(copy) == lines
 
 
-def spoiled(run, change):
-    """Change the content of the last checkpoint, which gets its right checksum."""
+def spoil(run, change):
+    """Change the content of the last checkpoint, and write it with a right checksum."""
     path = checkpoint.in_order(run)[-1]
     content = checkpoint.read(path, "optimizer", "streams", "shards", "evaluations")
     change(content)
@@ -73,14 +73,14 @@ def parameter(content):
     (lambda content: content["weights"].update({3: torch.zeros(3)}), "weights"),
     (lambda content: content["weights"]["char_embed"].view(-1)[:1].fill_(torch.nan), "weights"),
 ])
-def test_a_checkpoint_of_another_kind_is_found_first_and_named(run, change, field):
-    path = spoiled(run, change)
+def test_a_checkpoint_of_another_kind_is_refused_first_and_named(run, change, field):
+    path = spoil(run, change)
     with pytest.raises(ConfigurationError, match=f"checkpoint .*{path.name}: {field}"):
         start_or_resume(run, resume=True, max_steps=3, quiet=True)
 
 
 @pytest.mark.parametrize("column, value", [(0, -1), (1, 99), (1, -1), (2, 10**9), (3, -2), (2, -5)])
 def test_positions_outside_the_text_are_refused(run, column, value):
-    path = spoiled(run, lambda content: content["streams"][0]["position"][0, 1].__setitem__(column, value))
+    path = spoil(run, lambda content: content["streams"][0]["position"][0, 1].__setitem__(column, value))
     with pytest.raises(ConfigurationError, match=f"checkpoint: expected positions in .*{path.name}"):
         start_or_resume(run, resume=True, max_steps=3, quiet=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of bilm-tf's training, imported as runs. Their variables are made up; TensorFlow is not needed."""
+"""Checkpoints of bilm-tf's training, imported as runs, with random variables and without TensorFlow."""
 
 import json
 
@@ -24,15 +24,15 @@ from tests.support.tf_checkpoints import (
 from tests.support.training import VOCABULARY, check_refusals, final, with_lstm
 
 
-def test_the_names_are_those_that_bilm_tf_saves():
-    """As listed by TensorFlow from checkpoints that bilm-tf's own trainer wrote."""
-    found = names_of(OPTIONS)
+def test_the_names_are_those_of_bilm_tfs_checkpoints():
+    """TensorFlow lists these names for checkpoints of bilm-tf's own trainer."""
+    tf_names = names_of(OPTIONS)
     for ours, theirs in (("W_0", "kernel"), ("B", "bias"), ("W_P_0", "projection/kernel")):
         cell = f"lm/RNN_1/rnn/multi_rnn_cell/cell_1/lstm_cell/{theirs}"
-        assert found[f"RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/{ours}"] == cell
+        assert tf_names[f"RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/{ours}"] == cell
     assert {"lm/char_embed", "lm/CNN/W_cnn_2", "lm/CNN/b_cnn_0", "lm/CNN_high_0/W_carry", "lm/CNN_high_0/b_transform",
-            "lm/CNN_proj/W_proj", "lm/CNN_proj/b_proj", "lm/softmax/W", "lm/softmax/b"} < set(found.values())
-    assert len(set(found.values())) == 1 + 6 + 4 + 2 + 2 * 2 * 3 + 2
+            "lm/CNN_proj/W_proj", "lm/CNN_proj/b_proj", "lm/softmax/W", "lm/softmax/b"} < set(tf_names.values())
+    assert len(set(tf_names.values())) == 1 + 6 + 4 + 2 + 2 * 2 * 3 + 2
     for kind, expected in (("one layer", "lm/RNN_0/rnn/lstm_cell/projection/kernel"),
                            ("one direction", "lm/rnn/multi_rnn_cell/cell_0/lstm_cell/projection/kernel"),
                            ("one direction, one layer", "lm/rnn/lstm_cell/projection/kernel")):
@@ -44,9 +44,9 @@ def test_the_names_are_those_that_bilm_tf_saves():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_variable_and_its_accumulator_arrive(kind, tmp_path):
     values = made_up(KINDS[kind])
-    folder, done, _ = imported(tmp_path, values, KINDS[kind])
-    assert (done.checkpoint, done.step, done.fresh_accumulators) == (tmp_path / "tf" / "model.ckpt-7", 7, 0)
-    assert 2 * done.variables + 2 == len(values)
+    folder, result, _ = imported(tmp_path, values, KINDS[kind])
+    assert (result.checkpoint, result.step, result.fresh_accumulators) == (tmp_path / "tf" / "model.ckpt-7", 7, 0)
+    assert 2 * result.variables + 2 == len(values)
     assert names(folder) == ["checkpoints", "options.json", "run.json", "vocab.txt"]
     assert names(folder / "checkpoints") == ["step-00000007.pt"]
     trainer, (_, weights) = restored(folder, values), weights_of_run(folder)
@@ -56,7 +56,7 @@ def test_every_variable_and_its_accumulator_arrive(kind, tmp_path):
 
 def test_training_continues_and_resumes_exactly(tmp_path, capsys, caplog):
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
-    (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())  # found there without being named
+    (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())  # the default vocabulary
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for output in (whole, parts):
         import_values(made_up(), folder, output)
@@ -65,11 +65,11 @@ def test_training_continues_and_resumes_exactly(tmp_path, capsys, caplog):
     start_or_resume(whole, **first, max_steps=13)
     start_or_resume(parts, **first, max_steps=10)
     start_or_resume(parts, resume=True, max_steps=13)
-    (state, log), (other, _) = final(whole), final(parts)
-    assert state["step"] == other["step"] == 13 and len(state["streams"]) == 2
-    assert all(torch.equal(value, other["weights"][name]) for name, value in state["weights"].items())
-    trained = [(line["step"], line["learning_rate"]) for line in log if line["kind"] == "train"]
-    assert trained == [(step, 0.1) for step in range(8, 14)]
+    (state, log), (resumed_state, _) = final(whole), final(parts)
+    assert state["step"] == resumed_state["step"] == 13 and len(state["streams"]) == 2
+    assert all(torch.equal(value, resumed_state["weights"][name]) for name, value in state["weights"].items())
+    rates = [(line["step"], line["learning_rate"]) for line in log if line["kind"] == "train"]
+    assert rates == [(step, 0.1) for step in range(8, 14)]
     assert json.loads((whole / "options.json").read_text())["batch_size"] == 4
     assert json.loads((whole / "run.json").read_text())["train"] == [pattern]
     check_refusals(capsys, (["train", whole, "--resume", "--train", pattern],
@@ -98,7 +98,7 @@ def test_a_run_without_a_text_is_evaluated_and_exported_and_needs_one_to_train(t
 
 
 def test_options_have_bilm_tfs_defaults(tmp_path):
-    """One direction, no skip connections, no clips, one layer where the options are silent."""
+    """The defaults are one direction, no skip connections, no clips and one layer."""
     content = {"lstm": {"dim": 12, "projection_dim": 5}, "n_tokens_vocab": VOCABULARY}
     values = made_up(with_lstm(content, n_layers=1, use_skip_connections=False))
     config, weights = weights_of_run(imported(tmp_path, values, content)[0])
@@ -111,8 +111,8 @@ KERNEL = "lm/RNN_0/rnn/multi_rnn_cell/cell_1/lstm_cell/kernel"
 NO_ACCUMULATORS = {name: None for name in made_up() if name.endswith("/Adagrad")}
 
 
-def test_without_the_key_bidirectional_the_variables_decide(tmp_path):
-    """As options.json of a published model has it."""
+def test_the_variables_decide_without_the_key_bidirectional(tmp_path):
+    """The options.json of a published model lacks the key."""
     values = made_up()
     content = {name: value for name, value in OPTIONS.items() if name != "bidirectional"}
     config, weights = weights_of_run(imported(tmp_path, values, content)[0])
@@ -141,11 +141,11 @@ def test_variables_that_do_not_fit(changes, message, tmp_path):
 
 
 def test_missing_accumulators_begin_at_one_on_request(tmp_path):
-    """Those of another optimizer are then ignored."""
+    """Accumulators of another optimizer are ignored."""
     values = made_up(**{f"{KERNEL}/Adagrad": None, f"{KERNEL}/Adam": np.zeros((10, 48)),
                         "beta1_power": np.float32(0.9)})
-    folder, done, _ = imported(tmp_path, values, fresh_accumulators=True)
-    assert done.fresh_accumulators == 1
+    folder, result, _ = imported(tmp_path, values, fresh_accumulators=True)
+    assert result.fresh_accumulators == 1
     restored(folder, {**values, f"{KERNEL}/Adagrad": np.ones((10, 48))})
 
 
@@ -153,8 +153,8 @@ def test_without_a_counter_the_step_is_in_the_name(tmp_path):
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
     (folder / "model.index").write_bytes(b"")
     for source, output, step in ((folder, "one", 7), (folder / "model", "two", 0)):
-        done = import_values(made_up(global_step=None), source, tmp_path / output, vocab_file=vocabulary)
-        assert done.step == step
+        result = import_values(made_up(global_step=None), source, tmp_path / output, vocab_file=vocabulary)
+        assert result.step == step
     start_or_resume(tmp_path / "two", resume=True, train=[pattern], max_steps=2, quiet=True)
     assert final(tmp_path / "two")[0]["step"] == 2
 
@@ -170,12 +170,12 @@ def test_a_checkpoint_is_found_by_directory_prefix_or_file(tmp_path):
     assert find_tf_checkpoint(folder / "old.ckpt-3") == folder / "old.ckpt-3"
 
 
-def test_what_is_missing_is_named_in_a_line(tmp_path, capsys):
+def test_missing_inputs_are_named_in_one_line(tmp_path, capsys):
     folder, _, vocabulary = write_folder(tmp_path / "tf", state=None)
     (tmp_path / "empty").mkdir()
     bare, *_ = write_folder(tmp_path / "bare", state='model_checkpoint_path: "model.ckpt-9"\n')
     unnamed, *_ = write_folder(tmp_path / "unnamed", state="all_model_checkpoint_paths: \n")
-    other, *_ = write_folder(tmp_path / "other", {**OPTIONS, "n_tokens_vocab": None})
+    uncounted, *_ = write_folder(tmp_path / "other", {**OPTIONS, "n_tokens_vocab": None})
     ready, *_ = write_folder(tmp_path / "ready")
     (tmp_path / "short.txt").write_text("<S>\n</S>\n<UNK>\n")
     out = tmp_path / "out"
@@ -188,7 +188,7 @@ def test_what_is_missing_is_named_in_a_line(tmp_path, capsys):
         ([ready, out], "--vocab: expected the vocabulary that the model was trained with"),
         ([ready, out, "--vocab", tmp_path / "short.txt"], "expected the 28 words of the softmax, got 3"),
         ([ready, out, "--options-file", tmp_path / "no.json"], "expected bilm-tf's options.json, found none"),
-        ([other, out, "--vocab", vocabulary], "n_tokens_vocab: expected the number of words"),
+        ([uncounted, out, "--vocab", vocabulary], "n_tokens_vocab: expected the number of words"),
         ([ready, out, "--options-file", vocabulary], "expected JSON"),
     ]))
     assert not out.exists()

@@ -33,14 +33,14 @@ def test_losses_over_carried_batches(kind, drops, tmp_path):
         expected, plain_state = plain.losses(weights, config, batch, plain_state, drop and drop.drawn)
         np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
         assert not drops or len(drop.drawn) == config.model.lstm.n_layers + 2
-    if batches[0].samples is not None:  # they are drawn anew for every batch
+    if batches[0].samples is not None:  # every batch has new samples
         assert len({tuple(samples.words[samples.drawn[0]].tolist()) for *_, samples, _ in batches}) == len(batches)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tanh"])  # there all cells are clipped: no gradient
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tanh"])  # tanh clips all cells: no gradient
 @pytest.mark.parametrize("clip", [10.0, 0.05])
 def test_updates_are_adagrads_with_the_gradients_of_the_reference(kind, clip, tmp_path):
-    """Squares are summed, from 1 or from what was restored, and nothing is added to the root."""
+    """Squares are summed from 1 or from restored sums, and nothing is added to the root."""
     language_model, updater, batches = set_up(kind, tmp_path, all_clip_norm_val=clip)
     sums = {name: updater.optimizer.state[parameter]["sum"] for name, parameter in language_model.by_name().items()}
     assert all((total == 1).all() for total in sums.values())
@@ -51,8 +51,8 @@ def test_updates_are_adagrads_with_the_gradients_of_the_reference(kind, clip, tm
         weights, sums, gradients, norm = plain.adagrad(language_model, updater, batch, sums)
         assert (norm > clip) == (clip < 1)
         for name, gradient in gradients.items():
-            found, atol = language_model.weights()[name], 3e-7 + 2e-5 * abs(gradient).max()
-            np.testing.assert_allclose(found, weights[name], atol=atol, err_msg=name)
+            actual, atol = language_model.weights()[name], 3e-7 + 2e-5 * abs(gradient).max()
+            np.testing.assert_allclose(actual, weights[name], atol=atol, err_msg=name)
             total = updater.optimizer.state[language_model.by_name()[name]]["sum"]
             np.testing.assert_allclose(total, sums[name], rtol=3e-6, err_msg=name)
             assert abs(gradient).max() > 0, name
@@ -90,13 +90,13 @@ def single_step_losses(language_model, vocabulary, folder, rows):
 
 @pytest.mark.parametrize("kind, rows", mostly_long([
     ("characters", 4), ("one direction", 3), ("words", 5), ("characters", 1), ("words", 50)], quick=2))
-def test_the_perplexity_is_the_plain_loops(tmp_path, kind, rows):
+def test_the_perplexity_is_that_of_the_plain_loop(tmp_path, kind, rows):
     pattern, vocabulary_file = write_corpus(tmp_path, shards=2)
     vocabulary, shards = Vocabulary(vocabulary_file, validate_file=True), read_shards(pattern, "text")
     language_model = model(make_config(KINDS[kind]))
     expected = single_step_losses(language_model, vocabulary, tmp_path, rows)
-    found = evaluate.perplexity(language_model, shards, vocabulary, rows)
-    assert found.total == pytest.approx(np.exp(expected.mean()), rel=1e-6) and found.batches == len(expected)
-    assert found.by_direction == pytest.approx(tuple(np.exp(expected.mean(0))), rel=1e-6)
+    result = evaluate.perplexity(language_model, shards, vocabulary, rows)
+    assert result.total == pytest.approx(np.exp(expected.mean()), rel=1e-6) and result.batches == len(expected)
+    assert result.by_direction == pytest.approx(tuple(np.exp(expected.mean(0))), rel=1e-6)
     with pytest.raises(ValueError, match="batch_size: expected at most the 50 sentences of the held-out text, got 51"):
         evaluate.perplexity(language_model, shards, vocabulary, 51)

@@ -43,13 +43,13 @@ def log_of(folder, kind):
     return [line for line in read_log(folder) if line["kind"] == kind]
 
 
-def assert_same_run(folder, other):
-    """To the bit: weights, optimizer, states, positions, losses."""
-    (state, log), (expected, expected_log) = final(folder), final(other)
+def assert_same_run(folder, expected_folder):
+    """Weights, optimizer, states, positions and losses agree to the bit."""
+    (state, log), (expected, expected_log) = final(folder), final(expected_folder)
     for key in ("step", "weights", "optimizer", "streams"):
         torch.testing.assert_close(state[key], expected[key], rtol=0, atol=0)
-    trained, expected = ([line for line in lines if line["kind"] == "train"] for lines in (log, expected_log))
-    assert trained == expected and len(trained) > 0
+    actual, expected = ([line for line in lines if line["kind"] == "train"] for lines in (log, expected_log))
+    assert actual == expected and len(actual) > 0
     return log, expected_log
 
 
@@ -68,7 +68,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path, corpus, changes):
 
 
 def test_a_signal_to_all_processes_saves(tmp_path, corpus):
-    """As `timeout`, systemd and torchrun send it: also to the processes that prepare batches."""
+    """`timeout`, systemd and torchrun send signals also to the processes that prepare batches."""
     process = start([*command_arguments(corpus, tmp_path), "--max-steps", "1000000", "--log-every", "1", "--workers",
                      "1"], start_new_session=True)
     until(lambda: len(read_log(tmp_path / "new")) > 2 or process.poll() is not None, seconds=120)
@@ -79,7 +79,7 @@ def test_a_signal_to_all_processes_saves(tmp_path, corpus):
 
 
 def test_the_best_of_another_attempt_is_not_exported(tmp_path, corpus):
-    """Of a run that was killed before its first checkpoint."""
+    """An attempt may be killed before its first checkpoint."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best.pt").touch()
     start_or_resume(tmp_path / "run", **{**corpus, "heldout": None}, **QUIET, max_steps=3)
@@ -87,7 +87,7 @@ def test_the_best_of_another_attempt_is_not_exported(tmp_path, corpus):
 
 
 def test_epochs_replace_the_number_of_steps(tmp_path, corpus):
-    """Where both are known: of the command, and of the options file or the run."""
+    """Epochs of the command replace the steps of the options file or of the run."""
     corpus["options_file"] = str(write_options(tmp_path / "o.json", max_steps=2))
     epoch = sum(shard.predictions for shard in read_shards(corpus["train"], "train")) // (3 * 4)
     start_or_resume(tmp_path / "run", **corpus, **QUIET, n_epochs=3.5 / epoch)
@@ -135,12 +135,12 @@ def test_the_files_of_a_run(tmp_path, corpus):
     assert list(heldout) == sorted({*range(7, steps + 1, 7), steps})
     best = checkpoint.read(folder / "best.pt")
     assert best["perplexity"] == min(heldout.values()) == heldout[best["step"]]
-    trained = log_of(folder, "train")
-    assert trained[-1]["step"] == steps and trained[-1]["epoch"] == pytest.approx(1)
-    assert all(line["perplexity"] == pytest.approx(np.exp(line["loss"])) for line in trained)
+    rows = log_of(folder, "train")
+    assert rows[-1]["step"] == steps and rows[-1]["epoch"] == pytest.approx(1)
+    assert all(line["perplexity"] == pytest.approx(np.exp(line["loss"])) for line in rows)
     model, vocabulary = load_language_model(folder)
-    again = perplexity(model, read_shards(corpus["heldout"], "heldout"), vocabulary, 5)
-    assert again.total == pytest.approx(best["perplexity"], rel=1e-6)
+    result = perplexity(model, read_shards(corpus["heldout"], "heldout"), vocabulary, 5)
+    assert result.total == pytest.approx(best["perplexity"], rel=1e-6)
 
 
 def test_an_early_stop_leaves_the_best(tmp_path, corpus, caplog):
@@ -174,7 +174,7 @@ def test_an_infinite_loss_ends_the_run_before_a_checkpoint(tmp_path, corpus):
         assert all(torch.isfinite(value).all() for value in checkpoint.read(path)["weights"].values())
 
 
-def test_extras_are_optional_and_nothing_is_warned_of(tmp_path, corpus, monkeypatch, caplog):
+def test_extras_are_optional_without_a_warning(tmp_path, corpus, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with caplog.at_level(logging.WARNING):
         start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=3)
@@ -193,7 +193,7 @@ def torchrun(folder, *arguments, processes=2, status=0):
                   CUDA_VISIBLE_DEVICES="").stderr
 
 
-def test_a_warm_up_longer_than_the_run_is_warned_of(tmp_path, corpus, caplog):
+def test_a_warm_up_longer_than_the_run_gives_a_warning(tmp_path, corpus, caplog):
     for steps, expected in ((3, ["the warm-up takes 3 steps and the run 2: the learning rate never reaches its 0.001"]),
                             (2, [])):
         caplog.clear()
@@ -204,7 +204,7 @@ def test_a_warm_up_longer_than_the_run_is_warned_of(tmp_path, corpus, caplog):
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
 def test_two_processes_update_as_one_with_both_batches(tmp_path, corpus, optimizer):
-    """And leave the same files."""
+    """Both runs leave the same files."""
     arguments = {"optimizer": optimizer, "evaluate_batch_size": 5, "log_every": 3, "decay": "constant", "max_steps": 6,
                  "checkpoint_every": 3}
     flags = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", value)]
@@ -215,8 +215,8 @@ def test_two_processes_update_as_one_with_both_batches(tmp_path, corpus, optimiz
     torch.testing.assert_close(state["weights"], expected["weights"], rtol=1e-5, atol=2e-6)
     first, second = state["streams"]
     assert not torch.equal(first["position"], second["position"])
-    for stream, other in zip((first, second), expected["streams"], strict=True):
-        assert torch.equal(stream["position"], other["position"]) and torch.allclose(stream["c"], other["c"], atol=1e-5)
+    for stream, truth in zip((first, second), expected["streams"], strict=True):
+        assert torch.equal(stream["position"], truth["position"]) and torch.allclose(stream["c"], truth["c"], atol=1e-5)
     assert [(line["step"], line["kind"]) for line in log] == [(line["step"], line["kind"]) for line in expected_log]
     perplexities = [[line["perplexity"] for line in lines if "perplexity" in line] for lines in (log, expected_log)]
     assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-5)
@@ -283,18 +283,18 @@ def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
       for value in ("1e30", "nan", "2.0", "")),
 ])
 def test_bad_arguments(tmp_path, corpus, capsys, argument, value, message):
-    """Bytes and dictionaries are the contents of files. Sizes that no memory could serve cost none."""
+    """Bytes and dictionaries are the contents of files. Sizes beyond any memory allocate nothing."""
     path = tmp_path / "bad.txt"
     if isinstance(value, dict):
         write_options(path, **value)
     elif isinstance(value, bytes):
         path.write_bytes(value)
-    given = {argument: path if path.exists() else value}
-    check_refusals(capsys, (command_arguments(corpus, tmp_path, **given), message))
+    changes = {argument: path if path.exists() else value}
+    check_refusals(capsys, (command_arguments(corpus, tmp_path, **changes), message))
     assert not (tmp_path / "new").exists()
 
 
-def test_what_cannot_be_resumed(tmp_path, corpus, capsys):
+def test_runs_that_cannot_be_resumed(tmp_path, corpus, capsys):
     folder = tmp_path / "new"
     resume = ["train", folder, "--resume"]
     more = [*resume, "--max-steps", "5"]
@@ -303,7 +303,7 @@ def test_what_cannot_be_resumed(tmp_path, corpus, capsys):
     check_refusals(capsys, (command_arguments(corpus, tmp_path), "expected a new directory, found checkpoints"),
                    ([*resume, "--batch-size", "4"], "--batch-size: expected no such argument beside --resume"))
     last, options = checkpoint.in_order(folder)[-1], json.loads((folder / "options.json").read_text())
-    old = {**checkpoint.read(last), "format": 1}  # with which any options go
+    old = {**checkpoint.read(last), "format": 1}  # the first format accepts any options
     torch.save({name: value for name, value in old.items() if name != "files"}, last)
     for change, message in ((with_lstm(dim=13), "expected shape"),
                             ({"batch_size": 4}, "checkpoint: expected states of shapes"),

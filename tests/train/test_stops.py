@@ -23,7 +23,7 @@ def corpus(tmp_path):
 @pytest.mark.parametrize("stops, changes", mostly_long([
     ([4, 5, 8], {"accumulate": 2}), ([3], {}), ([12], {}), ([4, 5, 8], {}), ([3], {"accumulate": 2}),
     ([12], {"accumulate": 2})], quick=2), ids=str)
-def test_the_log_of_a_stopped_run_is_that_of_an_uninterrupted_one(tmp_path, corpus, monkeypatch, stops, changes):
+def test_the_log_of_a_stopped_run_is_that_of_an_uninterrupted_run(tmp_path, corpus, monkeypatch, stops, changes):
     arguments = {**corpus, **QUIET, **changes, "checkpoint_every": 5, "evaluate_every": 6, "max_steps": 12}
     start_or_resume(tmp_path / "whole", **arguments)
     step = Trainer.step

@@ -1,4 +1,4 @@
-"""Import from TensorFlow's own files: the process that reads them, and training that continues as TensorFlow's."""
+"""Import from TensorFlow's own files: the reading process, and training that continues as in TensorFlow."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys):
 
 
 def test_the_process_reads_every_variable(tmp_path):
-    """With a stand-in for TensorFlow that reads NumPy's files."""
+    """A stand-in for TensorFlow reads NumPy's files."""
     (tmp_path / "tensorflow.py").write_text(STAND_IN)
     python = program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
     folder, _, vocabulary = write_folder(tmp_path / "tf")
@@ -82,67 +82,67 @@ def write_tf_batches(folder, content):
 
 
 @pytest.fixture(scope="session")
-def trained(tensorflow_python, tmp_path_factory):
+def tf_runs(tensorflow_python, tmp_path_factory):
     """Folder, batches and TensorFlow's numbers of every kind."""
-    found = {}
+    data = {}
     for number, (kind, content) in enumerate(KINDS.items()):
         folder = tmp_path_factory.mktemp(f"tf-{number}")
         (folder / "options.json").write_text(json.dumps(content))
-        found[kind] = folder, write_tf_batches(folder, content)
+        data[kind] = folder, write_tf_batches(folder, content)
     writer = ROOT / "tests" / "support" / "tf_writer.py"
-    done = subprocess.run([tensorflow_python, writer, *(folder for folder, _ in found.values())], capture_output=True,
-                          text=True, timeout=560, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {kind: (folder, batches, dict(np.load(folder / "truth.npz"))) for kind, (folder, batches) in found.items()}
+    result = subprocess.run([tensorflow_python, writer, *(folder for folder, _ in data.values())], capture_output=True,
+                            text=True, timeout=560, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    assert result.returncode == 0, result.stderr[-3000:]
+    return {kind: (folder, batches, dict(np.load(folder / "truth.npz"))) for kind, (folder, batches) in data.items()}
 
 
-def saved_in(truth):
+def checkpoint_of(truth):
     return {name.removeprefix("saved/"): value for name, value in truth.items() if name.startswith("saved/")}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_continues_as_in_tensorflow(kind, trained, tmp_path):
-    folder, batches, truth = trained[kind]
-    saved = saved_in(truth)
-    import_values(saved, folder, tmp_path / "run", vocab_file=folder / "text" / "vocab.txt")
-    trainer, expected = restored(tmp_path / "run", saved), names_of(KINDS[kind])
+def test_training_continues_as_in_tensorflow(kind, tf_runs, tmp_path):
+    folder, batches, truth = tf_runs[kind]
+    variables = checkpoint_of(truth)
+    import_values(variables, folder, tmp_path / "run", vocab_file=folder / "text" / "vocab.txt")
+    trainer, expected = restored(tmp_path / "run", variables), names_of(KINDS[kind])
     assert trainer.step_number == 2
     for n in (2, 3):
         losses, norm = update(trainer.model, trainer.updater, batches[n])
         assert losses.mean() == pytest.approx(float(truth[f"loss{n}"]), rel=2e-6) and norm > 0.5
-    after, found = trainer.model.weights(), accumulators(trainer)
+    after, sums = trainer.model.weights(), accumulators(trainer)
     for name, tf_name in expected.items():
         np.testing.assert_allclose(after[name], truth[f"after/{tf_name}"], atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(found[name], truth[f"after/{tf_name}/Adagrad"], rtol=1e-6, err_msg=name)
-        assert not np.array_equal(saved[tf_name], after[name]), name
-    changed = [name for name, tf_name in expected.items() if saved[f"{tf_name}/Adagrad"].max() > 1]
-    assert len(changed) > len(expected) // 2  # at the far end of three layers gradients are too small to count
+        np.testing.assert_allclose(sums[name], truth[f"after/{tf_name}/Adagrad"], rtol=1e-6, err_msg=name)
+        assert not np.array_equal(variables[tf_name], after[name]), name
+    moved_names = [name for name, tf_name in expected.items() if variables[f"{tf_name}/Adagrad"].max() > 1]
+    assert len(moved_names) > len(expected) // 2  # at the far end of three layers gradients are too small to count
 
 
 @pytest.mark.long
-def test_the_command_reads_tensorflows_files(trained, tensorflow_python, tmp_path, capsys):
-    folder, _, truth = trained["characters"]
+def test_the_command_reads_tensorflows_files(tf_runs, tensorflow_python, tmp_path, capsys):
+    folder, _, truth = tf_runs["characters"]
     vocabulary, pattern = folder / "text" / "vocab.txt", folder / "text" / "part-*.txt"
     status, out, errors = run(capsys, "import-tf", folder, tmp_path / "run", "--vocab", vocabulary,
                               "--tensorflow-python", tensorflow_python)
     assert status == 0 and not errors and "model.ckpt-2 after 2 steps, 27 variables, 27 with their accumulators" in out
-    restored(tmp_path / "run", saved_in(truth))
+    restored(tmp_path / "run", checkpoint_of(truth))
     status, _, errors = run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 4,
                             "--quiet", "--log-every", 1)
     assert status == 0 and [line["step"] for line in final(tmp_path / "run")[1] if line["kind"] == "train"] == [3, 4]
 
 
 @pytest.mark.long
-def test_damaged_files_are_refused(trained, tensorflow_python, tmp_path):
-    folder, *_ = trained["words"]
+def test_damaged_files_are_refused(tf_runs, tensorflow_python, tmp_path):
+    folder, *_ = tf_runs["words"]
     for ending in (".index", ".data-00000-of-00001"):
         (tmp_path / f"m{ending}").write_bytes((folder / f"model.ckpt-2{ending}").read_bytes())
     with open_checkpoint(tmp_path / "m", tensorflow_python) as variables:
         assert variables.read("lm/embedding").shape == (VOCABULARY, 5) and variables.step() == 2
         assert variables.read("lm/softmax/b").shape == (VOCABULARY,)
-    for damaged, content in (("m.data-00000-of-00001", 100), ("m.index", 8)):
-        (tmp_path / damaged).write_bytes((tmp_path / damaged).read_bytes()[:content])
+    for file, content in (("m.data-00000-of-00001", 100), ("m.index", 8)):
+        (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:content])
         with (pytest.raises(ConfigurationError, match="damaged file"),
               open_checkpoint(tmp_path / "m", tensorflow_python)):
             pass

@@ -1,8 +1,8 @@
 """A process on Linux that refuses what Windows refuses: Python imports this where the folder is on PYTHONPATH.
 
 For the package under test, modules and functions of POSIX are absent, and `tests/support/windows.py` lists the rules of
-files, which hold for all of the process. Audit hooks enforce most of them: no code goes around these, and none is ever
-removed. `ELMO_FAST_SIMULATED` names a folder in which every such process leaves its number; a file that any of them has
+files, which hold for all of the process. Audit hooks enforce most of them: code can neither bypass nor remove a
+hook. `ELMO_FAST_SIMULATED` names a folder in which every such process leaves its number; a file that any of them has
 open or mapped is in use.
 """
 
@@ -87,11 +87,11 @@ def check_unused(path, number=13):
     if not os.path.lexists(path) or os.path.islink(path):
         return
     real, status = os.path.realpath(path), os.stat(path)
-    for other, identity in opened():
-        if identity == (status.st_dev, status.st_ino) or other.startswith(f"{real}/"):
-            raise PermissionError(number, f"[WinError 32] another process or this one has it open: {other}", path)
-    for other in mapped():
-        if other == real or other.startswith(f"{real}/"):
+    for used_path, identity in opened():
+        if identity == (status.st_dev, status.st_ino) or used_path.startswith(f"{real}/"):
+            raise PermissionError(number, f"[WinError 32] another process or this one has it open: {used_path}", path)
+    for used_path in mapped():
+        if used_path == real or used_path.startswith(f"{real}/"):
             raise PermissionError(number, "[WinError 5] it is mapped", path)
 
 
@@ -183,11 +183,11 @@ def simulate():
     signal.signal = set_handler
     signal.getsignal = lambda number: sigterm[0] if number == signal.SIGTERM else real_getsignal(number)
     filelock.FileLock = ReleasedLock
-    tempfile.TemporaryFile = tempfile.NamedTemporaryFile  # as tempfile does there
+    tempfile.TemporaryFile = tempfile.NamedTemporaryFile  # as on Windows
     shutil._use_fd_functions = False
     multiprocessing.set_start_method("spawn", force=True)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="cp1252")  # of what is no terminal
+        stream.reconfigure(encoding="cp1252")  # as for a pipe
     hide(os, FUNCTIONS)
     hide(signal, [*SIGNAL_FUNCTIONS, *(name.name for name in signal.Signals if name.name not in SIGNALS)])
     sys.modules.update(dict.fromkeys(ABSENT))
