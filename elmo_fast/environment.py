@@ -38,8 +38,8 @@ def version(package: str) -> str:
 
 def cache_directory() -> Path:
     """Directory of downloaded models and GPU measurements: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
-    if chosen := os.environ.get("ELMO_FAST_CACHE"):
-        return Path(chosen).expanduser()
+    if folder := os.environ.get("ELMO_FAST_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
 
 

@@ -20,14 +20,14 @@ def outside_graphs(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
     """
 
     @functools.wraps(function)
-    def called(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+    def called(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
         if torch.compiler.is_dynamo_compiling() and not _is_exporting():
             from elmo_fast import uncompiled  # imports torch's compiler, which is already loaded here
 
-            return uncompiled.call(function, *arguments, **named)
-        if (torch.jit.is_tracing() or _is_exporting()) and _are_traced(arguments, named):
+            return uncompiled.call(function, *arguments, **keywords)
+        if (torch.jit.is_tracing() or _is_exporting()) and _are_traced(arguments, keywords):
             raise refusal(arguments[0])
-        return function(*arguments, **named)
+        return function(*arguments, **keywords)
 
     return called
 
@@ -46,7 +46,7 @@ def refusal(module: nn.Module) -> RuntimeError:
                         "part of your model that reads the vectors (torch.compile accepts the whole model)")
 
 
-def _are_traced(arguments: tuple, named: dict) -> bool:
+def _are_traced(arguments: tuple, keywords: dict) -> bool:
     """Whether this thread's exporter or tracer calls a module; False if only another thread exports."""
     if not arguments or not isinstance(arguments[0], nn.Module):
         return False
@@ -54,4 +54,4 @@ def _are_traced(arguments: tuple, named: dict) -> bool:
         return True
     from torch._subclasses import FakeTensor
 
-    return any(isinstance(value, FakeTensor) for value in (*arguments, *named.values()))
+    return any(isinstance(value, FakeTensor) for value in (*arguments, *keywords.values()))

@@ -10,6 +10,6 @@ _REASON = {"reason": "an ELMo model runs outside torch.compile's graphs, since i
 
 
 @torch.compiler.disable(**(_REASON if "reason" in inspect.signature(torch.compiler.disable).parameters else {}))
-def call(function: Callable, *arguments: Any, **named: Any) -> Any:
+def call(function: Callable, *arguments: Any, **keywords: Any) -> Any:
     """`function(*arguments, **named)`."""
-    return function(*arguments, **named)
+    return function(*arguments, **keywords)

@@ -72,8 +72,8 @@ def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
 
 
 @functools.cache
-def _tuned(kernel, of: tuple[Tile, ...]):
-    configs = [triton.Config(dict(zip(("BM", "BN", "BK"), tile)), tile.warps, tile.stages) for tile in of]
+def _tuned(kernel, candidates: tuple[Tile, ...]):
+    configs = [triton.Config(dict(zip(("BM", "BN", "BK"), tile)), tile.warps, tile.stages) for tile in candidates]
     return _OneAtATime(triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel))
 
 
@@ -84,17 +84,17 @@ class _OneAtATime:
         self._kernel, self._lock = kernel, threading.Lock()
 
     def __getitem__(self, grid):
-        def launch(*arguments, **named):
+        def launch(*arguments, **keywords):
             with self._lock:
-                return self._kernel[grid](*arguments, **named)
+                return self._kernel[grid](*arguments, **keywords)
 
         return launch
 
-    def compiled(self, *arguments, **named) -> list[str]:
+    def compiled(self, *arguments, **keywords) -> list[str]:
         """The PTX of every configuration. Pointers are given as dtypes.
 
         As the autotuner's own `warmup`, which `Heuristics` has only since Triton 3.6.
         """
-        given = [MockTensor.wrap_dtype(argument) for argument in arguments]
-        return [self._kernel.fn.run(*given, grid=(1,), warmup=True, **named, **config.all_kwargs()).asm["ptx"]
+        types = [MockTensor.wrap_dtype(argument) for argument in arguments]
+        return [self._kernel.fn.run(*types, grid=(1,), warmup=True, **keywords, **config.all_kwargs()).asm["ptx"]
                 for config in self._kernel.configs]

@@ -47,7 +47,7 @@ def lacks_fence(operands: str, dtype: torch.dtype, rows: int, size: int, device:
                for text in texts)
 
 
-@triton.heuristics({"EVEN": lambda given: given["size"] % given["BK"] == given["size"] % given["BN"] == 0})
+@triton.heuristics({"EVEN": lambda args: args["size"] % args["BK"] == args["size"] % args["BN"] == 0})
 @triton.jit(do_not_specialize=["rows"])
 def _highway(x, w_carry, b_carry, w_transform, b_transform, out, rows, size, stride_k, stride_n, GROUP: tl.constexpr,
              EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):

@@ -22,11 +22,11 @@ def _cpu() -> dict:
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"model name\s*: (.*)", text)
     flags = set(re.search(r"flags\s*: (.*)", text).group(1).split()) if "flags" in text else set()
-    known = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
+    features = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
     return {
         "model": model.group(1) if model else platform.processor() or platform.machine(),
         "cores": cores(),
-        "features": [name for name in known if name in flags],
+        "features": [name for name in features if name in flags],
     }
 
 

@@ -42,8 +42,8 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
     # Unlike `load`, keeps the fp32 weights: the other backends read them.
     elmo = LoadedElmo(open_bilm(find_model(model), ModelOptions("warm", precision)).to(available_device(device)))
     weight = next(elmo.bilm.parameters())
-    chosen = {op: resolve(op, "auto", weight) for op in OPS}
-    variants = {"engine": "auto", "torch": "torch"} if "native" in chosen.values() else {"torch": "torch"}
+    backends = {op: resolve(op, "auto", weight) for op in OPS}
+    variants = {"engine": "auto", "torch": "torch"} if "native" in backends.values() else {"torch": "torch"}
     limit = PRECISIONS[precision].model_tolerance
     errors = _check(elmo, variants, limit)
     sentences = _fitting(elmo, variants, text, seconds)
@@ -53,7 +53,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
         "device": str(weight.device), "state": "warm", "slots": SLOTS,
         "text": "generated (Zipf)" if text_file is None else Path(text_file).name, "sentences": len(sentences),
         "tokens": sum(map(len, sentences)), "sentence_tokens": SENTENCE_TOKENS, "rounds": ROUNDS,
-        "parameters": sum(values.numel() for values in elmo.bilm.parameters()), "backends": chosen,
+        "parameters": sum(values.numel() for values in elmo.bilm.parameters()), "backends": backends,
         "memory_mib": _memory(), "limit": limit}
     return {"schema": 1, "name": "bench", "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "version": version_of("elmo-fast"), "machine": machine(), "settings": settings, "results": rounded(rows)}
@@ -73,12 +73,12 @@ def _embed(elmo: LoadedElmo, backend: str, sentences: list[list[str]]) -> list[n
 
 def _check(elmo: LoadedElmo, variants: dict[str, str], limit: float) -> dict[str, float]:
     """The largest difference of each variant from the reference path, relative to the largest value."""
-    some = generated_sentences(8)
+    sentences = generated_sentences(8)
     # The variants run first: they use the warm state that the first call computes.
-    found = {name: _embed(elmo, backend, some) for name, backend in variants.items()}
-    expected = _embed(elmo, "reference", some)
+    results = {name: _embed(elmo, backend, sentences) for name, backend in variants.items()}
+    expected = _embed(elmo, "reference", sentences)
     largest, errors = max(float(np.abs(vectors).max()) for vectors in expected), {}
-    for name, actual in found.items():
+    for name, actual in results.items():
         errors[name] = max(float(np.abs(a - b).max()) for a, b in zip(actual, expected)) / largest
         if not errors[name] <= limit:
             raise RuntimeError(f"{name}: expected numbers within {limit:.0e} of the reference "
@@ -88,9 +88,9 @@ def _check(elmo: LoadedElmo, variants: dict[str, str], limit: float) -> dict[str
 
 def _fitting(elmo: LoadedElmo, variants: dict[str, str], text: list[list[str]], seconds: float) -> list[list[str]]:
     """The sentences of a round: as many as all rounds, and one to warm up, run in `seconds`."""
-    some = text[:SLOTS]
-    once = sum(_seconds(lambda backend=backend: _embed(elmo, backend, some)) for backend in variants.values())
-    return text[: max(int(len(some) * 0.7 * seconds / (ROUNDS + 1) / once), len(some))]
+    sample = text[:SLOTS]
+    once = sum(_seconds(lambda backend=backend: _embed(elmo, backend, sample)) for backend in variants.values())
+    return text[: max(int(len(sample) * 0.7 * seconds / (ROUNDS + 1) / once), len(sample))]
 
 
 def _time(elmo: LoadedElmo, variants: dict[str, str], sentences: list[list[str]], progress: bool) -> list[dict]:
@@ -129,11 +129,11 @@ def _memory() -> dict[str, float]:
 
 def report(document: dict) -> Iterator[str]:
     """The document as lines for a terminal."""
-    found, facts = document["machine"], document["settings"]
-    chip = found["gpu"]["name"] if facts["device"].startswith("cuda") else found["cpu"]["model"]
+    host, facts = document["machine"], document["settings"]
+    chip = host["gpu"]["name"] if facts["device"].startswith("cuda") else host["cpu"]["model"]
     precision, computes_in = facts["precision"], facts["computes_in"]
     memory = ", ".join(f"{name} {mib:,.0f} MiB" for name, mib in facts["memory_mib"].items())
-    yield f"{chip}, {found['cpu']['cores']} cores, torch {found['torch']}, {found['torch_threads']} threads"
+    yield f"{chip}, {host['cpu']['cores']} cores, torch {host['torch']}, {host['torch_threads']} threads"
     yield (f"model {facts['model']}, {facts['parameters'] / 1e6:.1f} M parameters, {precision}"
            + ("" if precision == computes_in else f" (runs as {computes_in})"))
     yield "backends " + ", ".join(f"{op}: {backend}" for op, backend in facts["backends"].items())

@@ -37,5 +37,5 @@ def generated_sentences(count: int) -> list[list[str]]:
     sizes = np.clip(rng.poisson(2 + np.log2(ranks + 2) / 3), 1, 16)
     words = ["".join(rng.choice(letters, size)) for size in sizes]
     lengths = np.clip(rng.gamma(4.0, 6.4, count).astype(int), 1, 120)
-    drawn = rng.choice(len(words), lengths.sum(), p=weights / weights.sum())
-    return [[words[i] for i in ids] for ids in np.split(drawn, np.cumsum(lengths)[:-1])]
+    sample = rng.choice(len(words), lengths.sum(), p=weights / weights.sum())
+    return [[words[i] for i in ids] for ids in np.split(sample, np.cumsum(lengths)[:-1])]

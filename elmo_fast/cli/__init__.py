@@ -78,8 +78,8 @@ def _write_utf8() -> None:
 
 
 def _report(program: str, error: BaseException | str, status: int) -> int:
-    first, *others = str(error).splitlines() if isinstance(error, UnavailableError) else [str(error)]
-    print(f"{program}: error: {' '.join(first.split()) or type(error).__name__}", *others, sep="\n", file=sys.stderr)
+    first, *lines = str(error).splitlines() if isinstance(error, UnavailableError) else [str(error)]
+    print(f"{program}: error: {' '.join(first.split()) or type(error).__name__}", *lines, sep="\n", file=sys.stderr)
     return status
 
 
@@ -93,8 +93,8 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             near = difflib.get_close_matches(value, action.choices, n=1) or [
                 name for name in action.choices if value and name.startswith(value)]
-            meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(action.choices)}"
-            raise argparse.ArgumentError(None, f"unknown command {value!r}: {meant}")
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(action.choices)}"
+            raise argparse.ArgumentError(None, f"unknown command {value!r}: {hint}")
         super()._check_value(action, value)
 
     def error(self, message: str):

@@ -19,6 +19,6 @@ def add_commands(commands) -> None:
 def _cache(**flags) -> None:
     from elmo_fast.embed.jobs import ModelChoice, write_table
 
-    written = write_table(model=pop_fields(ModelChoice, flags), **flags)
+    line = write_table(model=pop_fields(ModelChoice, flags), **flags)
     if flags["progress"]:
-        say(written)
+        say(line)

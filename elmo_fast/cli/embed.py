@@ -80,10 +80,10 @@ def _embed(vocab_path, include_package, file_friendly_logging, progress, layers,
     _import_packages(include_package)
     flags["layers"] = "all" if layers is None else layers
     texts = open_texts(flags.pop("input_file"), **{name: flags.pop(name) for name in _TEXTS})
-    written = embed_file(texts, pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
-                         progress="lines" if progress and file_friendly_logging else progress, **flags)
+    line = embed_file(texts, pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
+                      progress="lines" if progress and file_friendly_logging else progress, **flags)
     if progress:
-        say(written)
+        say(line)
 
 
 def _import_packages(names: list[str]) -> None:

@@ -99,16 +99,16 @@ def join_weights(arguments: Iterable[str]) -> list[str]:
 
     Numbers are separated by commas, spaces or both. argparse alone would also take positional arguments after them.
     """
-    joined: list[str] = []
+    words: list[str] = []
     may_go_on = False
     for argument in arguments:
         if may_go_on and _NUMBERS(argument):
-            joined[-1] += ("=" if joined[-1] == "--weights" else ",") + argument.rstrip(",")
+            words[-1] += ("=" if words[-1] == "--weights" else ",") + argument.rstrip(",")
             may_go_on = "," not in argument.rstrip(",")  # a whole list is not continued
         else:
             may_go_on = argument == "--weights"
-            joined.append(argument)
-    return joined
+            words.append(argument)
+    return words
 
 
 def say(line: str) -> None:

@@ -63,5 +63,5 @@ def _nearest(**flags) -> Iterator[str]:
 def _reported(rows: Iterator[str], files: list[str]) -> Iterator[str]:
     """The rows, then a line on stderr for every file that was written."""
     yield from rows
-    for written in files:
-        say(written)
+    for line in files:
+        say(line)

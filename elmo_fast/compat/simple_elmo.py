@@ -65,9 +65,9 @@ class ElmoModel:
         elif not (folder / "options.json").is_file():
             raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
         else:
-            named = folder / "model.hdf5"
+            default = folder / "model.hdf5"
             vocabulary = next(filter(Path.is_file, (folder / "vocab.txt", folder / "vocab.txt.gz")), None)
-            files = ModelFiles(folder / "options.json", named if named in weights else weights[0], vocabulary)
+            files = ModelFiles(folder / "options.json", default if default in weights else weights[0], vocabulary)
         softmax = files.weight_file.parent / SOFTMAX_FILE
         if full and not (softmax.is_file() and files.vocab_file):
             raise FileNotFoundError(f"full: expected {SOFTMAX_FILE} and vocab.txt beside {files.weight_file.name}, as "

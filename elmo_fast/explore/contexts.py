@@ -88,8 +88,8 @@ class ContextIndex:
         if isinstance(texts, FastaRecord):
             raise ValueError("texts: expected a list of texts, got one FastaRecord; put it into a list")
         check_iterable(texts, "texts")
-        chosen = _chosen(texts, words, find_tokenizer(tokenizer))
-        return cls._gather(_embedded(elmo, chosen, layers, state, batch_size), dtype,
+        matches = _chosen(texts, words, find_tokenizer(tokenizer))
+        return cls._gather(_embedded(elmo, matches, layers, state, batch_size), dtype,
                            elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint(),
                            precision=elmo.bilm.computes_in)
 
@@ -202,10 +202,10 @@ class ContextIndex:
         check_count("top", top)
         numbers = np.arange(len(self)) if among is None else np.asarray(among, np.int64)
         is_number = isinstance(query, (int, np.integer))
-        for name, given in (("among", numbers if among is not None else []), ("query", [query] if is_number else [])):
-            if len(given) and not 0 <= np.min(given) <= np.max(given) < len(self):
+        for name, values in (("among", numbers if among is not None else []), ("query", [query] if is_number else [])):
+            if len(values) and not 0 <= np.min(values) <= np.max(values) < len(self):
                 raise ValueError(f"{name}: expected numbers of occurrences, from 0 to {len(self) - 1}, got "
-                                 f"{shown(given)}")
+                                 f"{shown(values)}")
         vector = np.asarray(self.vectors[query] if is_number else query, np.float32)
         if vector.shape != self.vectors.shape[1:]:
             raise ValueError(f"query: expected a vector of {self.vectors.shape[1]} values, those of the index's model, "
@@ -257,19 +257,19 @@ def _chosen(texts: Iterable[Given], words: Collection[str] | None,
     """(number, tokens, positions int64 of the words) of the texts that have at least one of the words."""
     if isinstance(words, (str, bytes)):
         raise ValueError(f"words: expected a list of words, got {shown(words)}")
-    wanted = None if words is None else {word.casefold() for word in words}
+    words = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
         tokens = list(tokens_of(text, f"texts[{number}]", split))
-        positions = [position for position, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
+        positions = [position for position, token in enumerate(tokens) if words is None or token.casefold() in words]
         if positions:
             yield number, tokens, np.array(positions, np.int64)
 
 
-def _embedded(elmo: LoadedElmo, chosen: Iterator[tuple[int, list[str], np.ndarray]], layers: Layers, state: str,
+def _embedded(elmo: LoadedElmo, matches: Iterator[tuple[int, list[str], np.ndarray]], layers: Layers, state: str,
               batch_size: int) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
-    chosen, running = tee(chosen)
+    matches, running = tee(matches)
     arrays = elmo.stream((tokens for _, tokens, _ in running), layers, state, batch_size=batch_size)
-    for array, (number, tokens, positions) in zip(arrays, chosen):
+    for array, (number, tokens, positions) in zip(arrays, matches):
         yield number, tokens, positions, array[positions]
         stops.check()
 

@@ -99,20 +99,20 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
     among = None if any_word else numbers
     if sentence is None:
         spread = np.linspace(0, len(numbers) - 1, min(queries, len(numbers))).astype(int)
-        chosen = numbers[spread].tolist()
-        shown, vectors = [context_of(index, number) for number in chosen], index.vectors[np.array(chosen)]
+        picks = numbers[spread].tolist()
+        query_contexts, vectors = [context_of(index, number) for number in picks], index.vectors[np.array(picks)]
     else:
         sentence = find_tokenizer(tokenizer)(sentence) if isinstance(sentence, str) else sentence
         tokens, position = _position(sentence, word)
-        shown = [_around(tokens, position)]
+        query_contexts = [_around(tokens, position)]
         vectors = elmo.embed([tokens], index.layers, index.state)[0][[position]]
-        chosen = list(vectors)
+        picks = list(vectors)
     groups = [Group(context, [context_of(index, near.number, near.similarity)
                               for near in index.nearest(query, top, among=among, center=center)])
-              for context, query in zip(shown, chosen)]
-    contexts, rows = _others(index, numbers, shown)
+              for context, query in zip(query_contexts, picks)]
+    contexts, rows = _others(index, numbers, query_contexts)
     plane = principal_plane(np.concatenate([np.asarray(vectors, np.float32), rows]))
-    return Report(len(numbers), groups, [*shown, *contexts], *plane)
+    return Report(len(numbers), groups, [*query_contexts, *contexts], *plane)
 
 
 def report_lines(report: Report) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _others(index: ContextIndex, numbers: np.ndarray, queries: list[Context]) ->
     """Occurrences of the word beside the queries, at most 1,000 or so, and their vectors, float32 [n, dim]."""
     places = {(query.line, query.token) for query in queries}
     step = -(-len(numbers) // _MOST_POINTS)
-    others = [(number, context) for number in numbers[::step].tolist()
-              if ((context := context_of(index, number)).line, context.token) not in places]
-    rows = index.vectors[np.array([number for number, _ in others], np.int64)]
-    return [context for _, context in others], np.asarray(rows, np.float32)
+    occurrences = [(number, context) for number in numbers[::step].tolist()
+                   if ((context := context_of(index, number)).line, context.token) not in places]
+    rows = index.vectors[np.array([number for number, _ in occurrences], np.int64)]
+    return [context for _, context in occurrences], np.asarray(rows, np.float32)

@@ -90,7 +90,7 @@ class _Tar(io.RawIOBase):
         self._check(offset)
         if offset < self._file.tell():
             self._file.seek(offset)
-        while (left := offset - self._file.tell()) and self._file.read(min(left, _LARGEST_HEADER)):
+        while (distance := offset - self._file.tell()) and self._file.read(min(distance, _LARGEST_HEADER)):
             stops.check()
         return self._file.tell()
 

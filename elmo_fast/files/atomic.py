@@ -178,12 +178,12 @@ def to_disk(path: Path) -> None:
     """
     is_directory = path.is_dir()
     try:
-        opened = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
+        descriptor = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
     except PermissionError:
         if is_directory and os.access(path, os.R_OK):
             return
         raise
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

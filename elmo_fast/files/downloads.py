@@ -59,8 +59,8 @@ def fetch_any(what: str, copies: Sequence[Sequence[RemoteFile]]) -> list[Path]:
                 _logger.info("%s: %s", what, _answer(file.url, error))
                 break
             except ImportError as error:
-                others = "".join(f", and {other.url} at {cache_path(other.url)}" for other in copy if other != file)
-                raise ImportError(f"{what}: {error}{others}") from error
+                urls = "".join(f", and {member.url} at {cache_path(member.url)}" for member in copy if member != file)
+                raise ImportError(f"{what}: {error}{urls}") from error
         else:
             failures = [_answer(url, answer) for url, answer in answers.items() if isinstance(answer, OSError)]
             if failures:
@@ -147,8 +147,8 @@ def _download(file: RemoteFile, name: str, path: Path) -> None:
     if file.sha256 is not None:
         import pooch
 
-        if (found := pooch.file_hash(path)) != file.sha256.lower():
-            raise OSError(f"{file.url}: expected the SHA-256 {file.sha256.lower()}, got {found}")
+        if (digest := pooch.file_hash(path)) != file.sha256.lower():
+            raise OSError(f"{file.url}: expected the SHA-256 {file.sha256.lower()}, got {digest}")
 
 
 def _download_web(url: str, name: str, path: Path) -> None:

@@ -84,15 +84,15 @@ def _check_inside(file: "h5py.File", where: str) -> None:
 def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]:
     """Path and type of every link, following hard links; `ConfigurationError` if paths are too deep or too many."""
     links: list[tuple[bytes, int]] = []
-    left = steps
+    budget = steps
 
     def visit(link: bytes, info) -> bool | None:
         """Return True to stop the visit: h5py would replace an exception raised here by another."""
-        nonlocal left
+        nonlocal budget
         depth = 1 + link.count(b"/")
-        left -= depth
+        budget -= depth
         links.append((link, info.type))
-        return depth > MOST_DEPTH or left < 0 or None
+        return depth > MOST_DEPTH or budget < 0 or None
 
     if file.id.links.visit(visit, info=True):
         raise ConfigurationError(f"{where}: {_shown(links[-1][0])}: expected at most {MOST_DEPTH} nested groups, "
@@ -144,14 +144,14 @@ def dataset_of(file: "h5py.File", name: str, where: str, kinds: str = "", *shape
         size in (None, actual_size) for size, actual_size in zip(shape, actual))))
     if not fits:
         axes = ", ".join("any" if size is None else str(size) for size in shape)
-        wanted = f"{' or '.join(map(_KINDS.__getitem__, kinds))} of shape [{axes}]" if kinds else "values"
-        raise ConfigurationError(f"{where}: {name}: expected {wanted}, found {item.dtype!s:.80} of shape {actual}")
+        expected = f"{' or '.join(map(_KINDS.__getitem__, kinds))} of shape [{axes}]" if kinds else "values"
+        raise ConfigurationError(f"{where}: {name}: expected {expected}, found {item.dtype!s:.80} of shape {actual}")
     return item
 
 
 def strings_of(file: "h5py.File", name: str, ends: str, where: str) -> list[str]:
     """Read strings that `strings.joined` encoded into two datasets."""
-    content, positions = (dataset_of(file, *given, None)[...] for given in ((name, where, "u"), (ends, where, "i")))
+    content, positions = (dataset_of(file, *key, None)[...] for key in ((name, where, "u"), (ends, where, "i")))
     try:
         return split(content, positions)
     except ValueError as error:
@@ -206,8 +206,8 @@ def check_unpacked(name: str, size: int, stored: int, most: int | None = None) -
 @contextlib.contextmanager
 def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", DeferredErrorFile]]:
     """Yield a new HDF5 file, renamed to `target` when the body succeeds, and its `DeferredErrorFile`."""
-    with atomic_path(target) as part, new_hdf5(part, target) as opened:
-        yield opened
+    with atomic_path(target) as part, new_hdf5(part, target) as files:
+        yield files
 
 
 @contextlib.contextmanager

@@ -64,9 +64,9 @@ def _lock_file(final: Path, wait: bool) -> Iterator[None]:
         lock = _acquire(path, final, wait)
         try:
             for folder in filter(Path.is_dir, (final.parent, final)):
-                for left in folder.glob(f"{glob.escape(final.name)}.*.part"):
-                    if _PARTIAL.fullmatch(left.name.removeprefix(final.name)):
-                        remove(left)
+                for partial in folder.glob(f"{glob.escape(final.name)}.*.part"):
+                    if _PARTIAL.fullmatch(partial.name.removeprefix(final.name)):
+                        remove(partial)
             yield
         finally:
             if os.getpid() == process:

@@ -27,9 +27,9 @@ def pooled_vectors(elmo: LoadedElmo, texts: Sequence[Sequence[str]], layers: Lay
                    pool: str) -> np.ndarray:
     """Pooled vectors of tokenized texts: float32 [texts, width], zeros for a text without tokens."""
     result = np.zeros((len(texts), width(elmo, layers)), np.float32)
-    filled = [number for number, tokens in enumerate(texts) if len(tokens)]
-    vectors = elmo.embed([texts[number] for number in filled], layers, state, pool, batch_size)
-    for number, vector in zip(filled, vectors):
+    nonempty = [number for number, tokens in enumerate(texts) if len(tokens)]
+    vectors = elmo.embed([texts[number] for number in nonempty], layers, state, pool, batch_size)
+    for number, vector in zip(nonempty, vectors):
         result[number] = vector.ravel()
     return result
 

@@ -100,7 +100,7 @@ class ElmoModule(InputModule):
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **arguments: Any) -> "ElmoModule":
         """Load a module that `save` wrote; sentence-transformers 6 requires `trust_remote_code=True`."""
-        where = {"subfolder": subfolder, **{name: arguments[name] for name in _HUB if name in arguments}}
+        hub_options = {"subfolder": subfolder, **{name: arguments[name] for name in _HUB if name in arguments}}
         # Version 0.1 saved no tokenizer and split at whitespace.
-        config = {"tokenizer": "whitespace", **cls.load_config(model_name_or_path, **where)}
-        return cls(cls.load_dir_path(model_name_or_path, **where), **config)
+        config = {"tokenizer": "whitespace", **cls.load_config(model_name_or_path, **hub_options)}
+        return cls(cls.load_dir_path(model_name_or_path, **hub_options), **config)

@@ -68,7 +68,7 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
     settings = Settings(form, options.state, options.batch_size, options.num_cpus, options.num_gpus)
     lowest, highest = options.concurrency if isinstance(options.concurrency, tuple) else (1, options.concurrency)
     find_tokenizer(options.tokenizer)
-    for bound in (lowest, *(() if highest is None else (highest,))):
+    for bound in (lowest,) if highest is None else (lowest, highest):
         check_count("concurrency", bound)
     elmo = model if isinstance(model, LoadedElmo) else load(model, device="cpu", precision=options.precision,
                                                             backend=options.backend)

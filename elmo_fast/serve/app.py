@@ -64,10 +64,10 @@ class Service:
         if len(texts) > self.limits.max_texts:
             raise Refusal(413, f"{name}: expected at most {self.limits.max_texts:,} texts, got {len(texts):,}",
                           "too_many_texts", name)
-        split: list[Sequence[str]] = []
+        tokenized: list[Sequence[str]] = []
         for number, text in enumerate(texts):
             tokens = self.split(text) if isinstance(text, str) else text
-            split.append(tokens)
+            tokenized.append(tokens)
             if len(tokens) > self.limits.max_tokens:
                 raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_tokens:,} tokens, got "
                               f"{len(tokens):,}", "too_many_tokens", name)
@@ -77,29 +77,29 @@ class Service:
             if pooled and not tokens:
                 raise Refusal(422, f"{name}[{number}]: expected at least one token to pool, got none",
                               "no_tokens", name)
-        return split
+        return tokenized
 
     async def vectors(self, request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
         """Compute vectors of tokenized texts. They count as queued tokens until the answer is sent."""
         job = self.batching.submit(texts)
         request.scope["elmo_fast.exit"].callback(job.release)
-        done = asyncio.wrap_future(job.future)
-        gone = asyncio.ensure_future(_disconnected(request))
+        vectors = asyncio.wrap_future(job.future)
+        disconnect = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait((done, gone), timeout=self.limits.request_seconds,
+            await asyncio.wait((vectors, disconnect), timeout=self.limits.request_seconds,
                                return_when=asyncio.FIRST_COMPLETED)
-            if done.done():
-                if error := done.exception():
+            if vectors.done():
+                if error := vectors.exception():
                     raise refusal_of(error) from error
                 self.metrics.count_texts(len(texts))
-                return done.result()
+                return vectors.result()
             job.release()
-            if gone.done():
+            if disconnect.done():
                 raise client_gone()
             raise timed_out(self.limits.request_seconds)
         finally:
-            done.cancel()
-            gone.cancel()
+            vectors.cancel()
+            disconnect.cancel()
 
 
 def create_app(service: Service) -> FastAPI:

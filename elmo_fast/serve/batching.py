@@ -172,12 +172,12 @@ class Batching:
         while self._wait():
             try:
                 began, self._taken = time.monotonic(), 0
-                for rows, finished in self._stream.run_as_they_come(self._take):
+                for rows, results in self._stream.run_as_they_come(self._take):
                     self.on_chunk(len(self._running), rows)
-                    self._deliver(finished)
-                    began, before = time.monotonic(), began
+                    self._deliver(results)
+                    began, previous = time.monotonic(), began
                     self._computed_tokens += rows
-                    self._computing_seconds += began - before
+                    self._computing_seconds += began - previous
             except Exception as error:
                 self._recover(error)
             else:
@@ -192,11 +192,11 @@ class Batching:
     def _take(self) -> Sequence[str] | None:
         """The next text for a free slot; requests take turns."""
         with self._changed:
-            chosen = self._choose()
-            if chosen is None:
+            item = self._choose()
+            if item is None:
                 return None
-            job, number = chosen
-            self._running[self._taken] = chosen
+            job, number = item
+            self._running[self._taken] = item
             self._taken += 1
             return job.texts[number]
 
@@ -221,9 +221,9 @@ class Batching:
     def _long_running(self) -> int:
         return sum(len(job.texts[number]) > LONG_TEXT for job, number in self._running.values())
 
-    def _deliver(self, finished: Iterable[tuple[int, np.ndarray]]) -> None:
+    def _deliver(self, results: Iterable[tuple[int, np.ndarray]]) -> None:
         with self._changed:
-            for number, vectors in finished:
+            for number, vectors in results:
                 if number in self._running:
                     job, text = self._running.pop(number)
                     if not job.future.done():
@@ -240,11 +240,11 @@ class Batching:
     def _recover(self, error: Exception) -> None:
         """Run again, alone, the texts of a run that failed; a text that ran alone fails its request."""
         with self._changed:
-            running = [chosen for chosen in self._running.values() if not chosen[0].future.done()]
+            running = [item for item in self._running.values() if not item[0].future.done()]
             if len(running) == 1:
                 self.failures += not isinstance(error, ValueError)
                 job = running[0][0]
-                self._alone = deque(chosen for chosen in self._alone if chosen[0] is not job)
+                self._alone = deque(item for item in self._alone if item[0] is not job)
                 if job.waiting:
                     job.waiting.clear()
                     self._jobs.remove(job)

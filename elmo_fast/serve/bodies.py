@@ -64,5 +64,5 @@ def _refusal(message: str, kind: type[msgspec.Struct]) -> Refusal:
 
 def _choices(hint: Any) -> list[str]:
     """The words of a type that is a `Literal`, or a union with one."""
-    literals = [each for each in (hint, *get_args(hint)) if get_origin(each) is Literal]
+    literals = [member for member in (hint, *get_args(hint)) if get_origin(member) is Literal]
     return [word for literal in literals for word in get_args(literal)]

@@ -71,10 +71,10 @@ class Guard:
         except Refusal as refusal:
             await refusal.response()(scope, receive, send)
             return
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_body() -> Message:
-            return unread.pop() if unread else await receive()
+            return messages.pop() if messages else await receive()
 
         # The server sends no body where the method is HEAD in its own scope.
         await self._app({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope, receive_body, send)
@@ -94,13 +94,13 @@ class Guard:
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_seconds):
-                more = True
-                while more:
+                has_more = True
+                while has_more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise client_gone()
                     body += message.get("body", b"")
-                    more = message.get("more_body", False)
+                    has_more = message.get("more_body", False)
                     if len(body) > max_bytes:
                         raise too_large
         except TimeoutError:

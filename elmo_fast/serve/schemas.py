@@ -108,7 +108,7 @@ def described(kind: type[Struct]) -> dict[str, Any]:
 
 def _resolved(schema: Any, components: dict[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_resolved(each, components) for each in schema]
+        return [_resolved(item, components) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:

@@ -70,12 +70,12 @@ def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray
     running: list[int] = []
     lengths: list[int] = []
     for sentence in batch:
-        before = len(running)
+        start = len(running)
         try:
             running.extend(numbers.setdefault(token, len(numbers)) for token in sentence)
         except TypeError as error:
             raise not_a_string(error) from error
-        lengths.append(len(running) - before)
+        lengths.append(len(running) - start)
     return list(numbers), np.array(running, dtype=np.int32), np.array(lengths, dtype=np.int64)
 
 

@@ -65,7 +65,7 @@ def decode_tokens(raw_ids: np.ndarray) -> list[str | None]:
     tokens = [_decode(row[1:end]) for row, end in zip(raw_ids, ends)]
     encoded = encode_tokens([token or "" for token in tokens], raw_ids.shape[1])
     exact = (encoded == raw_ids).all(1)
-    return [token if same else None for token, same in zip(tokens, exact)]
+    return [token if is_exact else None for token, is_exact in zip(tokens, exact)]
 
 
 def check_max_characters(max_characters_per_token: int) -> int:

@@ -71,7 +71,7 @@ def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
     """Count every file that `patterns` match. `ValueError` for an empty file and for bytes that are not UTF-8."""
     shards = []
     for path, chunks in itertools.groupby(map_chunks(_count, find_files(patterns, name)), operator.itemgetter(0)):
-        lines, tokens, digests = zip(*(counted for _, counted in chunks))
+        lines, tokens, digests = zip(*(result for _, result in chunks))
         digest = hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
         shards.append(Shard(path, os.path.getsize(path), sum(lines), sum(tokens), digest))
     for shard in shards:
@@ -238,8 +238,8 @@ class Order:
         order = np.arange(count) if self.seed is None else self._generator(epoch, group + 1).permutation(count)
         return order[self.stream :: self.streams]
 
-    def _generator(self, *which: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, int(self.reverse), *which])
+    def _generator(self, *numbers: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, int(self.reverse), *numbers])
 
 
 class Sentences(Iterator):

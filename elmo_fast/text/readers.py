@@ -53,7 +53,7 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
     """
     if isinstance(inputs, (str, os.PathLike, io.IOBase)) or not isinstance(inputs, Iterable):
         inputs = [inputs]
-    names = [name for given in inputs for name in _find(given)]
+    names = [name for path in inputs for name in _find(path)]
     if not names:
         raise ConfigurationError("input: expected at least one file, got none")
     if names.count(STDIN) > 1:
@@ -251,17 +251,17 @@ def _position(file: Any) -> str:
     return ""
 
 
-def _find(given: str | os.PathLike) -> list[str]:
-    if not isinstance(given, (str, os.PathLike)):
-        raise ConfigurationError(f"input: expected paths, got {shown(given)}")
-    name = check_path("input", given)
+def _find(path: str | os.PathLike) -> list[str]:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigurationError(f"input: expected paths, got {shown(path)}")
+    name = check_path("input", path)
     if name == STDIN:
         return [name]
     if not os.path.exists(name) and glob.has_magic(name):
-        found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
-        if not found:
+        names = sorted(file for file in glob.glob(name, recursive=True) if not os.path.isdir(file))
+        if not names:
             raise FileNotFoundError(f"input: expected files, found none at {name}")
-        return found
+        return names
     if os.path.isdir(name):
         raise IsADirectoryError(f"input: expected a file or a glob, got the directory {name}; {name.rstrip('/')}/* are "
                                 "its files")

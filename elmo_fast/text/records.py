@@ -83,19 +83,19 @@ def read_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Rec
             raise ConfigurationError(f"JSON lines: expected an object on every line, got {line.strip()!r:.40} {where}")
         if field not in record:
             raise ConfigurationError(f"JSON lines: expected the key {field!r}, got {list(record)!s:.80} {where}")
-        found = _record(record.get(ID), record[field], field, where)
+        row = _record(record.get(ID), record[field], field, where)
         if "\\u" in line:
             try:
-                f"{found[0]}{found[1]}".encode()
+                f"{row[0]}{row[1]}".encode()
             except UnicodeEncodeError as error:
                 raise ConfigurationError(f"JSON lines: expected text, got half of a surrogate pair {where}") from error
-        yield found
+        yield row
 
 
 def read_parquet(name: str, field: str) -> Iterator[Record]:
     """Rows with a string or a list of strings in the column `field`, and perhaps a column `id`; a batch in memory."""
     with _parquet(name, field) as file:
-        columns = [field, *([ID] if file.schema_arrow.get_field_index(ID) >= 0 else [])]
+        columns = [field, ID] if file.schema_arrow.get_field_index(ID) >= 0 else [field]
         rows = itertools.count(1)
         for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
             texts = batch.column(field).to_pylist()
@@ -112,10 +112,10 @@ def count_parquet(name: str, field: str) -> int:
         return file.metadata.num_rows
 
 
-def _check_rows(found: int, file: Any, name: str) -> None:
-    if found != file.metadata.num_rows:
+def _check_rows(count: int, file: Any, name: str) -> None:
+    if count != file.metadata.num_rows:
         raise ConfigurationError(f"Parquet: expected the {file.metadata.num_rows:,} rows of its metadata in {name}, "
-                                 f"found {found:,}")
+                                 f"found {count:,}")
 
 
 def check_parquet(name: str) -> None:
@@ -152,13 +152,13 @@ def _parquet(name: str, field: str) -> Iterator[Any]:
 def _check_column(schema: Any, field: str, name: str, types: Any) -> None:
     if schema.get_field_index(field) < 0:
         raise ConfigurationError(f"Parquet: expected a column {field!r}, got {schema.names!s:.80} in {name}")
-    found = kind = schema.field(field).type
+    actual = kind = schema.field(field).type
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
     if types.is_dictionary(kind):
         kind = kind.value_type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise ConfigurationError(f"Parquet: expected strings or lists of strings in column {field!r}, got {found} in "
+        raise ConfigurationError(f"Parquet: expected strings or lists of strings in column {field!r}, got {actual} in "
                                  f"{name}")
 
 

@@ -47,8 +47,8 @@ def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
     write(path, content)
     checkpoints = in_order(run)
     end = checkpoints.index(path) + 1
-    for other in [*checkpoints[: max(0, end - keep)], *checkpoints[end:]]:
-        other.unlink(missing_ok=True)
+    for file in [*checkpoints[: max(0, end - keep)], *checkpoints[end:]]:
+        file.unlink(missing_ok=True)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -161,10 +161,10 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
     """
     if "files" not in content:
         return
-    found, stored = described_files(run), content["files"]
-    changed = [VOCABULARY_FILE] if vocabulary and found[VOCABULARY_FILE] != stored[VOCABULARY_FILE] else []
+    current, stored = described_files(run), content["files"]
+    changed = [VOCABULARY_FILE] if vocabulary and current[VOCABULARY_FILE] != stored[VOCABULARY_FILE] else []
     if content["format"] == FORMAT:  # earlier ones have a digest of the options
-        expected, options = (dict(parse_json(files[OPTIONS_FILE], f"checkpoint {path}")) for files in (stored, found))
+        expected, options = (dict(parse_json(files[OPTIONS_FILE], f"checkpoint {path}")) for files in (stored, current))
         starts_anew = content.get("streams", ()) is None
         keys = NETWORK_KEYS if starts_anew else sorted((expected.keys() | options.keys()) - _CHANGEABLE)
         changed += [f"{OPTIONS_FILE}: {key}" for key in keys if expected.get(key) != options.get(key)]
@@ -176,9 +176,9 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
 def _remedy(path: str | os.PathLike) -> str:
     """Return the end of an error message, which proposes another checkpoint; empty if there is none."""
     parent = Path(path).absolute().parent
-    others = [file for file in in_order(parent.parent if parent.name == "checkpoints" else parent)
-              if file.name != Path(path).name]
-    return f"; name another one with --resume-from or --checkpoint: {others[-1]}" if others else ""
+    checkpoints = [file for file in in_order(parent.parent if parent.name == "checkpoints" else parent)
+                   if file.name != Path(path).name]
+    return f"; name another one with --resume-from or --checkpoint: {checkpoints[-1]}" if checkpoints else ""
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

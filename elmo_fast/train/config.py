@@ -93,9 +93,9 @@ class OptimizerConfig:
         """Return the learning rate of a step, counted from 0, in a run of `steps`: linear warm-up, then the decay."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
-        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * min(1.0, done))) / 2}[self.decay]
-        return self.learning_rate * max(0.0, left)
+        t = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        scale = {"constant": 1.0, "linear": 1 - t, "cosine": (1 + math.cos(math.pi * min(1.0, t))) / 2}[self.decay]
+        return self.learning_rate * max(0.0, scale)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class TrainArguments:
     allow_nonfinite: bool | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "TrainArguments":
+    def of(cls, keywords: Mapping[str, Any]) -> "TrainArguments":
         """Make arguments from keywords; those that are fields of neither this class nor `RunConfig` are options.
 
         `n_epochs` without `max_steps` replaces a `max_steps` of the options file or the run. `ConfigurationError` for
@@ -184,15 +184,15 @@ class TrainArguments:
         names, names_of_run, names_of_options = (
             {field.name for field in dataclasses.fields(kind)} - {"run", "options"}
             for kind in (cls, RunConfig, OptimizerConfig))
-        options = {name: value for name, value in given.items() if name not in names | names_of_run}
+        options = {name: value for name, value in keywords.items() if name not in names | names_of_run}
         unknown = sorted(options.keys() - names_of_options - {*NETWORK_KEYS, "n_train_tokens"})
         if unknown:
             raise ConfigurationError(f"train: expected arguments of elmo-fast train and keys of options.json, got "
                                      f"{', '.join(unknown):.80}")
         if options.get("n_epochs") is not None and options.get("max_steps") is None:
             options["max_steps"] = None
-        return cls(run={name: given[name] for name in given.keys() & names_of_run}, options=options,
-                   **{name: given[name] for name in given.keys() & names})
+        return cls(run={name: keywords[name] for name in keywords.keys() & names_of_run}, options=options,
+                   **{name: keywords[name] for name in keywords.keys() & names})
 
     @property
     def is_fine_tuning(self) -> bool:

@@ -44,17 +44,17 @@ class Rows:
         """Inputs and targets, both rows * steps tokens, row after row; `StopIteration` when a row cannot be filled."""
         inputs, targets = [], []
         for row, sentence in enumerate(self._rows):
-            *location, done = self._locations[row]
-            left = self._steps
-            while left:
-                if done >= len(sentence) - 1:
+            *location, offset = self._locations[row]
+            count = self._steps
+            while count:
+                if offset >= len(sentence) - 1:
                     location, sentence = next(self._sentences)
-                    done = 0
-                end = min(len(sentence) - 1, done + left)
-                inputs += sentence[done:end]
-                targets += sentence[done + 1 : end + 1]
-                left, done = left - (end - done), end
-            self._locations[row], self._rows[row] = (*location, done), sentence
+                    offset = 0
+                end = min(len(sentence) - 1, offset + count)
+                inputs += sentence[offset:end]
+                targets += sentence[offset + 1 : end + 1]
+                count, offset = count - (end - offset), end
+            self._locations[row], self._rows[row] = (*location, offset), sentence
         return inputs, targets
 
 
@@ -105,8 +105,8 @@ def draw_unique(generator: np.random.Generator, count: int, size: int) -> tuple[
         raise ValueError(f"n_negative_samples_batch: expected at most the {size} words of the vocabulary, got {count}")
     drawn = np.empty(0, dtype=np.int64)
     while True:
-        more = np.expm1(generator.random(max(2 * count, drawn.size)) * np.log1p(size)).astype(np.int64)
-        drawn = np.concatenate([drawn, np.minimum(more, size - 1)])
+        draws = np.expm1(generator.random(max(2 * count, drawn.size)) * np.log1p(size)).astype(np.int64)
+        drawn = np.concatenate([drawn, np.minimum(draws, size - 1)])
         words, first = np.unique(drawn, return_index=True)
         if len(words) >= count:
             order = np.argsort(first)[:count]

@@ -31,8 +31,8 @@ class Perplexity(NamedTuple):
     rows: int
 
     def __str__(self) -> str:
-        named = zip(("forward", "backward"), self.by_direction)
-        return (f"perplexity {self.total:.4f} ({', '.join(f'{name} {value:.4f}' for name, value in named)}; "
+        values = zip(("forward", "backward"), self.by_direction)
+        return (f"perplexity {self.total:.4f} ({', '.join(f'{name} {value:.4f}' for name, value in values)}; "
                 f"{self.batches} batches of {self.rows} tokens)")
 
 

@@ -100,8 +100,8 @@ class Trainer:
         self._random.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) >> 1)
         state = self._states[k]
         if self.config.reset_states:
-            drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
-            unchanged = (drawn >= self.config.reset_states)[None, :, None]
+            draws = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
+            unchanged = (draws >= self.config.reset_states)[None, :, None]
             state = tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
         losses, self._states[k], used = self.model.losses(batch, state, self._drop if self.config.dropout else None)
         loss = losses.mean()
@@ -173,12 +173,12 @@ class Trainer:
         """Raise `ConfigurationError` if a location in `position` (as from `Rows.position`) is not in the text."""
         for order, locations in zip(orders, position.tolist()):
             epochs = {location[0] for location in locations}
-            known = {epoch: order.lengths(epoch, self.shards) for epoch in epochs if epoch >= 0}
-            for number, (epoch, group, sentence, done) in enumerate(locations):
-                lengths = known.get(epoch, [])
-                if not (0 <= group < len(lengths) and 0 <= sentence < lengths[group] + (number == 0) and done >= -1):
+            by_epoch = {epoch: order.lengths(epoch, self.shards) for epoch in epochs if epoch >= 0}
+            for number, (epoch, group, sentence, inputs) in enumerate(locations):
+                lengths = by_epoch.get(epoch, [])
+                if not (0 <= group < len(lengths) and 0 <= sentence < lengths[group] + (number == 0) and inputs >= -1):
                     raise ConfigurationError(f"checkpoint: expected positions in the text, got epoch {epoch}, group "
-                                             f"{group} of files, sentence {sentence} and {done} inputs")
+                                             f"{group} of files, sentence {sentence} and {inputs} inputs")
 
 
 def _ignore_termination(worker: int) -> None:

@@ -64,17 +64,17 @@ class LanguageModel(nn.Module):
 
     def by_name(self) -> dict[str, nn.Parameter]:
         """Return parameters by dataset name, as in `weights()`; a shared table has two names."""
-        named = {name: getattr(part, attribute) for part in (self.token_source, self.lstm)
-                 for attribute, name in part.datasets.items()
-                 if self.config.bidirectional or not name.startswith("RNN_1")}
-        return {**named, **dict(zip(SOFTMAX, (self.softmax_w, self.softmax_b)))}
+        parameters = {name: getattr(part, attribute) for part in (self.token_source, self.lstm)
+                      for attribute, name in part.datasets.items()
+                      if self.config.bidirectional or not name.startswith("RNN_1")}
+        return {**parameters, **dict(zip(SOFTMAX, (self.softmax_w, self.softmax_b)))}
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set the parameters to `weights`, named as by `weights()`. `ConfigurationError` for other names or shapes."""
-        named = self.by_name()
-        check_shapes("weights", {name: tuple(value.shape) for name, value in named.items()}, weights)
-        for name, value in named.items():
+        parameters = self.by_name()
+        check_shapes("weights", {name: tuple(value.shape) for name, value in parameters.items()}, weights)
+        for name, value in parameters.items():
             value.copy_(torch.from_numpy(weights[name]))
 
     def zero_state(self, rows: int) -> State:
@@ -114,8 +114,8 @@ class LanguageModel(nn.Module):
         """Convert outputs of the op's two directions [S', P] to outputs of the model's directions [S, P]."""
         if self.config.bidirectional:
             return tops
-        both = torch.cat([top.view(steps, -1, top.shape[1]) for top in tops], dim=1)
-        return [both[:, : positions // steps].reshape(positions, -1)]
+        outputs = torch.cat([top.view(steps, -1, top.shape[1]) for top in tops], dim=1)
+        return [outputs[:, : positions // steps].reshape(positions, -1)]
 
     def _loss(self, top: torch.Tensor, batch: Batch, direction: int, used: list[UsedRows]) -> torch.Tensor:
         if batch.samples is None:

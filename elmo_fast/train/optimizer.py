@@ -42,14 +42,14 @@ class Replicas:
         counts = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
         counts[self.rank] = len(rows)
         dist.all_reduce(counts)
-        sizes, gathered = counts.tolist(), []
+        sizes, results = counts.tolist(), []
         for tensor in (rows, values):
             padded = tensor.new_zeros(max(sizes), *tensor.shape[1:])
             padded[: len(tensor)] = tensor
             parts = [torch.empty_like(padded) for _ in sizes]
             dist.all_gather(parts, padded)
-            gathered.append(torch.cat([part[:size] for part, size in zip(parts, sizes)]))
-        return tuple(gathered)
+            results.append(torch.cat([part[:size] for part, size in zip(parts, sizes)]))
+        return tuple(results)
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return the picklable values of all processes, in the order of ranks, on rank 0; None on other ranks."""

@@ -38,10 +38,10 @@ def in_order(run: str | os.PathLike) -> list[Path]:
 
 def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Path:
     """Return `checkpoint` if it is given, else the run's best checkpoint, else its last."""
-    chosen = checkpoint or next(filter(Path.is_file, [Path(local_path(run)) / BEST, *in_order(run)[::-1]]), None)
-    if chosen is None:
+    path = checkpoint or next(filter(Path.is_file, [Path(local_path(run)) / BEST, *in_order(run)[::-1]]), None)
+    if path is None:
         raise FileNotFoundError(f"run {run}: expected a checkpoint, found none in {folder(run)}")
-    return Path(local_path(chosen))
+    return Path(local_path(path))
 
 
 def find_tf_checkpoint(path: str | os.PathLike) -> Path:
@@ -59,14 +59,14 @@ def _last(folder: Path) -> Path:
     """The checkpoint named in the file `checkpoint` of a folder, which may have been moved since it was written."""
     state = folder / STATE_FILE
     text = state.read_text(encoding="utf-8", errors="replace") if state.is_file() else ""
-    if named := re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE):
-        for prefix in (folder / Path(named[1]).name, folder / named[1]):
+    if match := re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE):
+        for prefix in (folder / Path(match[1]).name, folder / match[1]):
             if _exists(prefix):
                 return prefix
-    beside = sorted({_EXTENSION.sub("", path.name) for path in folder.iterdir() if path.name.endswith(".index")})
-    found = f"the checkpoints {', '.join(beside)}: name one of them" if beside else "no checkpoint"
+    names = sorted({_EXTENSION.sub("", path.name) for path in folder.iterdir() if path.name.endswith(".index")})
+    listing = f"the checkpoints {', '.join(names)}: name one of them" if names else "no checkpoint"
     raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, which names the last "
-                            f"checkpoint there, found {found}")
+                            f"checkpoint there, found {listing}")
 
 
 def _exists(prefix: Path) -> bool:

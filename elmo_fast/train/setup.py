@@ -44,9 +44,9 @@ _WITH_FIRST_RESUME = (
 
 def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
                     resume_from: str | os.PathLike | None = None, device: str | None = None,
-                    workers: int | None = None, **given: Any) -> None:
+                    workers: int | None = None, **keywords: Any) -> None:
     """Train; the arguments are those of `elmo-fast train`, with the same defaults (see `TrainArguments`)."""
-    arguments = TrainArguments.of(given)
+    arguments = TrainArguments.of(keywords)
     if device in (None, "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     available, folder = available_device(device), Path(check_path("run", run_directory))
@@ -87,8 +87,8 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
     trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if replicas.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in (*checkpoint.in_order(folder), folder / BEST):
-            left.unlink(missing_ok=True)
+        for path in (*checkpoint.in_order(folder), folder / BEST):
+            path.unlink(missing_ok=True)
         checkpoint.copy_vocabulary(vocab_file, folder)
         write_json(folder / OPTIONS_FILE, config.to_dict())
     run = Run(folder, trainer, vocabulary, heldout, run_config, [])
@@ -104,8 +104,8 @@ def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
 
     A start that was killed may have left the first checkpoint of a fine-tuning.
     """
-    found, target = checkpoint.in_order(folder), folder / OPTIONS_FILE
-    if found and ((folder / RUN_FILE).exists() or [path.name for path in found] != [checkpoint.name_of(0)]):
+    checkpoints, target = checkpoint.in_order(folder), folder / OPTIONS_FILE
+    if checkpoints and ((folder / RUN_FILE).exists() or [path.name for path in checkpoints] != [checkpoint.name_of(0)]):
         raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
                                  "or name another directory")
     options_file = arguments.options_file and local_path(arguments.options_file)
@@ -118,10 +118,10 @@ def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
 
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
     """Return `stored`, with the texts and the precision of the arguments where given, else a default precision."""
-    chosen = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
+    values = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
     is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    chosen["precision"] = chosen["precision"] or ("medium" if is_bf16 else "highest")
-    return {**stored, **chosen, "train": _absolute(chosen["train"]), "heldout": _absolute(chosen["heldout"])}
+    values["precision"] = values["precision"] or ("medium" if is_bf16 else "highest")
+    return {**stored, **values, "train": _absolute(values["train"]), "heldout": _absolute(values["heldout"])}
 
 
 def _tokens(shards: list[Shard]) -> int:
@@ -270,7 +270,7 @@ def _read_state(folder: Path, path: str | os.PathLike) -> dict[str, Any]:
 
 def _check_changes(arguments: TrainArguments, is_first: bool) -> None:
     """Raise `ConfigurationError` for an argument that a resumed run does not use."""
-    surplus = sorted(arguments.names() - {*_WITH_RESUME, *(_WITH_FIRST_RESUME if is_first else ())})
+    surplus = sorted(arguments.names().difference(_WITH_RESUME, _WITH_FIRST_RESUME if is_first else ()))
     if surplus:
         raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which "
                                  "continues with the run's own")
@@ -283,9 +283,9 @@ def _restore(trainer: Trainer, state: dict[str, Any], path: str | os.PathLike) -
         raise ConfigurationError(f"{error}, in {path}") from error
 
 
-def _check_shards(name: str, before: list[list], shards: list[Shard], source: str) -> None:
+def _check_shards(name: str, run_shards: list[list], shards: list[Shard], source: str) -> None:
     """Raise `ConfigurationError` if files have changed. Shards saved without a hash are compared by size and counts."""
-    expected = [[os.path.basename(path), *rest] for path, *rest in before]
+    expected = [[os.path.basename(path), *rest] for path, *rest in run_shards]
     present = [[os.path.basename(path), *rest] for path, *rest in shards]
     changed = [old[0] for old, new in zip(expected, present) if old != new[: len(old)]]
     if changed or len(present) != len(expected):

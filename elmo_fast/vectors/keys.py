@@ -23,7 +23,7 @@ def with_unique_keys(texts: Iterable[Text], target: Target) -> Iterator[Text]:
     groups: set[str] = set()
     for text in texts:
         key = text.text if by_sentence else text.key
-        parents = [key[:at] for at, letter in enumerate(key) if letter == "/"] if is_nested else []
+        parents = [key[:end] for end, letter in enumerate(key) if letter == "/"] if is_nested else []
         if key in keys or key in groups or not keys.isdisjoint(parents):
             also = ", or a group of that name" if is_nested else ""
             raise ConfigurationError(f"{expected}, got {key!r:.80} twice in {os.fspath(target.path)}{also}; {remedy}")

@@ -58,8 +58,8 @@ class PartialResult:
         """The path of the part after the finished ones, where a killed run may have left files."""
         self.parts.mkdir(parents=True, exist_ok=True)
         path = self.part(self.done.parts)
-        for left in self.parts.glob(f"{path.name}*"):
-            left.unlink()
+        for file in self.parts.glob(f"{path.name}*"):
+            file.unlink()
         return path
 
     def find(self) -> dict[str, Any] | None:

@@ -73,7 +73,7 @@ class OutputSpec:
             return Selection(POOLS[self.pool](mixed) if vectors.shape[1] else mixed.sum(axis=-2), None)
         if self.targets is None:
             return Selection(mixed.copy() if self._takes_one_layer else mixed, None)
-        positions = np.array([at for at, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
+        positions = np.array([index for index, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
         return Selection(mixed[..., positions, :], positions)
 
     @property

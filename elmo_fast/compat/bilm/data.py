@@ -98,10 +98,10 @@ class LMDataset:
         sentences = self.get_sentence()
         rows = [_predictions(sentences) for _ in range(batch_size)]
         while True:
-            filled = [list(itertools.islice(row, num_steps)) for row in rows]
-            if min(map(len, filled)) < num_steps:
+            chunks = [list(itertools.islice(row, num_steps)) for row in rows]
+            if min(map(len, chunks)) < num_steps:
                 return
-            ids, characters, targets = zip(*itertools.chain.from_iterable(filled))
+            ids, characters, targets = zip(*itertools.chain.from_iterable(chunks))
             yield {"token_ids": np.array(ids).reshape(batch_size, num_steps),
                    "tokens_characters": None if characters[0] is None else np.stack(characters).reshape(
                        batch_size, num_steps, -1),
@@ -119,8 +119,8 @@ class BidirectionalLMDataset:
 
     def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[dict[str, np.ndarray | None]]:
         """Yield batches as `LMDataset.iter_batches`; the arrays of reversed text have names that end in `_reverse`."""
-        both = (data.iter_batches(batch_size, num_steps) for data in (self._data_forward, self._data_reverse))
-        for forward, reverse in zip(*both):
+        batches = (data.iter_batches(batch_size, num_steps) for data in (self._data_forward, self._data_reverse))
+        for forward, reverse in zip(*batches):
             yield {**forward, **{f"{name}_reverse": values for name, values in reverse.items()}}
 
 

@@ -240,21 +240,21 @@ def open_checkpoint(prefix: Path, tensorflow_python: str | os.PathLike = sys.exe
     python = local_path(tensorflow_python)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps files that are mapped
         try:
-            done = interruptible(subprocess.run)([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,
-                                                 capture_output=True,
-                                                 env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
+            process = interruptible(subprocess.run)([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,
+                                                    capture_output=True,
+                                                    env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
         except OSError as error:
             raise ConfigurationError(f"tensorflow_python: expected a Python, got {python!r} ({error})") from error
-        reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
-        if done.returncode == _NO_TENSORFLOW:
+        reason = f"{process.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
+        if process.returncode == _NO_TENSORFLOW:
             raise ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): "
                               f"{install_line('tensorflow')}, or name a Python that has TensorFlow by "
                               "--tensorflow-python")
-        if done.returncode == _UNREADABLE:
+        if process.returncode == _UNREADABLE:
             raise ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a "
                                      f"truncated or a damaged file ({reason})")
-        if done.returncode:
-            raise RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} "
+        if process.returncode:
+            raise RuntimeError(f"import-tf: the process that reads {prefix} ended with status {process.returncode} "
                                f"({reason})")
         arrays = {urllib.parse.unquote(path.stem): np.load(path, mmap_mode="r") for path in Path(folder).iterdir()}
         try:

@@ -95,14 +95,14 @@ class BidirectionalLanguageModel(OutsideGraphs):
         state, lstm = self.bilm.state, self.bilm.lstm
         with lstm.exclusive(state == "carry"):
             if state == "carry":
-                before, lstm._states = lstm._states, self._streams.get(stream)
+                own_states, lstm._states = lstm._states, self._streams.get(stream)
             try:
                 layers = self.bilm(ids, boundaries="present", state=state).activations
                 if state == "carry":
                     self._streams[stream] = lstm._states
             finally:
                 if state == "carry":
-                    lstm._states = before
+                    lstm._states = own_states
         return layers
 
     @outside_graphs

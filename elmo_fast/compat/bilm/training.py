@@ -198,7 +198,7 @@ def _batch(config: TrainConfig, arrays: Arrays) -> Batch:
     """Make a batch of the trainer from the arrays of `iter_batches`, without sampled words."""
     char_cnn = config.model.char_cnn
     name, shape = ("token_ids", ()) if char_cnn is None else ("tokens_characters", (char_cnn.max_characters_per_token,))
-    suffixes = ("", "_reverse")[: 2 if config.bidirectional else 1]
+    suffixes = ("", "_reverse") if config.bidirectional else ("",)
     if any(arrays.get(name + suffix) is None for suffix in suffixes) or arrays[name].shape[2:] != shape:
         raise ConfigurationError(f"data: expected {' and '.join(name + suffix for suffix in suffixes)} of shape [rows, "
                                  f"steps{''.join(f', {size}' for size in shape)}], as in the options, got "

@@ -115,8 +115,8 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> dict[str,
     for name, tokens in (("first", first), ("second", second)):
         if not 1 <= len(tokens) <= MOST_TOKENS:
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
-    compared = compare(elmo, first, second, elmo.bilm.state)
-    products = *compared.products(), compared.mean_products()
+    comparison = compare(elmo, first, second, elmo.bilm.state)
+    products = *comparison.products(), comparison.mean_products()
     # Of float32 an answer has nine significant digits at most.
     arrays = (np.ascontiguousarray(values, np.float32) for values in products)
     return {"first_tokens": first, "second_tokens": second, **dict(zip(("cross", "first", "second", "means"), arrays))}
@@ -140,10 +140,10 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex | None, body: NearestRequest)
 
 
 def _layers_text(index: ContextIndex) -> str:
-    named = {"average": "average of the layers", "top": "top layer"}
+    titles = {"average": "average of the layers", "top": "top layer"}
     if isinstance(index.layers, str):
-        return named[index.layers]
+        return titles[index.layers]
     if isinstance(index.layers, int):
         return f"layer {index.layers}"
-    chosen = [number for number, factor in enumerate(index.layers) if factor]
-    return f"layer {chosen[0]}" if len(chosen) == 1 else "mixture of layers"
+    numbers = [number for number, factor in enumerate(index.layers) if factor]
+    return f"layer {numbers[0]}" if len(numbers) == 1 else "mixture of layers"

@@ -70,9 +70,9 @@ class Hdf5Writer:
             if key.count("/") > MOST_DEPTH:
                 raise ValueError(f"it names more than {MOST_DEPTH} nested groups")
             parent, _, name = key.rpartition("/")
-            place = self._file.require_group(parent).id if parent else self._file.id
+            group = self._file.require_group(parent).id if parent else self._file.id
             links = self._links["ascii" if name.isascii() else "utf-8"]
-            return h5py.h5d.create(place, name.encode(), self._type(dtype), self._space(shape), self._properties, links)
+            return h5py.h5d.create(group, name.encode(), self._type(dtype), self._space(shape), self._properties, links)
         except (ValueError, TypeError) as error:
             raise self._refused(key, error) from error
 
@@ -194,8 +194,8 @@ def _name(link: bytes) -> str:
 
 def _check_content(file: h5py.File, where: str) -> None:
     """Raise `ConfigurationError` for this project's other HDF5 files, some of which have an attribute `format`."""
-    if (other := attribute_of(file, "format", where, str)) is not None:
-        raise ConfigurationError(f"{where}: expected vectors of texts, found a file of the format {other:.40}")
+    if (format_name := attribute_of(file, "format", where, str)) is not None:
+        raise ConfigurationError(f"{where}: expected vectors of texts, found a file of the format {format_name:.40}")
     if "embedding" in file:
         raise ConfigurationError(f"{where}: expected vectors of texts, found a table of token vectors (elmo-fast "
                                  "cache, or bilm-tf's): open it with TokenTable.open")
@@ -254,12 +254,12 @@ class AllennlpSource(Embeddings):
         return self._texts[self._paths[number]]
 
     def _tokens(self, number: int) -> list[str]:
-        split = self._text(number).split()
+        words = self._text(number).split()
         with self._reading():
             dataset = self._file[self._path(number)]
             where = f"embeddings {self._name}: {self.keys[number]:.80}"
             stored = attribute_of(dataset, _TOKENS, where, str)
-            tokens = split if stored is None else parse_json(stored, f"{where}: attribute {_TOKENS}")
+            tokens = words if stored is None else parse_json(stored, f"{where}: attribute {_TOKENS}")
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
             raise ConfigurationError(f"{where}: attribute {_TOKENS}: expected a list of strings, found {tokens!r:.80}")
         return tokens

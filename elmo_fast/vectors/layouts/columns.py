@@ -94,7 +94,7 @@ class ColumnsWriter:
         column = pa.array(values.reshape(-1))
         for size in reversed(rows.shape[1:]):
             column = _list_array(np.arange(0, len(column) + 1, size), column)
-        return column if self._form.pool else _list_array_of([given.shape[-2] for given in arrays], column)
+        return column if self._form.pool else _list_array_of([array.shape[-2] for array in arrays], column)
 
 
 @contextlib.contextmanager
@@ -191,9 +191,9 @@ class ColumnsSource(Embeddings):
         for field in _schema(form, None, None):
             number = self.schema.get_field_index(field.name)
             if number < 0 or self.schema.field(number).type != field.type:
-                found = f"{self.schema.field(number).type!s:.80}" if number >= 0 else "none"
+                column_type = f"{self.schema.field(number).type!s:.80}" if number >= 0 else "none"
                 raise ConfigurationError(f"embeddings {self._name}: column {field.name}: expected {field.type}, found "
-                                         f"{found}")
+                                         f"{column_type}")
 
     @cached_property
     def keys(self) -> list[str]:
@@ -262,6 +262,6 @@ def _is_shape(value: Any, texts: int, has_layers: bool) -> bool:
     """Whether `value` can be the shape of a row of vectors; None only for a file without texts."""
     if value is None:
         return not texts
-    return (isinstance(value, list) and len(value) == 1 + has_layers
+    return (isinstance(value, list) and len(value) == (2 if has_layers else 1)
             and all(type(size) is int and 0 < size <= MOST_CELLS for size in value))
 

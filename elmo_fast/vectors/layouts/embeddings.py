@@ -174,9 +174,9 @@ class Embeddings(Sequence):
                                      f"elmo-fast writes, found {about!r:.160}")
         self.form, self.fingerprint = form, fingerprint
 
-    def _check_version(self, version: Any, known: int) -> None:
-        if not isinstance(version, int) or version > known:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found "
+    def _check_version(self, version: Any, newest: int) -> None:
+        if not isinstance(version, int) or version > newest:
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {newest}, found "
                                      f"{version!r:.80}; a newer elmo-fast may read it")
 
     @cached_property
@@ -187,11 +187,11 @@ class Embeddings(Sequence):
         return range(len(self))[index]  # IndexError beyond the end
 
     @contextlib.contextmanager
-    def _requires(self, what: str) -> Iterator[None]:
+    def _requires(self, content: str) -> Iterator[None]:
         try:
             yield
         except LookupError:
-            raise ConfigurationError(f"embeddings {self._name}: expected a file that stores {what}, found none "
+            raise ConfigurationError(f"embeddings {self._name}: expected a file that stores {content}, found none "
                                      f"({self.layout}); parquet and arrow store them") from None
 
     @contextlib.contextmanager

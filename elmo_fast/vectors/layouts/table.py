@@ -53,11 +53,11 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
         if os.fspath(target).endswith(("/", os.sep)):
             raise ConfigurationError(f"layout: expected {listed(IN_PARTS)} for a directory, got none for "
                                      f"{os.fspath(target)}")
-        found = next((name for name, row in LAYOUTS.items() if suffix in row.suffixes), None)
-        if suffix and not found:
+        by_suffix = next((name for name, row in LAYOUTS.items() if suffix in row.suffixes), None)
+        if suffix and not by_suffix:
             raise ConfigurationError(f"output: expected a name that ends in {listed(SUFFIXES)}, or without a suffix "
                                      f"(HDF5), or a layout beside it (--layout), got {os.fspath(target)}")
-        return found or "allennlp"
+        return by_suffix or "allennlp"
     row = LAYOUTS[check_choice("layout", layout, tuple(LAYOUTS), ConfigurationError)]
     is_taken = row.is_any_suffix_taken or is_directory(layout, target)
     if suffix not in row.suffixes and (suffix in SUFFIXES or not is_taken):

@@ -67,9 +67,9 @@ def elmo_command(args: argparse.Namespace) -> None:
                         progress="lines" if args.file_friendly_logging else True)
 
 
-def _opened(given: str | os.PathLike | IO[str]) -> IO[str]:
+def _opened(source: str | os.PathLike | IO[str]) -> IO[str]:
     """The input as a file that can be read twice."""
-    file = sys.stdin if given == "-" else given
+    file = sys.stdin if source == "-" else source
     if not hasattr(file, "readline"):
         return open(check_file("input_file", file), encoding="utf-8")
     return file if file.seekable() else io.StringIO(file.read())

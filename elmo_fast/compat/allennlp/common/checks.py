@@ -28,9 +28,9 @@ def raises_either(function: _Function) -> _Function:
         return function
 
     @functools.wraps(function)
-    def translated(*arguments, **named):
+    def translated(*arguments, **keywords):
         try:
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
         except errors.ConfigurationError as error:
             if isinstance(error, ConfigurationError):
                 raise

@@ -115,7 +115,7 @@ class ElmoLstm(LstmStack):
             starts = [None if is_first else tuple(half(values[layer], d)[None, order] for values in initial)
                       for d in DIRECTIONS]
             runs = [cell(x[d], batch_lengths, starts[d]) for d, cell in enumerate(cells)]
-            x = [out + before if layer else out for (out, _), before in zip(runs, x)]
+            x = [out + skip if layer else out for (out, _), skip in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
             finals.append([torch.cat(pair, dim=2)[0] for pair in zip(*(final for _, final in runs))])
         if carried:
