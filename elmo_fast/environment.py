@@ -22,7 +22,7 @@ def extra(name: str) -> Iterator[None]:
 
 
 def install_line(extra: str) -> str:
-    """The command that installs the libraries of an extra. No package index has elmo-fast: it is run in a checkout."""
+    """The command, run in a checkout, that installs the libraries of an extra: no package index has elmo-fast."""
     return f'pip install ".[{extra}]" (in a checkout of elmo-fast)'
 
 

@@ -33,7 +33,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
           seconds: float = 30.0, text_file: str | os.PathLike | None = None, *, progress: bool = False) -> dict:
     """Measure a model for about `seconds`: a document with the machine, the settings and one row per variant.
 
-    The variants are the default backend and plain torch, or torch alone where no native kernel runs. Each is first
+    The variants are the default backend and plain torch, or torch alone where no native kernel runs. A variant is first
     compared with the reference path; `RuntimeError` if the difference exceeds the precision's `model_tolerance`. The
     text is generated unless a file is given; 64 sentences run at a time, in the warm state. Variants are timed by turns
     in five rounds. `progress` shows a bar if stderr is a terminal.

@@ -24,7 +24,7 @@ def add_commands(commands) -> None:
 
 
 def _bench(**flags) -> Iterator[str]:
-    find_model(flags["model"])  # what is missing is found before torch, whose import takes seconds, is imported
+    find_model(flags["model"])  # reports missing files before torch, whose import takes seconds, is imported
     if flags["text_file"] is not None:
         open_texts(flags["text_file"]).close()
     from elmo_fast.bench.run import command

@@ -112,5 +112,5 @@ def join_weights(arguments: Iterable[str]) -> list[str]:
 
 
 def say(line: str) -> None:
-    """Print a line on stderr, where it is not among the results."""
+    """Print a line on stderr, apart from the results."""
     print(f"elmo-fast: {line}", file=sys.stderr)

@@ -44,7 +44,7 @@ class Report:
     """Groups of nearest contexts of a word that occurs `count` times in a corpus.
 
     `points` float32 [n, 2] are occurrences in their plane of greatest variance, first the groups' queries; `contexts`
-    are theirs, and `fraction` is the plane's share of the variance.
+    are the points' contexts, and `fraction` is the plane's share of the variance.
     """
 
     count: int
@@ -84,7 +84,7 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
 def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence: str | Sequence[str] | None = None,
                   top: int = 10, queries: int = 3, any_word: bool = False, center: bool = False,
                   tokenizer: str | Tokenizer = "auto") -> Report:
-    """The nearest contexts of a word in a sentence; without one, of `queries` of its occurrences across the corpus.
+    """The nearest contexts of a word in a sentence; without a sentence, of `queries` occurrences across the corpus.
 
     Only occurrences of the word are searched, or with `any_word` all occurrences in the index; `center` as in
     `ContextIndex.nearest`, and `tokenizer`, for a `sentence` that is a string, as in `LoadedElmo.embed`. `ValueError`

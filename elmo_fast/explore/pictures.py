@@ -45,7 +45,7 @@ def check_picture(path: str | os.PathLike, suffixes: Sequence[str]) -> None:
 
 
 def save_comparison(comparison: "Comparison", path: str | os.PathLike, weights: Sequence[float] | None = None) -> None:
-    """Write heat maps of a comparison, one per layer and with `weights` one of the mixture: .png, .svg, .pdf, .html."""
+    """Write heat maps of a comparison, for every layer and with `weights` for the mixture: .png, .svg, .pdf, .html."""
     check_picture(path, MAPS)
     maps = named_maps(comparison, weights)
     first, second = comparison.first_tokens, comparison.second_tokens
@@ -62,7 +62,7 @@ def save_report(report: "Report", path: str | os.PathLike, title: str) -> None:
     if suffix in DRAWN:
         _save(_draw_report(report, title), path)
     else:
-        from elmo_fast.explore.nearest import report_lines  # with torch, which `check_picture` does not need
+        from elmo_fast.explore.nearest import report_lines  # imports torch, which `check_picture` does not need
 
         lines = "".join(f"{line}\n" for line in report_lines(report))
         write_bytes(path, (pages.report_page(report, title) if suffix == ".html" else lines).encode("utf-8", "replace"))

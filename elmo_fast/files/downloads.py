@@ -44,9 +44,9 @@ def fetch(location: str | os.PathLike) -> Path:
 
 
 def fetch_any(what: str, copies: Sequence[Sequence[RemoteFile]]) -> list[Path]:
-    """Local paths of the files of a copy: of the first that is in the cache, else the first that can be downloaded.
+    """Local paths of the files of a copy: the first copy in the cache, else the first that can be downloaded.
 
-    `UnavailableError`, which calls the copies `what`, has a line for every address with what it answered.
+    `UnavailableError`, which calls the copies `what`, has a line for every address with its answer.
     """
     in_cache = [copy for copy in copies if all(cache_path(file.url).exists() for file in copy)]
     answers: dict[str, str | OSError] = {}
@@ -131,12 +131,12 @@ def _hashed(text: str) -> str:
 
 
 def is_url(name: str) -> bool:
-    """Whether a name, as `local_path` gives it, is a URL, also one in another (`zip://a::https://b`)."""
+    """Whether a name, as `local_path` gives it, is a URL, also a URL in another (`zip://a::https://b`)."""
     return "://" in name or "::" in name
 
 
 def _download(file: RemoteFile, name: str, path: Path) -> None:
-    """Write a remote file to `path`; `OSError` if its size or SHA-256 is another than the known one."""
+    """Write a remote file to `path`; `OSError` if its size or SHA-256 differs from a known one."""
     if file.url.startswith(("http://", "https://")):
         _download_web(file.url, name, path)
     else:
@@ -158,7 +158,7 @@ def _download_web(url: str, name: str, path: Path) -> None:
     """
     import pooch
 
-    # A bar must have a total before the server has said one, because pooch asks for its truth value.
+    # The bar needs a total before the server sends one, because pooch asks for the bar's truth value.
     with tqdm(desc=name, total=1, unit="B", unit_scale=True, leave=False, disable=None) as bar:
         download = pooch.HTTPDownloader(bar, _BLOCK, headers={"User-Agent": "elmo-fast"}, timeout=_SILENCE)
         download(url, path, None)

@@ -70,7 +70,7 @@ def _lock_file(final: Path, wait: bool) -> Iterator[None]:
             yield
         finally:
             if os.getpid() == process:
-                # Removed while locked: a process that has opened it notices. Windows removes it when it is released.
+                # Remove the file while locked: a process that has opened it notices. Windows removes it at the release.
                 with contextlib.suppress(PermissionError):
                     path.unlink(missing_ok=True)
                 lock.release()
@@ -90,7 +90,7 @@ def _acquire(path: Path, final: Path, wait: bool) -> filelock.BaseFileLock:
         logger.warning("waiting for another process or thread, which writes %s", final)
         stops.interruptible(lock.acquire)(poll_interval=_PAUSE)
     except OSError as error:
-        if error.filename is None:  # not of opening the file
+        if error.filename is None:  # an error of locking, not of opening
             raise OSError(error.errno, f"expected a file system with locks ({error.strerror})", os.fspath(path)
                           ) from error
         raise

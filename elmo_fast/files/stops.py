@@ -32,7 +32,7 @@ class _Stop:
                 self.number = number  # in case the handler's exception is lost
 
     def pass_on(self) -> None:
-        """Call, once, the handler that was replaced: Python's default handler raises `KeyboardInterrupt`."""
+        """Call the replaced handler once: Python's default handler raises `KeyboardInterrupt`."""
         number, self.number = self.number, None
         handler = self.handlers[number]
         (handler if callable(handler) else signal.default_int_handler)(number, None)

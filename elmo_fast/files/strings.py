@@ -1,4 +1,4 @@
-"""Strings stored end to end, as bytes and offsets of their ends: so are words and texts in files of vectors."""
+"""Strings stored end to end, as bytes and offsets of their ends, for words and texts in files of vectors."""
 
 from collections.abc import Iterator, Sequence
 

@@ -82,4 +82,4 @@ class _Sink(bytearray):
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""

@@ -38,7 +38,7 @@ _NPZ = {"content": {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
 
 @dataclass
 class Service:
-    """What the routes share. `name` is the model's; `split` is the tokenizer of strings; `index` is for the page."""
+    """State that the routes share: `name` is the model's, `split` the tokenizer of strings, `index` the page's."""
 
     batching: Batching
     name: str
@@ -60,7 +60,7 @@ class Service:
         return OutputSpec(**arguments).check(self.bilm.num_layers)
 
     def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
-        """Split texts into tokens; `Refusal` for texts beyond the limits, and for an empty one to be pooled."""
+        """Split texts into tokens; `Refusal` for texts beyond the limits, and for empty texts to be pooled."""
         if len(texts) > self.limits.max_texts:
             raise Refusal(413, f"{name}: expected at most {self.limits.max_texts:,} texts, got {len(texts):,}",
                           "too_many_texts", name)
@@ -181,7 +181,7 @@ def _embed_routes(service: Service) -> APIRouter:
 
 
 class _Work(NamedTuple):
-    """A checked request: output spec, tokenized texts, how vectors are encoded, and whether to length 1."""
+    """A checked request: output spec, tokenized texts, the encoding of vectors, and whether to scale them."""
 
     form: OutputSpec
     texts: list[Sequence[str]]

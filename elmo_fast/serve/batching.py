@@ -123,7 +123,7 @@ class Batching:
             job.release()
 
     def submit(self, texts: list[Sequence[str]]) -> Job:
-        """Queue tokenized texts; `Refusal` if they are too many for the queue, or for its room, and while draining."""
+        """Queue tokenized texts; `Refusal` if they exceed the queue or its free space, and while draining."""
         tokens = sum(len(text) + 2 for text in texts)
         if tokens > self.queue_tokens:
             raise Refusal(413, f"expected at most {self.queue_tokens:,} tokens in a request, got {tokens:,} (with the "
@@ -259,7 +259,7 @@ class Batching:
 class SharedElmo(LoadedElmo):
     """`LoadedElmo` that computes through the queue, in the server's state; not for use in the engine thread.
 
-    `Refusal` if the vectors of a call take more than `seconds`, where they are given.
+    `Refusal` if the vectors of a call take more than `seconds`, unless it is None.
     """
 
     def __init__(self, batching: Batching, seconds: float | None = None):

@@ -14,7 +14,7 @@ with extra("serve"):
 
     from elmo_fast.serve.errors import Refusal
 
-_MAX_CHARACTERS = 100  # shown of what a client sent
+_MAX_CHARACTERS = 100  # of a client's text in an error
 _place = re.compile(r"(?P<reason>.*) - at `\$\.(?P<place>.*?)`|.* field `(?P<field>.*)`", re.DOTALL).fullmatch
 
 
@@ -51,7 +51,7 @@ def read(content: bytes, decoder: msgspec.json.Decoder) -> Any:
 
 
 def _refusal(message: str, kind: type[msgspec.Struct]) -> Refusal:
-    """A refusal of msgspec's message, such as "Expected `str`, got `int` - at `$.texts[0]`"."""
+    """Make a refusal from a message of msgspec, such as "Expected `str`, got `int` - at `$.texts[0]`"."""
     match = _place(message)
     if match is None:
         return Refusal(422, f"the body: expected a JSON object; {message}", "invalid_body")

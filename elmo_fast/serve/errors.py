@@ -35,7 +35,7 @@ def timed_out(seconds: float) -> Refusal:
 
 
 def client_gone() -> Refusal:
-    """Appears in the metrics only, as 499, nginx's status: nobody reads the answer."""
+    """The answer to a client that has disconnected; only the metrics show it, with nginx's status 499."""
     return Refusal(499, "the client has gone", "client_gone")
 
 

@@ -9,7 +9,7 @@ def _limit(default: int, help: str):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server accepts and how long it waits; integers of at least 1."""
+    """Limits of requests and of the server's waits; integers of at least 1."""
 
     max_texts: int = _limit(1024, "texts in a request")
     max_tokens: int = _limit(50_000, "tokens in a text")

@@ -22,7 +22,7 @@ from elmo_fast.text.tokenizers import find_tokenizer
 with extra("serve"):
     import uvicorn
 
-_QUIET_SECONDS = 0.5  # refuses requests before the end, so that late clients get an answer, not a reset
+_QUIET_SECONDS = 0.5  # of refusing requests before the end, so that late clients get an answer, not a reset
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _logger = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ def serve(service: Service, listener: socket.socket) -> None:
         _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
     SharedElmo(service.batching).embed([[]])  # loads the kernels; a broken engine fails here
     gc.collect()
-    # Collecting over all objects loaded so far would block every request for 0.1 s, and doing so for every 700 of the
-    # million lists that a body may have for seconds.
+    # A collection over all objects loaded so far would block every request for 0.1 s. A body of a million lists would
+    # start one every 700 lists and block for seconds.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     if stops.is_requested():
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
         limits = service.limits
         super().__init__(uvicorn.Config(
             create_app(service), http="h11", ws="none", lifespan="off", log_config=None, server_header=False,
-            limit_concurrency=limits.max_connections + 1,  # it counts the new one
+            limit_concurrency=limits.max_connections + 1,  # uvicorn counts the new one
             timeout_keep_alive=limits.keep_alive_seconds))
         self._service, self._on_ready = service, on_ready
         self._drain_until: float | None = None

@@ -118,7 +118,7 @@ def _count_words(text: str) -> Counter:
 
 
 def map_chunks(function: Callable, paths: Iterable[str], processes: int | None = None) -> Iterator[tuple[str, object]]:
-    """(path, `function(text)`) for chunks of complete lines, which together make up the files, in the files' order.
+    """Yield (path, `function(text)`) for every chunk of complete lines of the files, in order.
 
     `processes` work in parallel, at most one per chunk; by default one per core, or a single one for a small corpus.
     """
@@ -204,10 +204,10 @@ class Lines:
 class Order:
     """The order of sentences. Without a seed: file after file, line after line, once.
 
-    With a seed, shards are shuffled and gathered into groups, and all sentences of a group are shuffled together: read
-    book after book, a model forgets the books before. Stream number `stream` takes every `streams`-th sentence of that
-    order, starting with its own number; forward and reverse text are shuffled independently. With `reverse` a sentence
-    is read from its end.
+    With a seed, shards are shuffled and gathered into groups, and all sentences of a group are shuffled together: a
+    model that reads book after book forgets earlier books. Stream number `stream` takes every `streams`-th sentence of
+    that order, starting with its own number; forward and reverse text are shuffled independently. With `reverse` a
+    sentence is read from its end.
     """
 
     seed: int | None = None

@@ -20,7 +20,7 @@ from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, 
 from elmo_fast.text.records import FORMATS, Record, read_text
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer, is_tokenized
 
-_JUDGED_TEXTS = 200  # by which raw text is recognized
+_JUDGED_TEXTS = 200  # the first texts, by which raw text is recognized
 _REMEDY = "remove it, or allow texts without tokens (--allow-blank; in Python allow_blank=True)"
 _logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Text(NamedTuple):
     """A text of an input.
 
     `key` is its number in the stream, from 0, the first word of a FASTA header, or the `id` of a JSON object or a row.
-    `text` is without outer whitespace; that of a list of tokens has a space between them.
+    `text` has no outer whitespace; a list of tokens is joined by spaces.
     """
 
     key: str
@@ -43,13 +43,13 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
     """Texts of files in their order, as one stream.
 
     `inputs` are paths, globs, whose files are sorted, and `-` for stdin. The format of a file is that of its suffix,
-    below one of .gz, .bz2, .xz and .zst if there is one, unless `format` says it: `text` (a text a line), `conllu`,
-    `fasta` (a letter a token), `jsonl` or `parquet`. `field` is the key or column of the last two, by default "text": a
-    string, or a list of tokens. Strings are split by `tokenizer`, as in `LoadedElmo.embed`; with `whitespace` a warning
-    is logged if most of the first texts are not tokenized. Texts without tokens are refused unless `allow_blank`.
+    below one of .gz, .bz2, .xz and .zst if there is one, unless `format` names it: `text` (a text per line), `conllu`,
+    `fasta` (a token per letter), `jsonl` or `parquet`. `field` is the key or column of the last two, by default "text":
+    a string, or a list of tokens. `tokenizer` splits strings, as in `LoadedElmo.embed`; with `whitespace` a warning is
+    logged if most of the first texts are not tokenized. Texts without tokens are refused unless `allow_blank`.
 
     Raises `ConfigurationError` and `OSError` for inputs that are absent, directories, or at odds with the arguments;
-    while texts are read, `ValueError` naming the file, and the line where there is one, for what cannot be read.
+    while texts are read, `ValueError` naming the file, and the line if any, for text that cannot be read.
     """
     if isinstance(inputs, (str, os.PathLike, io.IOBase)) or not isinstance(inputs, Iterable):
         inputs = [inputs]
@@ -87,13 +87,13 @@ class Texts:
         return [source.name for source in self._sources if source.name != STDIN]
 
     def count(self) -> int | None:
-        """The number of texts; None where an input is a pipe. Reads the inputs through, and refuses what is wrong."""
+        """The number of texts; None where an input is a pipe. Reads all inputs, with the same errors."""
         if not all(source.is_regular() for source in self._sources):
             return None
         return sum(source.count(self._field, self._allow_blank) for source in self._sources)
 
     def close(self) -> None:
-        """Close what is open; there are no further texts."""
+        """Close the open file; there are no further texts."""
         self._texts.close()
 
     def __iter__(self) -> Iterator[Text]:
@@ -202,7 +202,7 @@ def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Text]:
 
 
 def scan(file: IO[str], allow_blank: bool = False) -> int | None:
-    """The number of lines, before they are read; None for a file that cannot be rewound. Refuses as `read_lines`."""
+    """The number of lines, before they are read; None for a file that cannot be rewound. Errors as in `read_lines`."""
     if not file.seekable():
         return None
     start = file.tell()
@@ -238,7 +238,7 @@ def _waits(file: IO[str]) -> bool:
 
 
 def _position(file: Any) -> str:
-    """The first undecodable line: the decoder reads whole blocks, and its error does not say which line it was."""
+    """The first undecodable line: the decoder reads whole blocks, and its error does not name the line."""
     if not file.seekable() or not hasattr(file, "buffer"):
         return ""
     with contextlib.suppress(io.UnsupportedOperation):  # a compressed pipe
@@ -282,7 +282,7 @@ def _check_formats(sources: Sequence[_Source], accepted: Sequence[str], expected
 
 @contextlib.contextmanager
 def _rewound(name: str) -> Iterator[None]:
-    """After the body stdin, a file then, stands where it stood before."""
+    """Restore the position of stdin, which must be a file, after the body; do nothing for other files."""
     start = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) if name == STDIN else 0
     try:
         yield

@@ -1,4 +1,4 @@
-"""Formats of input files, a row each, and how their texts are read. A line's number in an error counts from 1.
+"""Formats of input files, and the functions that read their texts. Lines and rows in errors count from 1.
 
 A new format is a function and a row of `FORMATS`.
 """
@@ -26,7 +26,7 @@ _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
 
 
 def read_text(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
-    """A text a line; blank ones too."""
+    """One text per line, also for blank lines."""
     line = None
     for line in lines:
         yield None, line.strip(), None
@@ -42,7 +42,7 @@ def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]
 
 
 def conllu_column(lines: Iterable[str], name: str, column: int = 1) -> Iterator[list[str]]:
-    """One column of CoNLL-U, a list of its words a sentence: forms by default, 3 for parts of speech."""
+    """One column of CoNLL-U, as a list of words per sentence: 1 for forms, 3 for parts of speech."""
     tokens: list[str] | None = None
     for number, line in enumerate(itertools.chain(lines, [""]), start=1):  # a blank line ends the last sentence
         line = line.rstrip("\n")
@@ -67,13 +67,13 @@ def conllu_column(lines: Iterable[str], name: str, column: int = 1) -> Iterator[
 
 
 def read_fasta(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
-    """Sequences, a letter a token; the key is the first word of the header."""
+    """Sequences, one token per letter; the key is the first word of the header."""
     for header, sequence in parse_fasta(lines, name):
         yield next(iter(header.split()), None), sequence, list(sequence)
 
 
 def read_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
-    """Objects with a string or a list of tokens in `field`, and perhaps `id`. Blank lines are nothing."""
+    """Objects with a string or a list of tokens in `field`, and perhaps `id`. Blank lines are skipped."""
     for number, line in enumerate(lines, start=1):
         if line.isspace():
             continue
@@ -106,7 +106,7 @@ def read_parquet(name: str, field: str) -> Iterator[Record]:
 
 
 def count_parquet(name: str, field: str) -> int:
-    """Rows of a file, once its columns are found to fit."""
+    """The number of rows of a file, after a check of its column."""
     with _parquet(name, field) as file:
         _check_rows(sum(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)), file, name)
         return file.metadata.num_rows
@@ -119,7 +119,7 @@ def _check_rows(count: int, file: Any, name: str) -> None:
 
 
 def check_parquet(name: str) -> None:
-    """Refuse what is no file or compressed as a whole; `ImportError` without pyarrow."""
+    """Refuse an input that is no file or compressed as a whole; `ImportError` without pyarrow."""
     if not os.path.isfile(name) or split_suffix(name)[1]:
         raise ConfigurationError(f"Parquet: expected a file, not compressed as a whole and no pipe, got {name}")
     _pyarrow()
@@ -133,10 +133,10 @@ def _pyarrow() -> Any:
 
 @contextlib.contextmanager
 def _parquet(name: str, field: str) -> Iterator[Any]:
-    """An open file whose column `field` fits; what is damaged, also in the body, is a `ConfigurationError`."""
+    """An open file whose column `field` fits; `ConfigurationError` for damage, in the body too."""
     pyarrow = _pyarrow()
     try:
-        # With pre_buffer, its default, all columns of a row group are in memory.
+        # With pre_buffer, pyarrow's default, all columns of a row group would be in memory.
         with pyarrow.parquet.ParquetFile(name, buffer_size=_BUFFER, pre_buffer=False,
                                          page_checksum_verification=True) as file:
             _check_column(file.schema_arrow, field, name, pyarrow.types)

@@ -14,7 +14,7 @@ from elmo_fast.arguments import TOKENIZERS, shown
 
 Tokenizer = Callable[[str], Sequence[str]]
 _AT_ONCE = 1 << 16  # characters; a longer text is matched token by token, so that other threads can run in between
-_PARTS = 10_000  # of a token, as in `well-known` or `1,000`; a longer one is divided, as a match holds the interpreter
+_PARTS = 10_000  # of a token, as in `well-known` or `1,000`; a longer token is divided: a match holds the GIL
 
 _END = r"(?:\b|(?=[nN]['\u2019][tT]))"
 _CONTRACTION = rf"['\u2019](?:[sSmMdD]|ll|LL|re|RE|ve|VE){_END}"
@@ -34,7 +34,7 @@ _ATTACHED = re.compile(rf"""(?x)[{_OPENING}{_CLOSING}.\u2014'\u2019] (?:
 _ENTITY_PATTERN = r"&(?:[a-z]+|\#[0-9]+);"  # as Moses writes quotes and brackets
 _ENTITY, _WORD, _WORD_CHARACTER = re.compile(_ENTITY_PATTERN), re.compile(r"\S+"), re.compile(r"\w")
 _STRAIGHT = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2026": "..."})
-# All but those inside a word of another script, where they are letters.
+# All apostrophes except inside a word of another script, where they are letters.
 _TYPOGRAPHIC_APOSTROPHE = re.compile(r"\u2019(?!(?<=[^\W\d_a-zA-Z].)(?!(?:[smdt]|ll|re|ve)\b)\w)")
 _MAY_HAVE_MARKS = re.compile("[\u0300-\u1fff\u200c\u200d\u2070-\U0010ffff]")  # marks take 0.2 s to compile
 _ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -75,9 +75,9 @@ def _checked(function: Tokenizer) -> Tokenizer:
 def is_tokenized(text: str) -> bool:
     """Whether `auto` takes a string as tokenized: no word in it has punctuation attached.
 
-    Attached are a comma, semicolon, colon, exclamation or question mark, closing quote or bracket behind a word, an
-    opening quote or bracket before it, a dash, and a period behind the last word unless that is an abbreviation. A text
-    of more than 65,536 characters is judged by its beginning.
+    Attached marks are a comma, semicolon, colon, exclamation or question mark, closing quote or bracket behind a word,
+    an opening quote or bracket before it, a dash, and a period behind the last word unless that is an abbreviation. A
+    text of more than 65,536 characters is judged by its beginning.
     """
     text = text.strip()
     if len(text) > _AT_ONCE:
@@ -89,7 +89,7 @@ def is_tokenized(text: str) -> bool:
 
 
 def _auto(text: str) -> list[str]:
-    """Split a tokenized string at whitespace, any other one by `penn`."""
+    """Split a tokenized string at whitespace, any other string by `penn`."""
     return _whitespace(text) if is_tokenized(text) else _penn(text)
 
 
@@ -140,7 +140,7 @@ def _simple_token() -> re.Pattern[str]:
 
 @functools.cache
 def _with_marks() -> tuple[str, str]:
-    """Patterns of letters with combining marks, and of marks alone, of which there may be none.
+    """Patterns of letters with combining marks, and of a possibly empty run of marks.
 
     `re` looks characters up to U+FFFF up in a table, but searches a list for characters above. So the patterns compare
     only characters above U+FFFF with that list.

@@ -42,7 +42,7 @@ def name_of(step: int) -> str:
 
 
 def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
-    """Write a checkpoint; then remove those of later steps, left before a resume, and all but the last `keep`."""
+    """Write a checkpoint; then remove checkpoints of later steps, left before a resume, and all but the last `keep`."""
     path = folder(run) / name_of(content["step"])
     write(path, content)
     checkpoints = in_order(run)
@@ -157,13 +157,13 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
                 vocabulary: bool = True) -> None:
     """Raise `ConfigurationError` if a run's options or vocabulary changed after the checkpoint `path` was written.
 
-    Options that a resumed run may replace are not compared: of a run that starts its text anew, only the network's are.
+    Options that a resumed run may replace are not compared; if the run starts its text anew, only the network's are.
     """
     if "files" not in content:
         return
     current, stored = described_files(run), content["files"]
     changed = [VOCABULARY_FILE] if vocabulary and current[VOCABULARY_FILE] != stored[VOCABULARY_FILE] else []
-    if content["format"] == FORMAT:  # earlier ones have a digest of the options
+    if content["format"] == FORMAT:  # earlier formats have a digest of the options
         expected, options = (dict(parse_json(files[OPTIONS_FILE], f"checkpoint {path}")) for files in (stored, current))
         starts_anew = content.get("streams", ()) is None
         keys = NETWORK_KEYS if starts_anew else sorted((expected.keys() | options.keys()) - _CHANGEABLE)

@@ -176,10 +176,10 @@ class TrainArguments:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> "TrainArguments":
-        """Make arguments from keywords; those that are fields of neither this class nor `RunConfig` are options.
+        """Make arguments from keywords; names that neither this class nor `RunConfig` has are options.
 
         `n_epochs` without `max_steps` replaces a `max_steps` of the options file or the run. `ConfigurationError` for
-        a keyword that is nothing of these.
+        any other keyword.
         """
         names, names_of_run, names_of_options = (
             {field.name for field in dataclasses.fields(kind)} - {"run", "options"}
@@ -200,7 +200,7 @@ class TrainArguments:
         return bool(self.from_model or self.from_options or self.from_weights or self.from_softmax)
 
     def names(self) -> set[str]:
-        """Return the names of the given arguments, except those in `run`."""
+        """Return the names of the arguments that are set, except those in `run`."""
         fields = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None}
         return (fields - {"run", "options"}) | self.options.keys()
 

@@ -97,9 +97,9 @@ def _hits(targets: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 
 
 def draw_unique(generator: np.random.Generator, count: int, size: int) -> tuple[np.ndarray, int]:
-    """`count` different words below `size`, in the order they were drawn, and the draws it took: int64 [count], int.
+    """Return `count` different words below `size`, in the order of draws, and the number of draws: int64 [count], int.
 
-    Words are drawn with replacement until `count` different words have come. `ValueError` if `size` is smaller.
+    Words are drawn with replacement until `count` of them differ. `ValueError` if `size` is smaller.
     """
     if count > size:
         raise ValueError(f"n_negative_samples_batch: expected at most the {size} words of the vocabulary, got {count}")

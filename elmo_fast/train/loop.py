@@ -182,7 +182,7 @@ class Trainer:
 
 
 def _ignore_termination(worker: int) -> None:
-    """In a process that prepares batches: SIGTERM to a group of processes is for the one that writes a checkpoint."""
+    """Make a process that prepares batches ignore SIGTERM: the process that writes a checkpoint handles it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

@@ -31,7 +31,7 @@ class UsedRows(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """A language model in one or two directions. Both share the softmax, W [V, P] and b [V].
+    """A language model in one or two directions, which share the softmax, W [V, P] and b [V].
 
     A model of one direction runs its rows in two halves, as the two directions of the LSTM op with the same weights:
     the op uses a core per direction.

@@ -114,7 +114,7 @@ class Updater:
     def step(self, used: list[UsedRows], rate: float) -> torch.Tensor:
         """Apply the gradients in `.grad` and in the used rows, then clear them; returns their norm before the clip.
 
-        Both are sums over this process's batches, already divided by the number of batches of all processes.
+        These gradients are sums over this process's batches, already divided by the number of batches of all processes.
         """
         self._replicas.sum_([parameter.grad for parameter in self._with_gradient()])
         sums = [(table, *self._sum_rows([part for part in used if part.table is table]))

@@ -1,4 +1,4 @@
-"""The files of a run: where they are, its log, and bilm-tf's checkpoints; without torch, whose import takes seconds."""
+"""The files of a run, its log, and bilm-tf's checkpoints. Imports no torch, which takes seconds."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _EXTENSION = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 
 
 def check_run(run: str | os.PathLike) -> None:
-    """Raise `FileNotFoundError` unless a directory is that of a run, which can be resumed."""
+    """Raise `FileNotFoundError` unless a directory holds a run, which can be resumed."""
     if not all(Path(local_path(run), name).is_file() for name in (OPTIONS_FILE, RUN_FILE)):
         raise FileNotFoundError(f"run {run}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
 
@@ -45,7 +45,7 @@ def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) 
 
 
 def find_tf_checkpoint(path: str | os.PathLike) -> Path:
-    """Return the prefix of a checkpoint of bilm-tf, given its directory (the last in it), it, or any of its files."""
+    """Return the prefix of bilm-tf's checkpoint at a path: a directory (its last checkpoint), a prefix, or a file."""
     if os.path.isdir(path := check_path("checkpoint", path)):
         return _last(Path(path))
     prefix = Path(_EXTENSION.sub("", path))

@@ -117,7 +117,7 @@ def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
 
 
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
-    """Return `stored`, with the texts and the precision of the arguments where given, else a default precision."""
+    """Return `stored` updated by the arguments' texts and precision; the default precision depends on the device."""
     values = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
     is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     values["precision"] = values["precision"] or ("medium" if is_bf16 else "highest")
@@ -151,7 +151,7 @@ def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], li
 
 def _config_and_weights(arguments: TrainArguments, options: dict[str, Any],
                         vocabulary: Vocabulary) -> tuple[TrainConfig, dict[str, np.ndarray]]:
-    """Make those of a new run: `options` override those of the options file, the size or the model to fine-tune."""
+    """Make config and weights of a new run; `options` override those of its options file, size or base model."""
     if arguments.is_fine_tuning:
         if arguments.size:
             raise ConfigurationError("--size: expected none beside a model to fine-tune, which has its sizes; got one")
@@ -189,7 +189,7 @@ def _fine_tuned(arguments: TrainArguments, options: dict[str, Any], vocabulary: 
 
 
 def _check_words(vocab_file: str | os.PathLike | None, vocabulary: Vocabulary) -> None:
-    """Raise `ConfigurationError` if the vocabulary beside a model has other words: its rows belong to them."""
+    """Raise `ConfigurationError` if the vocabulary beside a model, which names the model's rows, has other words."""
     words = Vocabulary(vocab_file, validate_file=True).words if vocab_file else vocabulary.words
     if len(words) == vocabulary.size and words != vocabulary.words:
         first = next(k for k, word in enumerate(words) if word != vocabulary.words[k])
@@ -223,7 +223,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
             start: str | os.PathLike | None) -> Run:
     """Resume a run from the checkpoint `start`, by default its last."""
     check_run(folder)
-    _check_changes(arguments, is_first=True)  # what no run accepts, before a checkpoint is read
+    _check_changes(arguments, is_first=True)  # arguments that no resumed run accepts
     read_log(folder)  # a damaged log fails before any work; the log is read again later
     data, path = read_json(folder / RUN_FILE, "run"), start or next(reversed(checkpoint.in_order(folder)), None)
     state = _read_state(folder, path) if path else None

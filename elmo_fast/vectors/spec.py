@@ -99,7 +99,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class Target:
-    """Where vectors go and in what form; `options` are those of `layouts.segment`."""
+    """An output's path, layout and form; `options` are those of `layouts.segment`."""
 
     path: str | os.PathLike
     layout: str
@@ -117,9 +117,9 @@ class Target:
 
 
 def mix_layers(vectors: np.ndarray, layers: str | int | Sequence[float]) -> np.ndarray:
-    """`all`: [layers, ...] unchanged. Else [...]: the last layer for `top`, the mean for `average`, a weighted sum.
+    """Mix [layers, ...] to [...]: the last layer for `top`, the mean for `average`, a weighted sum for factors.
 
-    A number is that of a layer, from 0.
+    `all` changes nothing. A number is that of a layer, from 0.
     """
     if isinstance(layers, int):
         return vectors[layers]

@@ -79,7 +79,7 @@ def _train(options, save_dir, vocab_file, train_prefix, last, n_gpus, **changes)
 
 
 def _data(options, vocab_file, pattern, **arguments) -> LMDataset | BidirectionalLMDataset:
-    # As in `train`, two directions without the key. Any size will do: the vocabulary is read below.
+    # As in `train`, two directions without the key. Any number of words fits: the vocabulary is read below.
     config = bilm_tf_config({"n_tokens_vocab": 1, "bidirectional": True, **options}, "options")
     char_cnn = config.model.char_cnn
     vocab = load_vocab(vocab_file, char_cnn and char_cnn.max_characters_per_token)

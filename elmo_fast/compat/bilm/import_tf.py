@@ -152,7 +152,7 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
 
 def _trainer(variables: Variables, config: TrainConfig, vocabulary: Vocabulary, without: set[str],
              allow_nonfinite: bool) -> Trainer:
-    """Make a trainer from a checkpoint's variables; `without` are those that have no accumulator in it."""
+    """Make a trainer from a checkpoint's variables; `without` are the variables without an accumulator."""
     names = tf_names(config)
     weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
     for name, values in ({} if allow_nonfinite else weights).items():

@@ -56,8 +56,8 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
            tokenizer: str | Tokenizer = "auto") -> APIRouter:
     """Routes of the page: `/`, `/v1/page`, `/v1/compare` and `/v1/nearest`.
 
-    `index` may be the path of a file; `tokenizer` as in `LoadedElmo.embed`, which is called by several threads of
-    the server at a time.
+    `index` may be the path of a file; `tokenizer` is as in `LoadedElmo.embed`, and several threads of the server call
+    it at a time.
     """
     index, split = None if index is None else _checked_index(elmo, index), find_tokenizer(tokenizer)
     routes, reader, (page, policy) = APIRouter(), BodyReader(), _page()
@@ -117,7 +117,7 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> dict[str,
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
     comparison = compare(elmo, first, second, elmo.bilm.state)
     products = *comparison.products(), comparison.mean_products()
-    # Of float32 an answer has nine significant digits at most.
+    # As float32, numbers in an answer have at most nine significant digits.
     arrays = (np.ascontiguousarray(values, np.float32) for values in products)
     return {"first_tokens": first, "second_tokens": second, **dict(zip(("cross", "first", "second", "means"), arrays))}
 

@@ -38,7 +38,7 @@ def segment(layout: str, path: Path, target: str | os.PathLike, form: OutputSpec
 
 def join(layout: str, segments: Sequence[Path], part: Path, target: str | os.PathLike, form: OutputSpec,
          **options) -> None:
-    """Join segments into the file `part`, the same that a single writer would write. A single segment is moved.
+    """Join segments into the file `part`, equal to that of a single writer. A single segment is moved.
 
     Options as in `segment`.
     """

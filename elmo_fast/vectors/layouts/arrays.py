@@ -68,7 +68,7 @@ def check(target: str, form: OutputSpec, name: str) -> None:
 def place(part: Path, target: str | os.PathLike) -> None:
     """Rename a file to its target; a `.npy` after its names.
 
-    Old vectors are removed before: a kill between the renames leaves no vectors beside the names of others.
+    Old vectors are removed first, so that a kill between the renames leaves no vectors beside the names of others.
     """
     final, names_part = Path(os.path.realpath(target)), names_of_part(part)
     if names_part.exists():

@@ -27,7 +27,7 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     values = np.ascontiguousarray(values)
     if dtype != np.float16 or values.dtype not in (np.float32, np.float16) or not values.size:
         return values.astype(dtype, copy=False)
-    import torch  # it is loaded where vectors are computed, but not where an output is only checked
+    import torch  # already loaded to compute vectors, but not to only check an output
 
     half = torch.from_numpy(values).half()
     if not all(map(math.isfinite, half.aminmax())) and half.isinf().any():  # NaN is no overflow

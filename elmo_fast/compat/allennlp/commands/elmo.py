@@ -58,7 +58,7 @@ class Elmo:
 
 
 def elmo_command(args: argparse.Namespace) -> None:
-    """Embed `args.input_file`, a path, `-` for stdin, or an open file, which AllenNLP's own parser makes of either."""
+    """Embed `args.input_file`: a path, `-` for stdin, or an open file, as from AllenNLP's own parser."""
     layers = next(name for name in LAYERS if getattr(args, name))
     with _opened(args.input_file) as file:
         elmo = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device,
