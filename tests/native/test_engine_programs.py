@@ -59,7 +59,7 @@ def test_the_engine_passes_the_sanitizers(name, tests, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")
 def test_the_ops_on_a_module_that_clang_built(tmp_path):
-    module = native_module("clang", "-DCMAKE_CXX_COMPILER=clang++")
+    module = native_module("clang++", "-DCMAKE_CXX_COMPILER=clang++", "-DCMAKE_CXX_FLAGS=-Werror")
     text = run_tests(module, ["tests/ops/test_linear.py", "tests/ops/test_native_cpu.py", "tests/ops/test_char_cnn.py",
                               "tests/ops/test_gradients.py"], tmp_path)
     assert "passed" in text

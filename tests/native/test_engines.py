@@ -17,8 +17,9 @@ import pytest
 
 from tests.support.engines import native, needs_native
 from tests.support.files import python
-from tests.support.native_program import BUILD, CMAKE, COMPILER, NINJA, ROOT, configure, printed
+from tests.support.native_program import CMAKE, COMPILER, NINJA, ROOT, built, printed
 
+WITHOUT_MODULE = "-DELMO_FAST_MODULE=OFF"
 X86 = platform.machine() in ("x86_64", "AMD64")
 LEVELS = ("generic", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx")
 PROCESSORS = {"core2duo": "generic", "Nehalem": "generic", "IvyBridge": "generic", "Haswell,-fma": "generic",
@@ -26,15 +27,12 @@ PROCESSORS = {"core2duo": "generic", "Nehalem": "generic", "IvyBridge": "generic
 
 
 needs_qemu = pytest.mark.skipif(not (X86 and shutil.which("qemu-x86_64")), reason="needs x86-64 and qemu-x86_64")
-pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
+pytestmark = pytest.mark.skipif(not (COMPILER and CMAKE and NINJA), reason="needs g++, cmake and ninja")
 
 
-def built(name: str, *definitions: str) -> Path:
+def check_engines(name: str, *definitions: str) -> Path:
     """check_engines, built in a separate folder."""
-    folder = BUILD / f"engines-{name}"
-    configure(ROOT, folder, "-DELMO_FAST_MODULE=OFF", *definitions)
-    printed([CMAKE, "--build", folder, "--target", "check_engines"])
-    return folder / "check_engines"
+    return built(name, "check_engines", *definitions) / "check_engines"
 
 
 @functools.cache
@@ -42,7 +40,7 @@ def program() -> Path:
     """check_engines from the objects of the native module, where the module was built in this checkout."""
     folder = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
     if not (folder / "build.ninja").exists():
-        return built("native")
+        return check_engines("native", WITHOUT_MODULE)
     printed([CMAKE, "--build", folder, "--target", "check_engines"])
     return folder / "check_engines"
 
@@ -113,7 +111,7 @@ def test_detection_on_another_processor(processor, best, cap, monkeypatch):
                     reason="needs AVX2 and F16C")
 def test_every_engine_of_x86():
     include = Path(__file__).parent / "engines" / "any_processor.cmake"
-    program = built("any-processor", f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DCMAKE_PROJECT_elmo_fast_INCLUDE={include}")
+    program = check_engines("any-processor", f"-DCMAKE_PROJECT_elmo_fast_INCLUDE={include}")
     run = passed(program, "amx", cases=1400)
     assert all(re.search(rf"^{level} ", run.stdout, re.MULTILINE) for level in LEVELS)
     assert native.amx_permitted() or int(re.search(r"(\d+) dots", run.stderr)[1]) > 1000
@@ -123,8 +121,8 @@ def test_every_engine_of_x86():
 @pytest.mark.skipif(not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
                     reason="needs aarch64-linux-gnu-g++ and qemu-aarch64")
 def test_every_engine_of_aarch64():
-    program = built("aarch64", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-                    "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_EXE_LINKER_FLAGS=-static")
+    program = check_engines("aarch64", WITHOUT_MODULE, "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+                            "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_EXE_LINKER_FLAGS=-static")
     passed("qemu-aarch64", "-cpu", "cortex-a53", program, "neon", cases=560)
     actual = digests(passed("qemu-aarch64", "-cpu", "cortex-a76", program, "neon-dotprod", cases=700))
     generic = {name: digest for name, digest in actual.items() if name.startswith("generic")}
@@ -141,7 +139,7 @@ def test_every_engine_of_aarch64():
 def test_other_compilers(compiler):
     if not (X86 and shutil.which(compiler)):
         pytest.skip(f"needs {compiler}")
-    program = built(compiler, f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_CXX_FLAGS=-Werror")
+    program = check_engines(compiler, f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_CXX_FLAGS=-Werror")
     engines = {path.name.removesuffix(".dir") for path in (program.parent / "CMakeFiles").glob("engine_*.dir")}
     assert engines == {f"engine_{name}" for name in (
         "generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")}

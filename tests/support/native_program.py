@@ -24,14 +24,19 @@ def compiles(*flags: str) -> bool:
 
 
 def native_module(name: str, *definitions: str) -> Path:
-    """elmo_fast._native without CUDA, built by CMake in a folder of its own with more `definitions`."""
-    folder = BUILD / f"module-{name}"
+    """elmo_fast._native without CUDA, built by CMake with more `definitions`."""
+    return next(built(name, "_native", *definitions).glob("_native*"))
+
+
+def built(name: str, target: str, *definitions: str) -> Path:
+    """The folder where CMake has built a target with `definitions`; targets of one name share its objects."""
+    folder = BUILD / name
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the tests of another process may need the same build
         configure(ROOT, folder, f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DELMO_FAST_CUDA=OFF", *definitions)
-        printed([CMAKE, "--build", folder])
-    return next(folder.glob("_native*"))
+        printed([CMAKE, "--build", folder, "--target", target])
+    return folder
 
 
 def configure(source: Path, folder: Path, *definitions: str) -> str:
