@@ -33,6 +33,8 @@ def cluster_settings(monkeypatch):
     try:
         yield
     finally:
+        if "ray" in sys.modules:  # the cluster of this process, whose workers read the folder
+            sys.modules["ray"].shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
