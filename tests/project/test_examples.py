@@ -36,7 +36,7 @@ def test_tagger(shared):
 
 @pytest.mark.long
 def test_sentiment(shared):
-    out = run("examples/sentiment.py", "--text", shared / "text", "--sentences", 400, "--epochs", 0.5)
+    out = run("examples/sentiment.py", "--text", shared / "text", "--sentences", 150, "--epochs", 0.5)
     rows = re.findall(r"^(\w.*\S)\s+([\d.]+)%\s+([\d.]+)%$", out, re.MULTILINE)
     assert {name.split(", ")[0] for name, *_ in rows} == {"tuned", "as it came", "random weights"} and len(rows) == 6
     assert all(30 < float(value) <= 100 for _, *values in rows for value in values)
