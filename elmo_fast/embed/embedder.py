@@ -1,7 +1,8 @@
 """`ElmoEmbedder`: tokenized sentences to NumPy arrays and HDF5 files, as AllenNLP's class of that name."""
 
+import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -90,10 +91,10 @@ class ElmoEmbedder:
         A single empty sentence does not change the carried states, as in AllenNLP; in a larger batch an empty sentence
         runs as `<S> </S>`.
         """
-        return self._batch(batch, self.elmo_bilm.state)
-
-    def _batch(self, batch: Sequence[Sequence[str]], state: str) -> list[np.ndarray]:
         batch = check_batch(batch)
+        return self._batch(batch, self.elmo_bilm.state, self._slot_stream(len(batch), self.elmo_bilm.state))
+
+    def _batch(self, batch: list[tuple[str, ...]], state: str, stream: SlotStream) -> list[np.ndarray]:
         if not batch:
             return []
         if len(batch) == 1 and not len(batch[0]):
@@ -102,18 +103,17 @@ class ElmoEmbedder:
             embeddings, mask = self._padded(batch, state)
             padded = to_host(embeddings.float()).numpy()
             return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
-        return list(self._slot_stream(len(batch), state).run(batch))
+        with self.elmo_bilm.lstm.exclusive(state == "carry"):
+            return list(stream.run(batch))
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]],
                         batch_size: int | None = None) -> Iterator[np.ndarray]:
         """Vectors of an iterable of sentences, in its order, float32 [layers, tokens, 2 P] a sentence.
 
-        `batch_size` sentences run at a time, and each slot takes its next sentence as soon as it is free (see
-        `SlotStream`); the results are those of batches, and a bounded number of sentences is read ahead. Carried states
-        are those of batches too, as in AllenNLP: when the first result of a batch is given out, the states after that
-        batch are stored, even if slots have run further. By default 64 sentences run at a time; if no states are
-        carried 128 where the CPU computes a wide model below `highest`, and so reads the weights half as often, and 512
-        on a GPU.
+        `batch_size` sentences run at a time, batch after batch if states are carried, as in AllenNLP; otherwise each
+        slot takes its next sentence as soon as it is free (see `SlotStream`), and a bounded number of sentences is read
+        ahead. The results are those of batches. By default 64 sentences run at a time; if no states are carried 128
+        where the CPU computes a wide model below `highest`, and so reads the weights half as often, and 512 on a GPU.
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
@@ -126,7 +126,10 @@ class ElmoEmbedder:
         """As `embed_sentences`, for sentences that were checked before; `state` is by default the model's."""
         state = self.elmo_bilm.state if state is None else check_choice("state", state, STATES)
         # Sentences are read ahead: a list that the caller fills anew is copied when it comes.
-        return self._run_of(self._rows(batch_size, state), state)(map(tuple, sentences))
+        sentences, batch_size = map(tuple, sentences), self._rows(batch_size, state)
+        if state in FREE_STATES and not self._runs_padded():
+            return self._slot_stream(batch_size, state).run(sentences)
+        return self._in_batches(sentences, batch_size, state)
 
     def runner(self, batch_size: int | None, state: str | None = None, form: OutputSpec | None = None) -> Runner:
         """The `Runner` that computes vectors for `write_corpus`. With carried states a section has whole batches.
@@ -136,7 +139,8 @@ class ElmoEmbedder:
         bilm = self.elmo_bilm
         state = bilm.state if state is None else check_choice("state", state, STATES)
         batch_size = self._rows(batch_size, state)
-        run = self._run_of(batch_size, state, half=form is not None and form.rounds_alone)
+        run = (functools.partial(self._in_batches, batch_size=batch_size, state=state) if self._runs_padded() else
+               self._slot_stream(batch_size, state, half=form is not None and form.rounds_alone).run)
         return Runner(bilm, lambda texts: groups_of(texts, batch_size),
                       lambda groups: run(text.tokens for group in groups for text in group),
                       {"batch_size": batch_size} if state == "carry" else {}, state)
@@ -161,17 +165,10 @@ class ElmoEmbedder:
         is_fast = computes_in(weight, bilm.backend, bilm.precision) != "highest"
         return 2 * DEFAULT_BATCH_SIZE if is_fast and bilm.get_output_dim() >= _WIDE else DEFAULT_BATCH_SIZE
 
-    def _run_of(self, batch_size: int, state: str,
-                half: bool = False) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
-        """A function from sentences to their vectors, to be called for one iterable after another; see `SlotStream`."""
-        if not self._runs_padded():
-            return self._slot_stream(batch_size, state, half).run
-
-        def run(sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
-            for batch in groups_of(sentences, batch_size):
-                yield from self._batch(batch, state)
-
-        return run
+    def _in_batches(self, sentences: Iterable[Sequence[str]], batch_size: int, state: str) -> Iterator[np.ndarray]:
+        stream = self._slot_stream(batch_size, state)
+        for batch in groups_of(sentences, batch_size):
+            yield from self._batch(batch, state, stream)
 
     def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
                    batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,

@@ -9,20 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elmo_fast.embed.carrying import Span
-
 
 @dataclass
 class Sentence:
-    """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P].
-
-    `tokens` are stored only if states are carried. A sentence that is `passed_over` does not run.
-    """
+    """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P]."""
 
     number: int
     rows: np.ndarray
-    tokens: Sequence[str] = ()
-    passed_over: bool = False
     done: int = 0
     vectors: np.ndarray | None = None
 
@@ -34,10 +27,6 @@ class Piece(NamedTuple):
     slot: int
     begin: int
     end: int
-
-    @property
-    def span(self) -> Span:
-        return Span(self.sentence.number, self.slot, self.begin, self.sentence.tokens)
 
 
 class Scheduler:
@@ -54,7 +43,6 @@ class Scheduler:
         self._rows_of, self._pass_over = rows_of, pass_over
         self._carried, self._runs_empty = carried, runs_empty
         self.queues: list[deque[Sentence]] = [deque() for _ in range(slots)]
-        self.unstored: deque[Sentence] = deque()  # if states are carried: of batches whose states are not stored
         self.read = self.ahead = 0
         self.error: Exception | None = None
         self._take: Callable[[], Sequence[str] | None] | None = None
@@ -68,11 +56,6 @@ class Scheduler:
     def take_from(self, take: Callable[[], Sequence[str] | None]) -> None:
         """Call `take` for a sentence when a slot is free; it returns None if there is none at present."""
         self._take = take
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all sentences were read."""
-        return self._following is None and not self.error
 
     @property
     def end(self) -> float:
@@ -115,26 +98,7 @@ class Scheduler:
             if queue and queue[0].number in numbers:
                 queue.popleft()
 
-    def put(self, spans: list[Span]) -> None:
-        """Queue spans, each to the end of its sentence."""
-        for number, slot, begin, tokens in sorted(spans):
-            self.queues[slot].append(Sentence(number, self._rows_of(tokens), tokens, done=begin))
-
-    def waiting(self, end: int) -> list[Span]:
-        """The spans of sentences before number `end` that have not run."""
-        return [Span(sentence.number, slot, sentence.done, sentence.tokens)
-                for slot, queue in enumerate(self.queues) for sentence in queue if sentence.number < end]
-
-    def restart(self) -> None:
-        """Clear the queues, then queue all sentences of the batches whose states are not stored."""
-        for queue in self.queues:
-            queue.clear()
-        for number, sentence in enumerate(self.unstored):
-            rows = self._rows_of(sentence.tokens)
-            self.unstored[number] = Sentence(sentence.number, rows, sentence.tokens, sentence.passed_over)
-            self._queue(self.unstored[number])
-
-    def read_next(self, slot: int = 0) -> bool:
+    def _read_next(self, slot: int) -> bool:
         """Read a sentence, into `slot` unless states are carried; False at the end and after an error in reading."""
         tokens = self._take() if self._take else self._following
         if tokens is None:
@@ -147,21 +111,21 @@ class Scheduler:
             self.error, self._following = error, None
             return False
         self._following = None if self._take else self._fetch()
+        is_alone = len(self.queues) == 1 or (self.read % len(self.queues) == 0 and self._following is None)
+        is_passed_over = self._carried and is_alone and not self._runs_empty and not len(tokens)
         sentence = Sentence(self.read, rows)
-        if self._carried:
-            is_alone = len(self.queues) == 1 or (self.read % len(self.queues) == 0 and self._following is None)
-            sentence.tokens = tuple(tokens)
-            sentence.passed_over = is_alone and not self._runs_empty and not len(tokens)
-            self.unstored.append(sentence)
         self.read += 1
         self.ahead += len(rows)
-        self._queue(sentence, slot)
+        if is_passed_over:
+            self._pass_over(sentence)
+        else:
+            self.queues[sentence.number % len(self.queues) if self._carried else slot].append(sentence)
         return True
 
     def _read_for(self, slot: int, most_ahead: int) -> bool:
         """Read until the slot has a sentence; False when the stream ended or enough was read ahead."""
         while not self.queues[slot]:
-            if self.ahead >= most_ahead or not self.read_next(slot):
+            if self.ahead >= most_ahead or not self._read_next(slot):
                 return False
         return True
 
@@ -172,9 +136,3 @@ class Scheduler:
         except Exception as error:
             self.error = error
             return None
-
-    def _queue(self, sentence: Sentence, slot: int = 0) -> None:
-        if sentence.passed_over:
-            self._pass_over(sentence)
-        else:
-            self.queues[sentence.number % len(self.queues) if self._carried else slot].append(sentence)

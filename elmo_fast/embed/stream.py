@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import STATES, check_choice
-from elmo_fast.embed.carrying import Span, StreamStates
 from elmo_fast.embed.outputs import plan_of
 from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
@@ -18,7 +17,6 @@ from elmo_fast.model.layers.lstm import RunState
 from elmo_fast.model.token_table.spare import SpareVectors
 from elmo_fast.ops.calling_thread import rows_of
 from elmo_fast.ops.device import HostCopy, to_device
-from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.weight_snapshot import one_call
 
 logger = logging.getLogger(__name__)
@@ -44,9 +42,8 @@ class SlotStream:
     runs as `<S> </S>`, as in bilm-tf. The runs share token vectors, which are computed again after weights change; the
     first run takes those of `spare`, and a run that ends returns them. When memory runs out, chunks get fewer steps.
 
-    When the first result of a batch is given out, the model carries the states after that batch, however far slots have
-    run. If another call has changed the states since the last batch, the slots run again from its end. An error in
-    reading the sentences is raised after the results of the whole batches before it.
+    The model carries the states after a run when the run has ended. An error in reading the sentences is raised after
+    the results of the whole batches before it.
 
     With `half` vectors that are computed on a GPU are rounded to float16 there, before they are copied to the host.
     """
@@ -81,8 +78,8 @@ class SlotStream:
         """Cancel running sentences; to be called between two chunks of `run_as_they_come`."""
         self._scheduler.drop(numbers)
 
-    def _run(self, sentences: Iterable[Sequence[str]], take: Callable[[], Sequence[str] | None] | None,
-             begun: tuple[RunState, list[Span]] | None = None) -> Iterator:
+    def _run(self, sentences: Iterable[Sequence[str]],
+             take: Callable[[], Sequence[str] | None] | None) -> Iterator:
         sentences = iter(sentences)
         first = list(itertools.islice(sentences, self._slots))
         self._begin(self._slots if take else max(1, len(first)))
@@ -91,7 +88,7 @@ class SlotStream:
             scheduler.take_from(take)
         else:
             scheduler.read_from(itertools.chain(first, sentences))
-        self._last = self._resume(*begun) if begun else self._start(0) if self._states else None
+        last: RunState | None = None
         while ((pieces := self._plan()) or self._queued or self._finished) and self._written < scheduler.end:
             chunk: _Chunk | None = None
             try:
@@ -102,9 +99,9 @@ class SlotStream:
                         while new := self._tokens.unencoded(self._most_new):
                             self._tokens.append(self._bilm.token_encoder.strings(new))
                         self._tokens.reduce(_TABLE_ROWS, in_flight)
-                        self._last = self._last or self._bilm.begin(len(scheduler.queues), self._state)
-                        chunk, after = self._advance(pieces, self._tokens.encoded, self._last)
-                    self._ran(chunk, pieces, after)
+                        last = last or self._bilm.begin(len(scheduler.queues), self._state)
+                        chunk, last = self._advance(pieces, self._tokens.encoded, last)
+                    self._queued.append(chunk)
             except (RuntimeError, MemoryError) as error:
                 self._shrink_chunks(error)
             if pieces and not chunk:
@@ -115,62 +112,15 @@ class SlotStream:
         self._spare.put(self._tokens)
         if scheduler.error:
             raise scheduler.error
-
-    def _ran(self, chunk: _Chunk, pieces: list[Piece], after: RunState) -> None:
-        self._queued.append(chunk)
-        if self._states:
-            self._states.note(self._last, [piece.span for piece in pieces])
-        self._last = after
-
-    def _start(self, first: int) -> RunState:
-        """The state of the slots before sentence `first`: the states that the model carries."""
-        with self._bilm.lstm.exclusive(True):
-            return self._states.begin(first)
-
-    def _resume(self, state: RunState, spans: list[Span]) -> RunState:
-        """Queue spans whose states are not stored in the model."""
-        self._states = None
-        self._scheduler.put(spans)
-        return state
+        if last and self._state == "carry":
+            self._bilm.lstm.store_state(last.last)
 
     def _in_order(self) -> Iterator[np.ndarray]:
-        while self._written in self._finished and (not self._states or self._store()):
+        while self._written in self._finished:
             vectors = self._finished.pop(self._written)
             self._scheduler.ahead -= vectors.shape[1] + 2
             self._written += 1
             yield vectors
-
-    def _store(self) -> bool:
-        """Store the states that the model carries with the next result; False if the result must wait."""
-        scheduler = self._scheduler
-        if self._written == self._stored:  # the first result of a batch: read the whole batch
-            end = self._written + len(scheduler.queues)
-            while scheduler.read < end and scheduler.read_next():
-                pass
-            return self._written < scheduler.end and self._store_batch(min(end, scheduler.read))
-        if scheduler.is_at_end and self._written + 1 == scheduler.read:  # the last result
-            with self._bilm.lstm.exclusive(True):
-                if self._states.is_current:
-                    self._states.store(scheduler.read, self._last, [], False)
-        return True
-
-    def _store_batch(self, end: int) -> bool:
-        """Store the states after the batch that ends before sentence `end`.
-
-        False if the batch runs again, since another call has changed the states that it starts from.
-        """
-        with self._bilm.lstm.exclusive(True):
-            is_current = self._states.is_current
-            if not is_current:
-                self._queued.clear()
-                self._finished.clear()
-                self._scheduler.restart()
-                self._last = self._start(self._written)
-            batch = [self._scheduler.unstored.popleft() for _ in range(self._written, end)]
-            self._states.store(end, self._last, self._scheduler.waiting(end),
-                               not all(sentence.passed_over for sentence in batch))
-        self._stored = end
-        return is_current
 
     def _as_they_came(self, pieces: list[Piece]) -> Iterator[tuple[int, _Numbered]]:
         finished, self._finished, self._scheduler.ahead = list(self._finished.items()), {}, 0
@@ -179,12 +129,10 @@ class SlotStream:
     def _begin(self, slots: int) -> None:
         self._tokens = self._spare.take()
         number = functools.partial(self._tokens.number, boundaries=self._bilm.token_source.boundaries)
-        carried, replay = self._state == "carry", functools.partial(_replay, self._bilm)
-        self._scheduler = Scheduler(slots, number, self._pass_over, carried, self._runs_empty)
-        self._states = StreamStates(self._bilm, slots, replay) if carried else None
+        self._scheduler = Scheduler(slots, number, self._pass_over, self._state == "carry", self._runs_empty)
         self._queued: deque[_Chunk] = deque()
         self._finished: dict[int, np.ndarray] = {}
-        self._written = self._stored = 0  # numbers of results given out, and of those whose states are stored
+        self._written = 0  # number of results given out
         self._limit_chunks()
 
     def _limit_chunks(self) -> None:
@@ -269,15 +217,6 @@ class SlotStream:
         """Uninitialized vectors of a sentence."""
         shape = self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()
         return np.empty(shape, np.float16 if self._dtype == torch.float16 else np.float32)
-
-
-def _replay(bilm: BiLm, state: RunState, spans: list[Span]) -> RunState:
-    """The state after spans that run from a state of the slots, with the current weights on their current device."""
-    like = full_precision(bilm.lstm.B_0_0)
-    state = RunState(tuple(values.to(like) for values in state.last), None)
-    stream = SlotStream(bilm, state.last[0].shape[1], state="carry")
-    deque(stream._run((), lambda: None, (state, spans)), maxlen=0)
-    return stream._last
 
 
 def _in_text_order(packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Sentences back to back in slots have the vectors of batches, in the order of the input."""
+"""Sentences back to back in slots give what batches give, in the order of the input."""
 
 import itertools
 
@@ -12,6 +12,7 @@ from elmo_fast import ElmoEmbedder, load, open_embeddings
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.token_table.lookup import TokenEncoder
@@ -22,24 +23,27 @@ from tests.support.models import SHAPES, bilm, options, texts, weights
 
 
 def check(texts, size, shape="two layers", backend="native", **arguments):
-    """Compare a stream of each text with batches: vectors and carried states, to the bit in the native engine."""
+    """A stream of each text of a list against its batches: vectors and carried states, in the native engine by bits."""
     stream, batch = (ElmoEmbedder.from_bilm(bilm(SHAPES[shape], backend=backend, **arguments))
                      for _ in range(2))
     tolerance = {"atol": 0 if backend == "native" else SAME_MODEL, "rtol": 0 if backend == "native" else 1e-7}
     for sentences in texts:
-        actual = list(stream.embed_sentences(iter(sentences), size))
+        if backend == "reference":
+            found = list(stream.embed_sentences(iter(sentences), size))
+        else:
+            found = list(SlotStream(stream.elmo_bilm, size).run(iter(sentences)))
         expected = [vectors for first in range(0, len(sentences), size)
                     for vectors in batch.embed_batch(sentences[first : first + size])]
-        for number, (array, truth) in enumerate(zip(actual, expected, strict=True)):
-            assert array.shape == truth.shape and array.dtype == np.float32, number
-            np.testing.assert_allclose(array, truth, **tolerance, err_msg=f"sentence {number}")
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert one.shape == other.shape and one.dtype == np.float32, number
+            np.testing.assert_allclose(one, other, **tolerance, err_msg=f"sentence {number}")
         states = stream.elmo_bilm._elmo_lstm._states or (), batch.elmo_bilm._elmo_lstm._states or ()
-        for array, truth in zip(*states, strict=True):
-            np.testing.assert_allclose(array, truth, **tolerance)
+        for one, other in zip(*states, strict=True):
+            np.testing.assert_allclose(one, other, **tolerance)
 
 
 def bound(monkeypatch, rows=1, tokens=1, table=1 << 15, chunks_ahead=0):
-    """Chunks that end within sentences, little reading ahead, a small token table, and chunks ahead as on a GPU."""
+    """Chunks that end in the middle of sentences, little reading ahead, a small token table; as on a GPU, too."""
     monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", rows)
     monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", tokens)
     monkeypatch.setattr(slot_stream, "_TABLE_ROWS", table)
@@ -57,14 +61,14 @@ def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
 
 
 def test_a_model_with_vectors_beyond_float16(tmp_path):
-    parameters = weights(SHAPES["two layers"])
-    parameters["CNN_proj/W_proj"] *= 1e6
-    elmo = LoadedElmo(BiLm(SHAPES["two layers"], parameters))
+    drawn = weights(SHAPES["two layers"])
+    drawn["CNN_proj/W_proj"] *= 1e6
+    elmo = LoadedElmo(BiLm(SHAPES["two layers"], drawn))
     with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 0;"):
         elmo.save_vectors(tmp_path / "a.h5", texts(9)[1:], dtype="float16")
     elmo.save_vectors(tmp_path / "b.h5", texts(9), "top", dtype="float16")
-    for array, truth in zip(open_embeddings(tmp_path / "b.h5"), elmo.embed(texts(9), "top"), strict=True):
-        assert np.array_equal(array, truth.astype(np.float16))
+    for one, other in zip(open_embeddings(tmp_path / "b.h5"), elmo.embed(texts(9), "top"), strict=True):
+        assert np.array_equal(one, other.astype(np.float16))
 
 
 @pytest.mark.parametrize("arguments", [
@@ -104,17 +108,17 @@ def test_a_long_run_of_empty_sentences_does_not_end_the_stream(monkeypatch):
 
 def test_reading_ahead_is_bounded(monkeypatch):
     bound(monkeypatch, 16, 50)
-    numbers = []
-    source = (numbers.append(number) or ["a"] * (500 if number == 0 else 1) for number in itertools.count())
+    taken = []
+    source = (taken.append(number) or ["a"] * (500 if number == 0 else 1) for number in itertools.count())
     stream = ElmoEmbedder.from_bilm(bilm()).embed_sentences(source, 2)
-    assert numbers == []
+    assert taken == []
     next(stream)
-    assert len(numbers) < 100
+    assert len(taken) < 100
 
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    """Runs of more than `most` packed rows, and encodings of more tokens, fail as torch does without memory."""
+    """Runs of more packed rows, and encodings of more tokens, than `most` fail as torch does without memory."""
     def limit(most, error):
         run, strings = BiLm.run, TokenEncoder.strings
 
@@ -152,10 +156,10 @@ def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, s
     expected = list(plenty.embed_sentences(sentences, slots))
     little.elmo_bilm._initial_state()  # the warm text has no chunks
     little_memory(most, error)
-    actual = list(little.embed_sentences(sentences, slots))
-    assert len(actual) == len(expected) and all(map(np.array_equal, actual, expected))
-    for carried, truth in zip(*(each.elmo_bilm.lstm._states or () for each in (plenty, little)), strict=True):
-        assert torch.equal(carried, truth)
+    found = list(little.embed_sentences(sentences, slots))
+    assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
+    for one, other in zip(*(each.elmo_bilm.lstm._states or () for each in (plenty, little)), strict=True):
+        assert torch.equal(one, other)
     assert [record.getMessage()[:13] for record in caplog.records] == ["out of memory"]
 
 
@@ -166,16 +170,16 @@ def test_errors_that_smaller_chunks_do_not_mend_are_raised(little_memory, error)
         list(ElmoEmbedder.from_bilm(bilm(state="zero")).embed_sentences(texts(10), 4))
 
 
-def test_a_long_sequence_in_chunks_equals_one_batch(monkeypatch):
+def test_a_long_sequence_in_chunks_is_that_of_one_batch(monkeypatch):
     sequence = [[f"word{k % 60}" for k in range(5000)]]
-    expected = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_batch(sequence)
+    whole = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_batch(sequence)
     for rows in (16, 700, 1 << 20):
         bound(monkeypatch, rows)
-        actual, = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_sentences(sequence)
-        assert np.array_equal(actual, expected[0])
+        found, = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_sentences(sequence)
+        assert np.array_equal(found, whole[0])
 
 
-# ---- excessive batch sizes are bounded by the text, or refused, before memory is allocated ----
+# ---- batch sizes far from what is meant are bounded by the text, or refused, before memory is spent ----
 
 
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
@@ -185,8 +189,8 @@ def test_a_batch_is_no_larger_than_the_text(state, batch_size):
     small, large = (ElmoEmbedder.from_bilm(bilm(state=state)) for _ in range(2))
     for _ in range(2):  # from the carried states too
         runs = (embedder.embed_sentences(sentences, size) for embedder, size in ((small, 3), (large, batch_size)))
-        for actual, expected in zip(*runs, strict=True):
-            np.testing.assert_array_equal(actual, expected)
+        for found, expected in zip(*runs, strict=True):
+            np.testing.assert_array_equal(found, expected)
     if state == "carry":
         assert large.elmo_bilm.lstm._states[0].shape[1] == 3
 
@@ -214,13 +218,13 @@ def test_larger_batches_are_refused(tmp_path, capsys, batch_size):
 
 
 @pytest.mark.parametrize("slots, steps", [(1, 16), (3, 48), (8, 4096)])
-def test_vectors_that_are_rounded_on_the_device(monkeypatch, slots, steps):
-    """Rounding in plain torch, as on a GPU, gives the bits of rounding on the host."""
+def test_vectors_that_are_rounded_where_they_are_computed(monkeypatch, slots, steps):
+    """As on a GPU, by plain torch: the bits of vectors that the host rounds."""
     bound(monkeypatch, steps)
     model, sentences = bilm(SHAPES["two layers"], backend="torch", state="zero"), [*texts(20, 40), []]
-    stream, plain = (slot_stream.SlotStream(model, slots, half=True) for _ in range(2))
+    stream, plain = (SlotStream(model, slots, half=True) for _ in range(2))
     assert stream._dtype == torch.float32  # not on a CPU
     stream._dtype = torch.float16
-    for actual, expected in zip(stream.run(sentences), plain.run(sentences), strict=True):
-        assert actual.dtype == np.float16 and expected.dtype == np.float32
-        np.testing.assert_array_equal(actual, expected.astype(np.float16))
+    for found, expected in zip(stream.run(sentences), plain.run(sentences), strict=True):
+        assert found.dtype == np.float16 and expected.dtype == np.float32
+        np.testing.assert_array_equal(found, expected.astype(np.float16))

@@ -93,7 +93,8 @@ class LstmStack(AllenNlpStateDict):
                 raise ValueError(f"_states: expected (h [{layers}, rows, {h_dim}], c [{layers}, rows, {c_dim}]), "
                                  f"got {tuple(h.shape)} and {tuple(c.shape)}")
             carried = h, c
-        self.carried.store(carried)
+        with self.carried.lock:
+            self.carried.value = carried
 
     @property
     def state_sizes(self) -> tuple[int, int, int]:
@@ -116,7 +117,7 @@ class LstmStack(AllenNlpStateDict):
                 unchanged = (mask == 0).view(1, -1, 1)
                 replacement = tuple(torch.where(unchanged.to(old.device), old, torch.zeros_like(old))
                                     for old in carried)
-            self.carried.store(replacement)
+            self.carried.value = replacement
 
     def exclusive(self, carried: bool) -> contextlib.AbstractContextManager:
         """A context in which no other thread reads or stores the carried states, if states are `carried`."""
@@ -231,7 +232,7 @@ class LstmStack(AllenNlpStateDict):
     def store_state(self, final: State) -> None:
         """Carry the final state of a batch, detached, to the next call. Rows beyond the batch are unchanged."""
         with self.carried.lock:
-            self.carried.store(above(tuple(value.detach() for value in final), self._states))
+            self.carried.value = _above(tuple(value.detach() for value in final), self._states)
 
     def _first_carried(self, rows: int, like: torch.Tensor) -> State:
         """The carried state of the first `rows` rows, with the type and device of `like`; new rows are zeros."""
@@ -284,7 +285,7 @@ def _stacked(states: Sequence[State]) -> State:
     return tuple(stacked(values) for values in zip(*states))
 
 
-def above(new: State, old: State | None) -> State:
+def _above(new: State, old: State | None) -> State:
     """The rows of `new`, followed by the rows of `old` beyond them."""
     if old is None:
         return new
