@@ -1,6 +1,6 @@
 // The char-CNN of token encoders in fp32: the maximum of every filter's products with the windows of a token's
-// characters, to which its bias is added, the window that has it, and the gradients of weights and character
-// embeddings. The caller applies activations other than ReLU, and their gradients.
+// characters, to which its bias is added, after the activation; the window that has the maximum, and the gradients of
+// weights and character embeddings. The caller computes the activation's gradient.
 //
 // Windows that start in a token's padding hold only padding: they share a product and a term of a gradient. Windows
 // with the same maximum share its gradient in equal parts. Sums have a fixed order: the bits of a token's results
@@ -11,6 +11,8 @@
 #include <cstdint>
 
 namespace elmo_fast {
+
+enum class Activation : int32_t { relu = 0, tanh = 1 };
 
 // Filters of one width: weight [width, dim, filters]. They write columns [first, first + filters).
 struct CharBank {
@@ -33,11 +35,11 @@ struct CharCnnCall {
   int64_t bank_count;
   int64_t filters;  // of all banks together
   const float* biases;  // forward only, [filters]; null: none
-  bool relu;  // forward only
+  Activation activation;  // forward only
   int threads;  // >= 1
 };
 
-// values [tokens, filters] with biases, and after ReLU if asked for; picks [tokens, filters]: the first window with the
+// values [tokens, filters]; picks [tokens, filters]: the first window with the
 // largest product, plus 2^16 times the number of windows that share it; null if no gradient is needed. Throws
 // std::invalid_argument for ids out of range, or fewer characters than a filter is wide.
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks);

@@ -6,7 +6,11 @@
 
 #include <array>
 #include <string>
+#include <tuple>
 #include <type_traits>
+#include <vector>
+
+#include "char_cnn.h"
 
 namespace elmo_fast {
 
@@ -80,5 +84,14 @@ class Arguments {
   const std::string function_;
   const py::kwargs keywords_;
 };
+
+// The argument "banks": (width, filters, first column, address of the weight, address of its gradient or 0) of each.
+inline std::vector<CharBank> char_banks(Arguments& given) {
+  using Bank = std::tuple<int64_t, int64_t, int64_t, Address, Address>;
+  std::vector<CharBank> banks;
+  for (const auto& [width, filters, first, weight, grad] : given.get<std::vector<Bank>>("banks"))
+    banks.push_back({width, filters, first, at<const float>(weight), at<float>(grad)});
+  return banks;
+}
 
 }  // namespace elmo_fast

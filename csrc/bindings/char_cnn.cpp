@@ -1,23 +1,10 @@
 // Python bindings of csrc/char_cnn.h.
 #include "char_cnn.h"
 
-#include <tuple>
-#include <vector>
-
 #include "arguments.h"
 
 namespace elmo_fast {
 namespace {
-
-// (width, filters, first column, address of the weight, address of its gradient or 0)
-using Bank = std::tuple<int64_t, int64_t, int64_t, Address, Address>;
-
-std::vector<CharBank> banks_of(Arguments& given) {
-  std::vector<CharBank> banks;
-  for (const auto& [width, filters, first, weight, grad] : given.get<std::vector<Bank>>("banks"))
-    banks.push_back({width, filters, first, at<const float>(weight), at<float>(grad)});
-  return banks;
-}
 
 // The arguments shared by a forward and its gradients; the result points to `banks`.
 CharCnnCall char_cnn_call(Arguments& given, const std::vector<CharBank>& banks) {
@@ -32,17 +19,17 @@ CharCnnCall char_cnn_call(Arguments& given, const std::vector<CharBank>& banks) 
 
 void run_char_cnn(const py::kwargs& keywords) {
   Arguments given("char_cnn_forward", keywords);
-  const std::vector<CharBank> banks = banks_of(given);
+  const std::vector<CharBank> banks = char_banks(given);
   CharCnnCall call = char_cnn_call(given, banks);
   float* values;
   uint32_t* picks;
-  given.read("biases", call.biases, "relu", call.relu, "values", values, "picks", picks);
+  given.read("biases", call.biases, "activation", call.activation, "values", values, "picks", picks);
   given.finish([&] { char_cnn_forward(call, values, picks); });
 }
 
 void run_char_cnn_backward(const py::kwargs& keywords) {
   Arguments given("char_cnn_backward", keywords);
-  const std::vector<CharBank> banks = banks_of(given);
+  const std::vector<CharBank> banks = char_banks(given);
   const CharCnnCall call = char_cnn_call(given, banks);
   const float* grad_values;
   const uint32_t* picks;
@@ -54,6 +41,9 @@ void run_char_cnn_backward(const py::kwargs& keywords) {
 }  // namespace
 
 void bind_char_cnn(py::module_& m) {
+  using namespace py::literals;
+  m.attr("activations") =
+      py::dict("relu"_a = static_cast<int>(Activation::relu), "tanh"_a = static_cast<int>(Activation::tanh));
   m.def("char_cnn_forward", run_char_cnn);
   m.def("char_cnn_backward", run_char_cnn_backward);
 }

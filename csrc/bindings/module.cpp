@@ -9,6 +9,7 @@ void bind_lstm(py::module_& m);
 void bind_linear(py::module_& m);
 void bind_char_cnn(py::module_& m);
 void bind_cuda(py::module_& m);
+void bind_model(py::module_& m);
 void bind_weight_samples(py::module_& m);
 
 namespace {
@@ -68,5 +69,6 @@ PYBIND11_MODULE(_native, m) {
   bind_linear(m);
   bind_char_cnn(m);
   bind_cuda(m);
+  bind_model(m);
   bind_weight_samples(m);
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "../activations.h"
 #include "../engine.h"
 #include "../gemm/fp32.h"
 
@@ -245,7 +246,8 @@ class CharCnnForward {
     float values[Vec::width] = {}, firsts[Vec::width], counts[Vec::width];
     if (plan_.biases) copy_floats(values, plan_.biases + column, count);
     const typename Vec::F value = largest.value() + Vec::load(values);
-    Vec::store(values, plan_.relu ? Vec::at_least(Vec::set1(0.0f), value) : value);
+    Vec::store(values, plan_.activation == Activation::relu ? Vec::at_least(Vec::set1(0.0f), value)
+                                                            : ExactActivations<Vec>::tanh(value));
     const int64_t at = token * plan_.filters + column;
     copy_floats(plan_.values + at, values, count);
     if constexpr (picks) {
