@@ -1,9 +1,9 @@
-"""How far a fast path may be from what it is timed against: the limits of elmo_fast/ops/precision.py."""
+"""How far a fast path may be from what it is timed against: the limits of elmo_fast/engine/precision.py."""
 
 import numpy as np
 
 from elmo_fast import testing
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.engine.precision import PRECISIONS
 
 TABLE = testing.AGAINST_FLOAT64
 GRADIENT_LIMIT = testing.GRADIENT_AGAINST_FLOAT64

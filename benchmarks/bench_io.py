@@ -200,7 +200,7 @@ def staged(watch: Stopwatch, runner):
 def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
     """Every stage of `Job.write` in the body is measured."""
     from elmo_fast.embed import run as embed_run
-    from elmo_fast.model.token_table.table import TokenTable
+    from elmo_fast.engine.table import TokenTable
     from elmo_fast.vectors import spec, writer
     from elmo_fast.vectors.layouts import text_vectors
 

@@ -27,7 +27,7 @@ from benchmarks.work import (  # noqa: F401 (for the benchmarks)
     step_weights,
     work_of_slots,
 )
-from elmo_fast.ops.backend import native_module
+from elmo_fast.engine.backend import native_module
 
 SOURCE = common.ROOT / "benchmarks" / "native" / "machine_floor.cpp"
 # precision: bytes of one packed weight

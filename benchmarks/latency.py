@@ -21,10 +21,10 @@ import torch
 
 from benchmarks import common, models, workloads
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.engine.backend import native_module
 from elmo_fast.environment import cores
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.token_table.lookup import TokenEncoder
-from elmo_fast.ops.backend import native_module
+from elmo_fast.model.lookup import TokenEncoder
 
 TOKENS = (1, 5, 25, 100)
 SECONDS = 0.5  # of calls in a turn

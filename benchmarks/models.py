@@ -13,7 +13,7 @@ def build(model: str, *, backend: str = "reference", seed: int = 0, precision: s
     All but the bundled model have random weights.
     """
     from elmo_fast import BiLm, Options
-    from elmo_fast.model.weights import random_weights
+    from elmo_fast.weights.datasets import random_weights
 
     if model == "bundled":
         return BiLm.from_model(model, state=state, precision=precision, backend=backend).eval().to(device)
@@ -64,8 +64,8 @@ def absent_precisions(device: str = "cpu") -> dict[str, str]:
     """The precisions that the CPU engine does not compute in here, and why; what stands for them is `highest`."""
     if device != "cpu":
         return {}
-    from elmo_fast.ops.backend import native_module, supports_precision
-    from elmo_fast.ops.precision import PRECISIONS
+    from elmo_fast.engine.backend import native_module, supports_precision
+    from elmo_fast.engine.precision import PRECISIONS
 
     why = native_module()[1] or "runs as highest: 16-bit tile products need AMX, which this machine does not offer"
     return {name: why for name in PRECISIONS if name != "highest" and not supports_precision(name)}
@@ -74,8 +74,8 @@ def absent_precisions(device: str = "cpu") -> dict[str, str]:
 def write_files(folder: Path, model: str, seed: int = 0) -> tuple[Path, Path]:
     """options.json and weights.hdf5 of the model that `build` gives for this name and seed."""
     from elmo_fast import Options
-    from elmo_fast.model.sources import find_model
-    from elmo_fast.model.weights import random_weights, write_weights
+    from elmo_fast.weights.datasets import random_weights, write_weights
+    from elmo_fast.weights.sources import find_model
 
     if model == "bundled":
         found = find_model(model)

@@ -17,8 +17,8 @@ from benchmarks import agreement, common, models, workloads
 from benchmarks.recorded import markdown
 from elmo_fast.bench.timing import generated_sentences
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.engine.backend import native_module
+from elmo_fast.engine.precision import PRECISIONS
 
 SLOTS, SENTENCE_TOKENS = 64, 25
 

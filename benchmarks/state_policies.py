@@ -17,11 +17,11 @@ import torch
 
 from benchmarks import common
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
-from elmo_fast.model.sources import find_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.model import chunked_full_cross_entropy
+from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.sources import find_model
 
 POLICIES = ("zero", "warm", "carry")
 

@@ -137,7 +137,7 @@ def options_of(model: str, **lstm) -> dict:
     if model != "bundled":
         return standard_options(model, **lstm)
     from elmo_fast import Options
-    from elmo_fast.model.sources import find_model
+    from elmo_fast.weights.sources import find_model
 
     content = Options.from_file(find_model("bundled").options_file).to_dict()
     return {**content, "lstm": {**content["lstm"], **lstm}}

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo, load
     from elmo_fast.embed.build_table import build_token_table, corpus_words, write_token_table
-    from elmo_fast.embed.embedder import ElmoEmbedder
+    from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+    from elmo_fast.engine.table import TokenTable
     from elmo_fast.errors import ConfigurationError
     from elmo_fast.explore.comparison import compare
     from elmo_fast.explore.contexts import ContextIndex
+    from elmo_fast.model.batching import Batcher, TokenBatcher, batch_to_ids
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.elmo import Elmo
     from elmo_fast.model.layers.batch_layout import BiLmOutput, remove_boundaries
-    from elmo_fast.model.options import Options
     from elmo_fast.model.scalar_mix import ScalarMix
-    from elmo_fast.model.token_table.table import TokenTable
-    from elmo_fast.model.weights import random_weights, read_weights, write_weights
     from elmo_fast.scale.dataset import embed_dataset
-    from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
     from elmo_fast.text.fasta import FastaRecord, read_fasta
     from elmo_fast.text.readers import open_texts
     from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
     from elmo_fast.vectors.open import Embeddings, open_embeddings
+    from elmo_fast.weights.datasets import random_weights, read_weights, write_weights
+    from elmo_fast.weights.options import Options
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,19 +40,19 @@ _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
     "explore.comparison": ("compare",),
     "explore.contexts": ("ContextIndex",),
-    "embed.embedder": ("ElmoEmbedder",),
+    "embed.elmo_embedder": ("ElmoEmbedder",),
     "vectors.open": ("Embeddings", "open_embeddings"),
     "text.readers": ("open_texts",),
     "model.layers.batch_layout": ("BiLmOutput", "remove_boundaries"),
     "model.bilm": ("BiLm",),
     "model.elmo": ("Elmo",),
-    "model.options": ("Options",),
+    "weights.options": ("Options",),
     "model.scalar_mix": ("ScalarMix",),
     "embed.build_table": ("build_token_table", "corpus_words", "write_token_table"),
-    "model.token_table.table": ("TokenTable",),
-    "model.weights": ("random_weights", "read_weights", "write_weights"),
+    "engine.table": ("TokenTable",),
+    "weights.datasets": ("random_weights", "read_weights", "write_weights"),
     "scale.dataset": ("embed_dataset",),
-    "text.batching": ("Batcher", "TokenBatcher", "batch_to_ids"),
+    "model.batching": ("Batcher", "TokenBatcher", "batch_to_ids"),
     "text.fasta": ("FastaRecord", "read_fasta"),
     "text.vocabulary": ("UnicodeCharsVocabulary", "Vocabulary"),
 }

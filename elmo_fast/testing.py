@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from elmo_fast import arguments
-from elmo_fast.model.options import Options
-from elmo_fast.ops.precision import OPERANDS
+from elmo_fast.engine.precision import OPERANDS
 from elmo_fast.train.config import FILTERS
+from elmo_fast.weights.options import Options
 
 # Relative Frobenius error of a layer against the float64 reference, by the operand type of its matrix products.
 AGAINST_FLOAT64 = {name: operands.tolerance for name, operands in OPERANDS.items()}

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from elmo_fast import BiLm, LoadedElmo, Options, ScalarMix, cli, load, random_weights
-from elmo_fast.model.sources import find_model
+from elmo_fast.weights.sources import find_model
 
 TEXT = Path(os.environ.get("ELMO_FAST_SHARED", Path(__file__).parents[2] / "shared")) / "text"
 BATCH = 1000  # reviews embedded together

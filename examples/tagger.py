@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from elmo_fast import BiLm, Elmo, Options, batch_to_ids, random_weights, read_weights
-from elmo_fast.model.sources import find_model
+from elmo_fast.weights.sources import find_model
 
 TEXT = Path(os.environ.get("ELMO_FAST_SHARED", Path(__file__).parents[2] / "shared")) / "text"
 HIDDEN, DROPOUT, L2, BATCH = 64, 0.5, 0.001, 32

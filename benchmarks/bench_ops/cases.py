@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from benchmarks import agreement, common, models
-from elmo_fast.ops.backend import native_module
+from elmo_fast.engine.backend import native_module
 from elmo_fast.text import characters
 from elmo_fast.text.batching import number_tokens
 

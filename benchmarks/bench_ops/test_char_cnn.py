@@ -15,11 +15,11 @@ import torch
 from benchmarks import common
 from benchmarks.bench_ops import cases
 from elmo_fast import Options
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.model.layers.encoder import CharacterEncoder
-from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.numerics import numerics
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.weights.datasets import random_weights
 
 
 @functools.cache

@@ -21,9 +21,9 @@ import torch
 from benchmarks import common, floor
 from benchmarks.bench_ops import cases
 from benchmarks.peers.layer import direction
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.engine.precision import PRECISIONS
+from elmo_fast.engine.schedule import Schedule, make_schedule
 from elmo_fast.ops.projected_lstm import projected_lstm
-from elmo_fast.ops.schedule import Schedule, make_schedule
 
 CLIPS = {"cell_clip": 3.0, "proj_clip": 3.0}
 

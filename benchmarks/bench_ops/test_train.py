@@ -24,10 +24,10 @@ import torch
 from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
 from elmo_fast import Options
+from elmo_fast.engine.schedule import Schedule
 from elmo_fast.model.layers.encoder import CharacterEncoder
-from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.projected_lstm import projected_lstm
-from elmo_fast.ops.schedule import Schedule
+from elmo_fast.weights.datasets import random_weights
 
 STEPS = 20
 SIZES = {"d512-p64": (512, 64), "d512-p128": (512, 128), "d4096-p512": (4096, 512)}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from benchmarks.common import positive
 from benchmarks.evaluate.tasks import TASKS, evaluate
 from elmo_fast.cli import run_command
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.engine.precision import PRECISIONS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

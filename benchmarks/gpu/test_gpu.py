@@ -18,10 +18,10 @@ import torch
 
 from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
+from elmo_fast.engine.precision import PRECISIONS
+from elmo_fast.engine.schedule import make_schedule
 from elmo_fast.ops.numerics import numerics
-from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm.cuda import lstm, persistent
-from elmo_fast.ops.schedule import make_schedule
 from tests.support import cuda_ops, gpu_lstm, op_cases
 
 SQUARES = {"fp16": (torch.float16, "highest", 8192), "tf32": (torch.float32, "high", 8192),

@@ -18,8 +18,8 @@ import torch
 
 from benchmarks import agreement, common, models, recorded
 from benchmarks.peers import onednn, torch_lstm
+from elmo_fast.engine.schedule import make_schedule
 from elmo_fast.ops.projected_lstm import projected_lstm
-from elmo_fast.ops.schedule import make_schedule
 
 STEPS = 12  # of all rows
 SECONDS = 0.3  # of calls in a turn

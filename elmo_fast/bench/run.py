@@ -15,15 +15,15 @@ from elmo_fast.bench.machine import machine, version_of
 from elmo_fast.bench.timing import generated_sentences, rounded, take_turns
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.progress import progress_bar
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.environment import peak_memory
 from elmo_fast.files.atomic import atomic_path, check_target
-from elmo_fast.model.families.models import open_bilm
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.sources import find_model, name_of
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.device import available_device
-from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.readers import open_texts
+from elmo_fast.weights.families.models import open_bilm
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.sources import find_model, name_of
 
 SLOTS, SENTENCE_TOKENS, ROUNDS = 64, 25, 5
 _MOST_SENTENCES = 8192

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from elmo_fast.cli.flags import DEVICE_HELP, FORMATS_HELP, add_command, checked_type
-from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.text.readers import open_texts
+from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 
 
 def add_commands(commands) -> None:

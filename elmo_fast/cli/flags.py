@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from elmo_fast.arguments import BACKENDS, STATES, TOKENIZERS, listed
-from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.text.records import FORMATS
+from elmo_fast.weights.sources import DEFAULT_MODEL, MODEL_NAMES
 
 _NUMBER = r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
 _NUMBERS = re.compile(rf"{_NUMBER}(,{_NUMBER})*,?", re.IGNORECASE).fullmatch

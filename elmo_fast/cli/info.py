@@ -3,22 +3,22 @@
 from dataclasses import replace
 
 from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command
-from elmo_fast.model.sources import DEFAULT_MODEL, find_model
+from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 
 
 def add_commands(commands) -> None:
     """Add the subcommands `info`, `models` and `doctor`."""
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters, and what the precisions run as",
                 "model", *MODEL_FILES[1:], NUMERICS[2])
-    add_command(commands, "models", "elmo_fast.model.public:public_model_lines", "list the public models by "
+    add_command(commands, "models", "elmo_fast.weights.public:public_model_lines", "list the public models by "
                 "name: size, number of addresses, and when this machine last downloaded it")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
 
 
 def _info(allow_nonfinite, **names) -> list[str]:
-    from elmo_fast.model.families.models import describe
     from elmo_fast.ops.doctor import precisions_here
+    from elmo_fast.weights.families.models import describe
 
     if all(name is None for name in names.values()):
         names["model"] = DEFAULT_MODEL

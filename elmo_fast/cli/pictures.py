@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from elmo_fast.arguments import FREE_STATES
 from elmo_fast.cli.flags import NUMERICS, add_command, add_weights, at_least, pop_fields, say
-from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 _SHARED = "--model", *NUMERICS, "--device"
 

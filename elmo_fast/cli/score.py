@@ -2,7 +2,7 @@
 
 from elmo_fast.arguments import DIRECTIONS
 from elmo_fast.cli.flags import FORMATS_HELP, NUMERICS, add_command
-from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 
 def add_commands(commands) -> None:

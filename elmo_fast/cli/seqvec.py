@@ -4,7 +4,7 @@ from pathlib import Path
 
 from elmo_fast import arguments
 from elmo_fast.cli.flags import DEVICE_HELP, NUMERICS, add_command, checked_type, say
-from elmo_fast.model.sources import MODEL_NAMES
+from elmo_fast.weights.sources import MODEL_NAMES
 
 
 def add_commands(commands) -> None:

@@ -5,8 +5,8 @@ import dataclasses
 import elmo_fast
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES
 from elmo_fast.cli.flags import add_command, at_least, checked_type, pop_fields
-from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.serve.limits import Limits
+from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 
 
 def add_commands(commands) -> None:

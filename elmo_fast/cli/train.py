@@ -6,9 +6,9 @@ import sys
 
 from elmo_fast.arguments import SIZES, check_file
 from elmo_fast.cli.flags import DEVICE_HELP, SHARED, add_command, at_least, checked_type
+from elmo_fast.engine.precision import TRAINED
 from elmo_fast.environment import install_line
 from elmo_fast.files.atomic import refuse_stdout
-from elmo_fast.ops.precision import TRAINED
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 from elmo_fast.train.run_files import check_run, choose, find_tf_checkpoint
 

@@ -28,17 +28,17 @@ from elmo_fast.embed.jobs import summary
 from elmo_fast.embed.progress import Progress, progress_bar
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.sources import MODEL_NAMES, ModelFiles, find_model, is_name
 from elmo_fast.text import fasta
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.arrays import WRITERS, write_arrays
 from elmo_fast.vectors.layouts.table import layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Selection, Target
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.sources import MODEL_NAMES, ModelFiles, find_model, is_name
 
 if TYPE_CHECKING:
-    from elmo_fast.embed.embedder import ElmoEmbedder
+    from elmo_fast.embed.elmo_embedder import ElmoEmbedder
 
 _DEFAULT_DIRECTORY = "model"
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
@@ -55,7 +55,7 @@ def get_elmo_model(model_dir: str | os.PathLike | None, cpu: bool, *, device: st
     arguments of `ElmoEmbedder`, and `device`, in place of `cpu`, as in `load`.
     """
     files = _find(model_dir)
-    from elmo_fast.embed.embedder import ElmoEmbedder
+    from elmo_fast.embed.elmo_embedder import ElmoEmbedder
     from elmo_fast.ops.device import available_device
 
     index = available_device("cpu" if cpu else device).index
@@ -224,12 +224,12 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
 
         layout = layout_of(output_path)
         target = Target(output_path, layout, form, options_of(layout, forget_sentences=True))
-        runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
+        runner = Runner(model, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
                         model.elmo_bilm.state)
         texts = (Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered)
         written = write_corpus(texts, runner, target, resume=options.resume, lock=part,
                                progress=Progress(options.progress, len(ordered), "sequences"))
-    return summary(target, written, model.elmo_bilm)
+    return summary(target, written, model.model)
 
 
 @dataclass(frozen=True)

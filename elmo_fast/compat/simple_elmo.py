@@ -11,17 +11,17 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, gathered, shown
-from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.stream import SlotStream
+from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+from elmo_fast.engine.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.families import SOFTMAX_FILE
-from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.softmax_head import SoftmaxHead
-from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.vectors.spec import mix_layers
+from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.sources import ModelFiles, find_model
 
 
 class ElmoModel:
@@ -156,14 +156,14 @@ class ElmoModel:
         texts = check_batch(texts, "texts")
 
         def arrays() -> Iterator[np.ndarray]:
-            stream = SlotStream(bilm, self.batch_size, runs_empty=True)
+            stream = SlotStream(self._loaded().model, self.batch_size, bilm.state, runs_empty=True)
             with self._lock:
-                _, bilm.lstm._states = self._sessions.get(id(session), (None, None))
+                _, stream.carried = self._sessions.get(id(session), (None, None))
                 if warmup and bilm.state == "carry":
                     collections.deque(stream.run(texts[: self.batch_size]), maxlen=0)
                 yield from (mix_layers(vectors, layers) for vectors in stream.run(texts))
                 if session is not None:
-                    self._sessions[id(session)] = session, bilm.lstm._states
+                    self._sessions[id(session)] = session, stream.carried
 
         return arrays(), texts, (len(texts), self.n_layers) if layers == "all" else (len(texts),)
 

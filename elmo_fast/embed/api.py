@@ -1,26 +1,25 @@
 """`load`: a model, and vectors from it in one call."""
 
+import copy
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import FREE_STATES, STATES, check_choice, check_path, gathered
-from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.embed.embedder import Embedder
+from elmo_fast.embed.opening import embedder_of, read_files
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import write_corpus
+from elmo_fast.engine.model import State
+from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.families.models import open_bilm
-from elmo_fast.model.opening import WARM_TEXT, ModelOptions
-from elmo_fast.model.sources import DEFAULT_MODEL, find_model
-from elmo_fast.ops.device import available_device
-from elmo_fast.ops.precision import SMALL
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.readers import Text
@@ -28,6 +27,16 @@ from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.table import SUFFIXES, layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Target
+from elmo_fast.weights.datasets import Weights, fingerprint
+from elmo_fast.weights.families import BILM_TF, Family
+from elmo_fast.weights.opening import WARM_TEXT, ModelOptions
+from elmo_fast.weights.options import Options
+from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from elmo_fast.model.bilm import BiLm
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
@@ -35,26 +44,19 @@ Given = str | Sequence[str] | FastaRecord | Text
 Layers = str | int | Sequence[float]
 
 
-def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device | None = None,
+def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: "str | torch.device | None" = None,
          precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False) -> "LoadedElmo":
     """Load a model to get vectors from.
 
     `model` is a name, a directory, a ZIP or tar, or a URL of these (`find_model`), by default the bundled model.
-    `device` is by default the first GPU, or the CPU without a GPU; `precision` and `backend` as in `BiLm`.
-    NaN and infinities in the weights are refused unless `allow_nonfinite`. In `medium` and `low` on the CPU the weights
-    stay in memory only as the engine packs them (see `BiLm.drop_fp32`).
+    `precision` and `backend` are those of `ModelOptions`; with the backend `torch`, and on another `device` than the
+    CPU (`cuda`), PyTorch computes. NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
     opening = ModelOptions("warm", precision, backend, allow_nonfinite=allow_nonfinite)
-    chosen_device = available_device(device)
-    bilm = open_bilm(find_model(check_path("model", model)), opening)
-    loaded = LoadedElmo(without_spare_weights(bilm.to(chosen_device)))
-    loaded._name = os.fspath(model)
-    return loaded
-
-
-def without_spare_weights(bilm: BiLm) -> BiLm:
-    """The model, on the CPU in `medium` or `low` without its fp32 weights, which the engine does not read there."""
-    return bilm.drop_fp32() if bilm.computes_in in SMALL and bilm.can_write else bilm
+    files = find_model(check_path("model", model))
+    read = functools.partial(read_files, files, opening)
+    embedder = embedder_of(files.family, *read(), opening, "cpu" if device is None else device)
+    return _loaded(embedder, os.fspath(model), opening, files.family, read)
 
 
 @dataclass(frozen=True)
@@ -79,28 +81,74 @@ class LoadedElmo:
     Strings are split into tokens by `tokenizer`. `auto`, its default, splits a string in which no word has punctuation
     attached at whitespace, and any other one (`They don't.`) as in the Penn Treebank (`They do n't .`). `whitespace`,
     `penn` and `simple` (words and punctuation apart) are the same for every string; a function from a string to a list
-    of tokens, or its place as `package.module:function`, is a tokenizer too. `bilm` is the model.
+    of tokens, or its place as `package.module:function`, is a tokenizer too. `model` is what computes: a model that
+    does not change, or, for a `BiLm` or an embedder of one, that biLM with its current weights.
     """
 
-    def __init__(self, bilm: BiLm):
-        self._embedder = ElmoEmbedder.from_bilm(bilm)
-        self.bilm = bilm
+    def __init__(self, source: "Embedder | BiLm"):
+        if not isinstance(source, Embedder):
+            from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+
+            source = ElmoEmbedder.from_bilm(source)
+        self.embedder, self.model = source, source.model
         self._name: str | None = None  # of the model, for `repr`
+        self._opening = ModelOptions()
+        self._read: Callable[[], tuple[Options, Weights]] | None = None
+        self._family = BILM_TF
+
+    @functools.cached_property
+    def bilm(self) -> "BiLm":
+        """The model as a module of PyTorch. Of a model that `load` read, the files are read again."""
+        if hasattr(self.model, "bilm"):
+            return self.model.bilm
+        family, options, weights = self.read_weights()
+        with extra("torch"):
+            return pkgutil.resolve_name(family.bilm)(options, weights, self._opening).eval()
+
+    def read_weights(self) -> tuple[Family, Options, Weights]:
+        """The family, options and weights: the current ones of a biLM, or those of the files, which are read again."""
+        if hasattr(self.model, "bilm"):
+            bilm = self.model.bilm
+            return bilm.family, bilm.options, bilm.weights()
+        if self._read is None:
+            raise RuntimeError("weights: expected a model of files or of a BiLm, got one of arrays")
+        options, weights = self._read()
+        if fingerprint(weights, options) != self.model.fingerprint:
+            raise RuntimeError(f"weights: expected those that the model was made of in {self._name}, got others; read "
+                               "the model again")
+        return self._family, options, weights
+
+    def __deepcopy__(self, memo: dict) -> "LoadedElmo":
+        """A copy with carried states of its own; the model, which does not change, is shared."""
+        twin = copy.copy(self)
+        twin.embedder = self.embedder.copy(memo)
+        twin.model = twin.embedder.model
+        return twin
+
+    def __reduce_ex__(self, protocol: int):
+        """The pickle of a model at rest has its weights, which are read again."""
+        if hasattr(self.model, "bilm") or type(self) is not LoadedElmo:
+            return super().__reduce_ex__(protocol)
+        return _rebuilt, (*self.read_weights(), self._opening, self._name, self.embedder.carried)
+
+    @property
+    def state(self) -> str:
+        """The state of `vectors` where a call names none."""
+        return self.embedder.state
 
     @property
     def num_layers(self) -> int:
         """The number of layers, with the token layer: the first axis of an array of `embed`."""
-        return self.bilm.num_layers
+        return self.model.num_layers
 
     @property
     def dim(self) -> int:
         """The number of values of a vector, 2 P: the last axis of an array of `embed`."""
-        return self.bilm.get_output_dim()
+        return self.model.output_dim
 
     def __repr__(self) -> str:
-        bilm = self.bilm
-        named = {"num_layers": self.num_layers, "dim": self.dim, "device": str(bilm.lstm.B_0_0.device),
-                 "precision": bilm.precision}
+        named = {"num_layers": self.num_layers, "dim": self.dim, "device": str(self.model.device),
+                 "precision": self.model.precision}
         named = {"model": self._name, **named} if self._name else named
         return f"LoadedElmo({', '.join(f'{name}={value!r}' for name, value in named.items())})"
 
@@ -114,7 +162,7 @@ class LoadedElmo:
         a text's vectors depend only on it. `batch_size` texts run at a time, by default as many as
         `ElmoEmbedder.embed_sentences` chooses. A text without tokens cannot be pooled.
         """
-        form = OutputSpec(layers, pool).check(self.bilm.num_layers)
+        form = OutputSpec(layers, pool).check(self.num_layers)
         check_choice("state", state, STATES)
         texts = list(self._texts(sentences, pool, tokenizer, state))
         order = list(range(len(texts)))
@@ -126,7 +174,7 @@ class LoadedElmo:
     def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
                batch_size: int | None = None, tokenizer: str | Tokenizer = "auto") -> Iterator[np.ndarray]:
         """As `embed`, lazily: texts are read as needed, also from an endless iterable, and memory is bounded."""
-        form = OutputSpec(layers, pool).check(self.bilm.num_layers)
+        form = OutputSpec(layers, pool).check(self.num_layers)
         run = self._run(self._texts(sentences, pool, tokenizer, state), form, state, batch_size)
         return (vectors for vectors in run)
 
@@ -136,7 +184,7 @@ class LoadedElmo:
 
         `embed`, `stream` and `similarity` take their vectors from here. `state` is by default the model's.
         """
-        return self._embedder.stream(sentences, batch_size, state)
+        return self.embedder.stream(sentences, batch_size, state)
 
     def encode(self, sentences: Given | Iterable[Given], state: str = "warm", batch_size: int | None = None,
                tokenizer: str | Tokenizer = "auto") -> np.ndarray:
@@ -147,13 +195,11 @@ class LoadedElmo:
         if isinstance(sentences, str):
             return self.encode([sentences], state, batch_size, tokenizer)[0]
         vectors = self.embed(sentences, "average", state, "mean", batch_size, tokenizer)
-        return np.stack(vectors) if vectors else np.zeros((0, self.bilm.get_output_dim()), np.float32)
+        return np.stack(vectors) if vectors else np.zeros((0, self.dim), np.float32)
 
     def encode_words(self, words: Sequence[str]) -> np.ndarray:
         """Vectors of words without context, as the char encoder gives them: float32 [words, P]."""
-        check_batch([words], "words")
-        with torch.no_grad():
-            return self.bilm.encode(words).float().cpu().numpy()
+        return self.model.encode(check_batch([words], "words")[0])
 
     def similarity(self, a: Given, b: Given, tokenizer: str | Tokenizer = "auto") -> float:
         """Cosine of the vectors that `encode` gives to two texts; NaN where one is zero."""
@@ -172,7 +218,7 @@ class LoadedElmo:
         written atomically. `options` are fields of `SaveOptions`.
         """
         saving = gathered(SaveOptions, options)
-        form = OutputSpec(layers, pool, saving.dtype, saving.targets).check(self.bilm.num_layers)
+        form = OutputSpec(layers, pool, saving.dtype, saving.targets).check(self.num_layers)
         path = check_path("output", path)
         if saving.layout is None and Path(path).suffix not in SUFFIXES:
             raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, or a "
@@ -181,7 +227,7 @@ class LoadedElmo:
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, options_of(layout, forget_sentences=True))
         texts = self._texts(sentences, pool, tokenizer, state)
-        write_corpus(texts, self._embedder.runner(batch_size, state, form), target, resume=saving.resume,
+        write_corpus(texts, self.embedder.runner(batch_size, state), target, resume=saving.resume,
                      progress=Progress(saving.progress))
 
     def _texts(self, sentences: Iterable[Given], pool: str | None, tokenizer: str | Tokenizer,
@@ -192,7 +238,7 @@ class LoadedElmo:
                              "list")
         check_iterable(sentences, "sentences")
         split = find_tokenizer(tokenizer)
-        starts_english = state == "warm" and self.bilm.warm_text == WARM_TEXT
+        starts_english = state == "warm" and self.model.warm_text == WARM_TEXT
         return (_text(given, number, pool, split, starts_english) for number, given in enumerate(sentences))
 
     def _run(self, texts: Iterable[Text], form: OutputSpec, state: str, batch_size: int | None) -> Iterator[np.ndarray]:
@@ -201,6 +247,20 @@ class LoadedElmo:
             return form.apply(vectors, ()).vectors
 
         return map(finish, self.vectors((text.tokens for text in texts), batch_size, state))
+
+
+def _loaded(embedder: Embedder, name: str | None, opening: ModelOptions, family: Family,
+            read: Callable[[], tuple[Options, Weights]]) -> LoadedElmo:
+    elmo = LoadedElmo(embedder)
+    elmo._name, elmo._opening, elmo._family, elmo._read = name, opening, family, read
+    return elmo
+
+
+def _rebuilt(family: Family, options: Options, weights: Weights, opening: ModelOptions, name: str | None,
+             carried: State | None) -> LoadedElmo:
+    embedder = embedder_of(family, options, weights, opening, "cpu")
+    embedder.carried = carried
+    return _loaded(embedder, name, opening, family, lambda: (options, weights))
 
 
 def _text(given: Given, number: int, pool: str | None, split: Tokenizer, starts_english: bool) -> Text:

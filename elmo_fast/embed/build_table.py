@@ -5,61 +5,66 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import STORAGES, check_choice, shown
 from elmo_fast.embed.progress import progress_bar
+from elmo_fast.engine.table import TokenTable
+from elmo_fast.engine.table_file import TableHeader, words_of, write_table
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.token_table.file import TableHeader, words_of, write_table
-from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.ops.device import available_device
-from elmo_fast.ops.numerics import numerics
 from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, not_a_string
 
+if TYPE_CHECKING:
+    from elmo_fast.engine.model import Model
+    from elmo_fast.model.bilm import BiLm
+
 _WORDS_A_BLOCK = 1 << 13  # encoded between two writes
-_WORDS_AT_ONCE = 1 << 10  # encoded in one call, so that activations stay in the processor's caches
 
 
-def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], *, storage: str = "float32",
-                      device: torch.device | str | None = None, unknown: str = "encode",
-                      progress: bool = False) -> TokenTable:
+def build_token_table(model: "Model | BiLm", vocabulary: str | os.PathLike | Iterable[str], *,
+                      storage: str = "float32", unknown: str = "encode", progress: bool = False) -> TokenTable:
     """The table in memory of a vocabulary file, or of words in order.
 
-    The model encodes on its device and in its precision; the table is on `device`, the CPU by default. `<S>` and `</S>`
-    are appended to words that lack them; a file that lacks them is refused. `storage` is `float32` or `float16`;
-    `unknown` is that of `TokenTable`.
+    The model encodes on its device and in its precision. `<S>` and `</S>` are appended to words that lack them; a file
+    that lacks them is refused. `storage` is `float32` or `float16`; `unknown` is that of `TokenTable`.
     """
-    table_device = available_device("cpu" if device is None else device)
-    header = table_header(bilm, words_of(vocabulary), storage)
-    values = np.concatenate([block.astype(storage, copy=False) for block in encoded(bilm, header.words, progress)])
-    return TokenTable(torch.from_numpy(values).to(table_device), header.words, header.fingerprint, unknown=unknown,
-                      precision=header.precision)
+    model = _at_rest(model)
+    header = table_header(model, words_of(vocabulary), storage)
+    values = np.concatenate([block.astype(storage, copy=False) for block in encoded(model, header.words, progress)])
+    return TokenTable(values, header.words, header.fingerprint, unknown=unknown, precision=header.precision)
 
 
-def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, *,
+def write_token_table(model: "Model | BiLm", vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, *,
                       storage: str = "float32", progress: bool = False, lock: Path | None = None) -> tuple[int, int]:
     """Write the table of a vocabulary to a file that `TokenTable.open` and bilm-tf read, without holding it in memory.
 
     The file is written atomically. Returns the table's shape. `lock` is what `locked(path)` gave a caller that has
     locked `path`, else None.
     """
-    header = table_header(bilm, words_of(vocabulary), storage)
-    write_table(path, header, encoded(bilm, header.words, progress), lock)
+    model = _at_rest(model)
+    header = table_header(model, words_of(vocabulary), storage)
+    write_table(path, header, encoded(model, header.words, progress), lock)
     return header.shape
 
 
-def table_header(bilm: BiLm, words: list[str], storage: str = "float32") -> TableHeader:
+def _at_rest(model: "Model | BiLm") -> "Model":
+    if hasattr(model, "output_dim"):
+        return model
+    from elmo_fast.model.torch_model import TorchModel
+
+    return TorchModel(model)
+
+
+def table_header(model: "Model", words: list[str], storage: str = "float32") -> TableHeader:
     """The header of a model's table of words; `ConfigurationError` for a model of other sentence boundaries."""
-    boundaries = bilm.token_source.boundaries
-    if boundaries != BOUNDARIES:
+    if tuple(model.boundaries) != BOUNDARIES:
         raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one whose "
-                                 f"sentences run from {' to '.join(boundaries)}")
+                                 f"sentences run from {' to '.join(model.boundaries)}")
     check_choice("storage", storage, STORAGES)
-    return TableHeader((len(words), bilm.token_source.dim), storage, words, bilm.fingerprint(), bilm.computes_in)
+    return TableHeader((len(words), model.output_dim // 2), storage, words, model.fingerprint, model.computes_in)
 
 
 def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
@@ -77,15 +82,11 @@ def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
     return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
 
 
-def encoded(bilm: BiLm, words: Sequence[str], progress: bool) -> Iterator[np.ndarray]:
+def encoded(model: "Model", words: Sequence[str], progress: bool) -> Iterator[np.ndarray]:
     """Vectors of the words in blocks [N, P]; `progress` shows a bar on a terminal."""
-    encoder, precision = bilm.token_source, bilm.computes_in
-    device = next(encoder.parameters()).device
     with progress_bar(len(words), "words", progress) as bar:
         for begin in range(0, len(words), _WORDS_A_BLOCK):
-            ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)
-            with torch.no_grad(), numerics(precision, device):
-                pieces = [encoder.encode_rows(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]
-            yield torch.cat(pieces).float().cpu().numpy()
+            block = words[begin : begin + _WORDS_A_BLOCK]
+            yield model.encode(block)
             stops.check()
-            bar.update(len(ids))
+            bar.update(len(block))

@@ -1,6 +1,6 @@
 """The work of the subcommands `embed` and `cache`: a file of vectors from a text, a token table from a vocabulary.
 
-Arguments and files are checked before torch, whose import takes seconds, is imported.
+Arguments and files are checked before the engine is imported.
 """
 
 import contextlib
@@ -16,20 +16,19 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.lock import locked
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 from elmo_fast.text.readers import Texts, open_texts
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.arrays import names_of
 from elmo_fast.vectors.layouts.table import is_directory, layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Target
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.sources import DEFAULT_MODEL, ModelFiles, find_model
 
 if TYPE_CHECKING:
-    import torch
-
     from elmo_fast.embed.api import LoadedElmo
+    from elmo_fast.embed.embedder import Embedder
     from elmo_fast.embed.run import Written
-    from elmo_fast.model.bilm import BiLm
+    from elmo_fast.engine.model import Model
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class VectorOutput:
 class ModelChoice:
     """A model by name or by its two files, by default the bundled model; its precision, backend and device.
 
-    `device` is `cpu`, `cuda` or `cuda:NUMBER`, or None for the first GPU or else the CPU.
+    `device` is `cpu` or None, `cuda` or `cuda:NUMBER`.
     """
 
     model: str | None
@@ -78,14 +77,8 @@ class ModelChoice:
         find_model(self.model)
         from elmo_fast.embed.api import load
 
-        return load(self.model, device=self.device, precision=self.precision, backend=self.backend,
+        return load(self.model, device=self.device or "cpu", precision=self.precision, backend=self.backend,
                     allow_nonfinite=self.allow_nonfinite)
-
-    def place(self) -> "torch.device":
-        """The device; `ValueError` unless this machine has it."""
-        from elmo_fast.ops.device import available_device
-
-        return available_device(self.device)
 
     def files(self, output: str, inputs: Iterable[str | None]) -> ModelFiles:
         """The model's files. `ConfigurationError` for an output that is a file of the model or of the inputs."""
@@ -100,12 +93,12 @@ class ModelChoice:
                 raise ConfigurationError(f"output file: expected a file other than the inputs, got {where}")
         return files
 
-    def open(self, files: ModelFiles, **options: Any) -> "BiLm":
-        """The model on the CPU; `options` are further fields of `ModelOptions`."""
-        from elmo_fast.model.families.models import open_bilm
+    def open(self, files: ModelFiles, **options: Any) -> "Embedder":
+        """An embedder of the model on its device; `options` are further fields of `ModelOptions`."""
+        from elmo_fast.embed.opening import open_embedder
 
-        return open_bilm(files, ModelOptions(precision=self.precision, backend=self.backend,
-                                             allow_nonfinite=self.allow_nonfinite, **options))
+        return open_embedder(files, ModelOptions(precision=self.precision, backend=self.backend,
+                                                 allow_nonfinite=self.allow_nonfinite, **options), self.device or "cpu")
 
 
 def embed_file(texts: Texts, output: VectorOutput, model: ModelChoice, *, state: str, token_table: str | None,
@@ -121,26 +114,22 @@ def embed_file(texts: Texts, output: VectorOutput, model: ModelChoice, *, state:
         files = model.files(output.output_file, [*texts.paths, token_table])
         table_file = token_table and check_file("token table", token_table)
         bar = Progress(progress, texts.count())
-        device = model.place()
-        from elmo_fast.embed.api import without_spare_weights
-        from elmo_fast.embed.embedder import ElmoEmbedder
         from elmo_fast.embed.run import write_corpus
-        from elmo_fast.model.token_table.table import TokenTable
+        from elmo_fast.engine.table import TokenTable
 
         table = table_file and TokenTable.open(table_file, unknown=unknown or "encode")
-        bilm = model.open(files, state=state, token_table=table)
-        target.form.check(bilm.num_layers)
-        runner = ElmoEmbedder.from_bilm(without_spare_weights(bilm.to(device))).runner(batch_size, form=target.form)
-        written = write_corpus(texts, runner, target, resume=resume, progress=bar, lock=lock)
-    return summary(target, written, bilm)
+        embedder = model.open(files, state=state, token_table=table)
+        target.form.check(embedder.model.num_layers)
+        written = write_corpus(texts, embedder.runner(batch_size), target, resume=resume, progress=bar, lock=lock)
+    return summary(target, written, embedder.model)
 
 
-def summary(target: Target, written: "Written", bilm: "BiLm") -> str:
+def summary(target: Target, written: "Written", model: "Model") -> str:
     """A line on a file of vectors: what it holds, the shape of a text's array, and the layout."""
     form = target.form
     kind = f"{target.layout}, a directory" if is_directory(target.layout, target.path) else target.layout
     return (f"{target.path}: {counted(written.texts, 'text')}, {counted(written.tokens, 'token')}, "
-            f"{form.shape_in_words(bilm.num_layers, bilm.get_output_dim())} in {form.dtype}, layout {kind}")
+            f"{form.shape_in_words(model.num_layers, model.output_dim)} in {form.dtype}, layout {kind}")
 
 
 def write_table(vocabulary: str, output_file: str, model: ModelChoice, *, corpus: bool, tokenizer: str, storage: str,
@@ -156,12 +145,11 @@ def write_table(vocabulary: str, output_file: str, model: ModelChoice, *, corpus
             files = model.files(output_file, texts.paths if corpus else [vocabulary])
             if not corpus:
                 check_file("vocabulary", vocabulary)
-            device = model.place()
             from elmo_fast.embed.build_table import corpus_words, write_token_table
 
             words = corpus_words(text.tokens for text in texts) if corpus else vocabulary
-        bilm = model.open(files).to(device)
-        rows, size = write_token_table(bilm, words, output_file, storage=storage, progress=progress, lock=lock)
+        at_rest = model.open(files, state="zero").model
+        rows, size = write_token_table(at_rest, words, output_file, storage=storage, progress=progress, lock=lock)
     return f"{output_file}: vectors of {counted(rows, 'word')}, [{rows}, {size}] in {storage}"
 
 

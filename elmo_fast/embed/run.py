@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from elmo_fast.embed.progress import Progress
+from elmo_fast.engine.backend import runs_as
+from elmo_fast.engine.model import State
 from elmo_fast.environment import version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import to_disk
 from elmo_fast.files.lock import lock_of
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.ops.backend import runs_as
-from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import not_a_string
 from elmo_fast.text.readers import Text
 from elmo_fast.vectors import layouts
@@ -33,6 +32,9 @@ from elmo_fast.vectors.keys import with_unique_keys
 from elmo_fast.vectors.partial import JOINED, PartialResult
 from elmo_fast.vectors.spec import Target
 from elmo_fast.vectors.writer import SegmentWriter
+
+if TYPE_CHECKING:
+    from elmo_fast.embed.embedder import Embedder
 
 logger = logging.getLogger(__name__)
 
@@ -52,37 +54,37 @@ class Runner:
 
     `group` divides texts into groups, after which a part may end; `run` gives the vectors of the texts of groups in
     order, [layers, T, 2 P] each, in the `state` of the model's calls; carried states continue from call to call.
-    `settings` are JSON values.
+    `settings` are JSON values. `embedder` has the model and the carried states.
     """
 
-    bilm: BiLm
+    embedder: "Embedder"
     group: Callable[[Iterator[Text]], Iterator[list[Text]]]
     run: Callable[[Iterator[list[Text]]], Iterator[np.ndarray]]
     settings: Mapping[str, Any]
     state: str
 
     def states(self) -> State | None:
-        """A copy of the carried states on the host, None where none are carried."""
-        carried = self.bilm.lstm._states if self.state == "carry" else None
-        return carried and tuple(value.detach().cpu().clone() for value in carried)
+        """A copy of the carried states, None where none are carried."""
+        carried = self.embedder.carried if self.state == "carry" else None
+        return carried and tuple(value.copy() for value in carried)
 
     def restore(self, states: State | None) -> None:
         """Set the carried states."""
         if self.state == "carry":
-            self.bilm.lstm._states = states
+            self.embedder.carried = states
 
     def describe(self) -> dict[str, Any]:
         """JSON values that are equal where the same texts give the same vectors."""
-        bilm, table = self.bilm, self.bilm.token_table
-        device = next(bilm.parameters()).device.type
-        found = {"version": version("elmo-fast"), "model": bilm.fingerprint(), "state": self.state,
-                 "precision": bilm.precision, "backend": bilm.backend, "device": device,
-                 "effective precision": runs_as(bilm.computes_in) if device == "cpu" else bilm.computes_in,
+        model, table = self.embedder.model, self.embedder.model.token_table
+        device = str(model.device).partition(":")[0]
+        found = {"version": version("elmo-fast"), "model": model.fingerprint, "state": self.state,
+                 "precision": model.precision, "backend": model.backend, "device": device,
+                 "effective precision": runs_as(model.computes_in) if device == "cpu" else model.computes_in,
                  "token_table": table and [table.fingerprint, len(table), table.storage, table.unknown]}
         if self.state == "carry":
             found["initial states"] = _states_digest(self.states())
         if self.state == "warm":
-            found["warm text"] = _digest(json.dumps(list(map(list, bilm.warm_text))).encode()).hexdigest()
+            found["warm text"] = _digest(json.dumps(list(map(list, model.warm_text))).encode()).hexdigest()
         return {**found, **self.settings}
 
 
@@ -254,4 +256,4 @@ def _content(text: Text) -> bytes:
 
 
 def _states_digest(states: State | None) -> str | None:
-    return states and _digest(b"".join(value.numpy().tobytes() for value in states)).hexdigest()
+    return states and _digest(b"".join(value.tobytes() for value in states)).hexdigest()

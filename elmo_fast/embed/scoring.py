@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, gathered, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.model.families import SOFTMAX_FILE
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.sources import find_model
 from elmo_fast.text.readers import Text, open_texts
+from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.sources import find_model
 
 if TYPE_CHECKING:
     from elmo_fast.model.softmax_head import SoftmaxHead

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import h5py
 import numpy as np
-import torch
 
 from elmo_fast.arguments import (
     DEFAULT_BATCH_SIZE,
@@ -90,8 +89,8 @@ class ContextIndex:
         check_iterable(texts, "texts")
         matches = _chosen(texts, words, find_tokenizer(tokenizer))
         return cls._gather(_embedded(elmo, matches, layers, state, batch_size), dtype,
-                           elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint(),
-                           precision=elmo.bilm.computes_in)
+                           elmo.dim, layers=layers, state=state, model=elmo.model.fingerprint,
+                           precision=elmo.model.computes_in)
 
     @classmethod
     def from_embeddings(cls, embeddings: Embeddings, *, words: Collection[str] | None = None) -> "ContextIndex":
@@ -125,8 +124,8 @@ class ContextIndex:
 
     def check(self, elmo: LoadedElmo) -> "ContextIndex":
         """Return the index; `ConfigurationError` for vectors of another model."""
-        width, expected = self.vectors.shape[1], elmo.bilm.get_output_dim()
-        if len(self) and (width != expected or self.model not in (None, elmo.bilm.fingerprint())):
+        width, expected = self.vectors.shape[1], elmo.dim
+        if len(self) and (width != expected or self.model not in (None, elmo.model.fingerprint)):
             raise ConfigurationError(f"index: expected vectors of this model ({expected} values), got vectors of "
                                      f"another model ({width} values)")
         return self
@@ -229,7 +228,7 @@ class ContextIndex:
     def _blocks(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Blocks of numbers and their vectors, float32; torch converts float16 many times faster than NumPy."""
         for rows in _slices(len(numbers)):
-            yield numbers[rows], torch.from_numpy(self.vectors[numbers[rows]]).float().numpy()
+            yield numbers[rows], self.vectors[numbers[rows]].astype(np.float32)
 
     def _mean(self, numbers: np.ndarray) -> np.ndarray:
         total = np.zeros(self.vectors.shape[1])

@@ -43,4 +43,4 @@ def tokenized(texts: Iterable[Text], name: str, tokenizer: str | Tokenizer) -> l
 
 def width(elmo: LoadedElmo, layers: Layers) -> int:
     """The number of values per token: 2 P, times the number of layers with `all`."""
-    return elmo.bilm.get_output_dim() * (elmo.bilm.num_layers if isinstance(layers, str) and layers == "all" else 1)
+    return elmo.dim * (elmo.num_layers if isinstance(layers, str) and layers == "all" else 1)

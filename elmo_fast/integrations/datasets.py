@@ -9,8 +9,8 @@ import numpy as np
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_path, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, Text, load
 from elmo_fast.integrations import check_arguments, pooled_vectors, token_vectors, tokenized
-from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 
 class Embed:
@@ -33,7 +33,7 @@ class Embed:
         self._settings = {"layers": layers, "state": state, "batch_size": batch_size}
         self._elmo: LoadedElmo | None = load(self._model, **how)
         check_arguments(self._elmo, **self._settings, pool=pool)
-        self._fingerprint = self._elmo.bilm.fingerprint()
+        self._fingerprint = self._elmo.model.fingerprint
 
     def __call__(self, batch: Mapping[str, Sequence[Text]]) -> dict[str, Sequence[np.ndarray]]:
         """Compute the new column of a batch, a mapping from column names to lists."""
@@ -50,7 +50,7 @@ class Embed:
     def _loaded(self) -> LoadedElmo:
         if self._elmo is None:
             elmo = load(self._model, **self._how)
-            if elmo.bilm.fingerprint() != self._fingerprint:
+            if elmo.model.fingerprint != self._fingerprint:
                 raise ValueError(f"model: expected the weights that {self._model} had before, got others")
             self._elmo = elmo
         return self._elmo

@@ -11,10 +11,10 @@ from elmo_fast.embed.api import Layers, LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.options import Options
-from elmo_fast.model.sources import DEFAULT_MODEL
-from elmo_fast.model.weights import expected_shapes
+from elmo_fast.weights.datasets import expected_shapes
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.options import Options
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 with extra("flair"):
     import flair

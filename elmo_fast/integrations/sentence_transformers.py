@@ -12,9 +12,9 @@ from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, width
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.batch_layout import remove_boundaries
-from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.train.export import export_module
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 with extra("sentence-transformers"):
     try:

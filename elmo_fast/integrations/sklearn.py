@@ -8,9 +8,9 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, listed
 from elmo_fast.embed.api import Layers, Text, load
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, pooled_vectors, tokenized, width
-from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.text.tokenizers import Tokenizer
 from elmo_fast.vectors.spec import POOLS
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 with extra("scikit-learn"):
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin

@@ -10,8 +10,8 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, c
 from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, token_vectors, width
-from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.train.export import export_module
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 with extra("spacy"):
     import srsly

@@ -4,34 +4,37 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from elmo_fast.arguments import STATES, check_choice, check_path, gathered
+from elmo_fast.engine.backend import check_backend
+from elmo_fast.engine.precision import check_precision
+from elmo_fast.engine.schedule import Schedule, batch_schedule, make_schedule
+from elmo_fast.engine.table import TokenTable
+from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.model import hooked
 from elmo_fast.model.layers.batch_layout import BiLmOutput, in_text_order, layers_to_write
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack, RunState
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.options import Options
-from elmo_fast.model.sources import ModelFiles, find_model
+from elmo_fast.model.lookup import KeptVectors, TableLookup, TokenEncoder, WordCache, vectors_of_ids
 from elmo_fast.model.stored import StoredWeights
-from elmo_fast.model.token_table.lookup import KeptVectors, TableLookup, TokenEncoder, WordCache
-from elmo_fast.model.token_table.spare import SpareVectors, vectors_of_ids
-from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import check_shapes, expected_shapes, read_model
-from elmo_fast.ops.backend import check_backend, needs_gradient
+from elmo_fast.ops.backend import needs_gradient
 from elmo_fast.ops.calling_thread import threads_of_a_child
 from elmo_fast.ops.device import refuse_capture, to_device
 from elmo_fast.ops.numerics import full_precision, numerics
-from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.projected_lstm.reference import State
-from elmo_fast.ops.schedule import Schedule, batch_schedule, make_schedule
 from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.ops.weight_snapshot import Tensors, one_call
 from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
+from elmo_fast.weights.datasets import check_shapes, expected_shapes, read_model
+from elmo_fast.weights.families import BILM_TF, Family
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.options import Options
+from elmo_fast.weights.sources import ModelFiles, find_model
 
 
 class BiLm(StoredWeights):
@@ -44,6 +47,7 @@ class BiLm(StoredWeights):
     have the parameters' type, states stay fp32.
     """
 
+    family: ClassVar[Family] = BILM_TF
     words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
 
     @threads_of_a_child()
@@ -79,9 +83,7 @@ class BiLm(StoredWeights):
         files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
         if opening.allow_nonfinite:
             files = replace(files, allow_nonfinite=True)
-        bilm = cls._read(files, opening)
-        bilm._files = files
-        return bilm
+        return cls._read(files, opening)
 
     @classmethod
     def _read(cls, files: ModelFiles, opening: ModelOptions) -> "BiLm":

@@ -12,10 +12,10 @@ from elmo_fast.arguments import check_count, gathered, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.batch_layout import remove_boundaries
-from elmo_fast.model.opening import ModelOptions
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_sentence
+from elmo_fast.weights.opening import ModelOptions
 
 logger = logging.getLogger(__name__)
 

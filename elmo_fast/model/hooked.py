@@ -9,7 +9,7 @@ from torch.nn.modules import module as torch_module
 from elmo_fast.model.layers.batch_layout import BiLmOutput, add_boundaries
 from elmo_fast.model.layers.encoder import CharacterEncoder
 from elmo_fast.model.layers.lstm import LstmStack
-from elmo_fast.model.token_table.lookup import TokenEncoder, check_numbers
+from elmo_fast.model.lookup import TokenEncoder, check_numbers
 from elmo_fast.ops.projected_lstm.reference import State
 
 _KINDS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"

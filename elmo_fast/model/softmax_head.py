@@ -17,10 +17,10 @@ from elmo_fast.arguments import DIRECTIONS, check_choice, check_count, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.hdf5 import dataset_of, open_hdf5
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.weights import read_values
 from elmo_fast.ops.linear import linear
 from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import SPECIAL_WORDS, Vocabulary
+from elmo_fast.weights.datasets import read_values
 
 SOFTMAX = ("softmax/W", "softmax/b")
 _AT_ONCE = 1 << 24  # scores in memory at a time

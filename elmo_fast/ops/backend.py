@@ -5,16 +5,12 @@ Importing this module does not import torch: `elmo-fast doctor` and `info` read 
 
 import functools
 import importlib.util
-import logging
-import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elmo_fast.arguments import BACKENDS, check_choice
+from elmo_fast.engine.backend import check_backend, log_once, native_module
 from elmo_fast.environment import install_line
-from elmo_fast.ops.precision import PRECISIONS
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +22,6 @@ _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built fo
 # The first Triton that can be used, and the torch that brings it: 3.4 keeps the tiles that it has timed
 # (`cache_results`); on compute capability 10 older ones than 3.6 fail to compile the char-CNN.
 _TRITON, _TRITON_ON_10 = ((3, 4), "2.8"), ((3, 6), "2.10")
-
-logger = logging.getLogger(__name__)
-log_once = functools.cache(logger.info)
-check_backend = functools.partial(check_choice, "backend", choices=BACKENDS)
 
 
 def resolve(op: str, backend: str, *tensors: "torch.Tensor", unsupported: str | None = None) -> str:
@@ -57,8 +49,7 @@ def why_not(op: str, backend: str, tensors: "Sequence[torch.Tensor]", unsupporte
     import torch
 
     if backend != "native":
-        is_dropped = any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors)
-        return "the fp32 weights were dropped (drop_fp32); read the model again" if is_dropped else None
+        return None
     device = tensors[0].device.type
     if device not in ("cpu", "cuda"):
         return f"this op has no native kernel for {device}"
@@ -112,61 +103,3 @@ def triton_version() -> tuple[int, int]:
     """Major and minor version; `ImportError` without Triton."""
     major, minor = importlib.import_module("triton").__version__.split(".")[:2]
     return int(major), int(minor)
-
-
-@functools.cache
-def native_module():
-    """The compiled module and None, or None and the reason why the module is not used. It uses PyTorch's threads."""
-    module, reason = native_build()
-    if module is not None:
-        module.use_openmp_threads()
-    return module, reason
-
-
-@functools.cache
-def native_build():
-    """As `native_module`, for questions about this machine: nothing is computed, so torch need not be loaded."""
-    if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
-        return None, "ELMO_FAST_NO_NATIVE=1 is set"
-    try:
-        return importlib.import_module("elmo_fast._native"), None
-    except ImportError as error:
-        try:
-            skipped = importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
-        except (ImportError, AttributeError):
-            skipped = None
-        root = Path(__file__).parents[2]
-        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "elmo_fast._native"
-        if is_missing and not skipped and (root / "setup.py").exists():
-            skipped = (f"{root} has the sources, without the module: start Python elsewhere to use an installed "
-                       "elmo-fast, or install this one (pip install -e .)")
-            logger.warning("the native module is not used: %s", skipped)
-        return None, skipped or f"the native module cannot be loaded ({error})"
-
-
-def number_of(precision: str) -> int:
-    """The engine's number of a precision."""
-    return native_build()[0].precisions[precision]
-
-
-def supports_precision(precision: str) -> bool:
-    """Whether the engine has kernels for `precision` on this machine."""
-    module = native_build()[0]
-    return module is not None and precision in module.precisions and bool(module.lstm_isa(number_of(precision)))
-
-
-def effective_precision(precision: str) -> str:
-    """`precision`, or `highest` where the processor does not support it, which is logged once."""
-    if supports_precision(precision):
-        return precision
-    log_once(f"precision {precision!r} runs as 'highest': this processor has no {PRECISIONS[precision].needs}")
-    return "highest"
-
-
-def runs_as(precision: str) -> str:
-    """What the engine computes where `precision` is asked for, in words: `medium` has two kinds of products."""
-    if not supports_precision(precision):
-        return "highest"
-    module = native_build()[0]
-    has_products = module.lstm_isa(number_of(precision)) != module.lstm_isa(number_of("highest"))
-    return precision if precision != "medium" or has_products else "medium (weights in bf16, products in fp32)"

@@ -8,28 +8,18 @@ from collections.abc import Callable
 
 import torch
 
+from elmo_fast.engine.backend import native_module
 from elmo_fast.environment import cores
 from elmo_fast.ops import weight_cache
-from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.weight_snapshot import Tensors
 
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):
     """Contiguous fp32 weights packed by `pack` for this machine's instruction set; see `weight_cache.cached`."""
-    kind = on_this_machine(kind)
-
     def pack_full(detached: Tensors) -> torch.Tensor:
-        if any(tensor is not None and tensor.is_meta for tensor in detached):
-            raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
-                               "packed from them does not fit another precision; read the model again")
         return pack([None if tensor is None else tensor.float().contiguous() for tensor in detached])
 
-    return weight_cache.cached(tensors, kind, pack_full, keep)
-
-
-def without_fp32(tensors: Tensors, kind: str) -> list[torch.Tensor | None]:
-    """The tensors with their matrices emptied; of what was packed from them the result of `packed_weights` remains."""
-    return weight_cache.emptied(tensors, on_this_machine(kind))
+    return weight_cache.cached(tensors, on_this_machine(kind), pack_full, keep)
 
 
 def on_this_machine(kind: str) -> str:

@@ -9,18 +9,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from elmo_fast.arguments import SIZES
+from elmo_fast.engine.backend import native_build, runs_as, supports_precision
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.environment import affinity, cores, cpu_quota, version
-from elmo_fast.ops.backend import (
-    LADDER,
-    OPS,
-    native_build,
-    resolve,
-    runs_as,
-    supports_precision,
-    why_no_triton,
-    why_not,
-)
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.backend import LADDER, OPS, resolve, why_no_triton, why_not
 
 if TYPE_CHECKING:
     import torch

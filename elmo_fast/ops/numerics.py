@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from elmo_fast.ops.precision import OPERANDS, PRECISIONS
+from elmo_fast.engine.precision import OPERANDS, PRECISIONS
 
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))

@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from elmo_fast.ops.device import synchronize_stream
 from elmo_fast.ops.weight_snapshot import Snapshot, Tensors, drop_values, snapshot_of
 
@@ -29,15 +27,6 @@ def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep:
             _settle(tensors)
         values[kind] = value
     return value
-
-
-def emptied(tensors: Tensors, kind: str) -> list[torch.Tensor | None]:
-    """The tensors with matrices replaced by parameters on the meta device, which take over the cached `kind` alone."""
-    without_data = [torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
-                    if tensor is not None and tensor.dim() == 2 else tensor for tensor in tensors]
-    snapshot_of(without_data).values[kind] = snapshot_of(tensors).values[kind]
-    drop_values(tensors)
-    return without_data
 
 
 def _settle(tensors: Tensors) -> None:
@@ -63,11 +52,6 @@ class LastResult:
                 _settle(tensors)
             self._last = last = key, snapshots, result
         return last[2]
-
-    def set_weights(self, layers: Sequence[Tensors]) -> None:
-        """Declare that the last result, if any, belongs to these weights."""
-        if self._last is not None:
-            self._last = self._last[0], references(layers), self._last[2]
 
     def __getstate__(self) -> dict:
         return {"_last": None}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from elmo_fast.ops.backend import native_module
+from elmo_fast.engine.backend import native_module
 from elmo_fast.ops.calling_thread import UNDIVIDED, threads_of_a_child
 
 Tensors = Sequence[torch.Tensor | None]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, gathered, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, load
 from elmo_fast.environment import extra
-from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from ray.data import Dataset

@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import FREE_STATES, MOST_SENTENCES, check_choice, check_count, shown
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.opening import embedder_of
+from elmo_fast.engine.native import set_threads
 from elmo_fast.environment import extra
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.options import Options
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.layouts.text_vectors import narrow
 from elmo_fast.vectors.spec import OutputSpec
+from elmo_fast.weights.families import Family
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.options import Options
 
 with extra("ray"):
     import pyarrow as pa
@@ -53,7 +54,7 @@ class Settings:
 class SharedModel:
     """A model whose weights are in Ray's object store."""
 
-    kind: type[BiLm]
+    family: Family
     options: Options
     opening: ModelOptions
     weights: "ray.ObjectRef"
@@ -61,16 +62,17 @@ class SharedModel:
     @classmethod
     def of(cls, elmo: LoadedElmo, settings: Settings) -> "SharedModel":
         """Put a model into the object store; `ValueError`, naming the argument, if `settings` do not fit the model."""
-        bilm = elmo.bilm
-        settings.form.check(bilm.num_layers)
-        if bilm.token_table is not None:
+        model = elmo.model
+        settings.form.check(model.num_layers)
+        if model.token_table is not None:
             raise ValueError("model: expected a model without a token table, since workers have none, got one with it")
-        opening = ModelOptions(settings.state, bilm.precision, bilm.backend, warm_text=bilm.warm_text)
-        return cls(type(bilm), bilm.options, opening, ray.put(bilm.weights()))
+        opening = ModelOptions(settings.state, model.precision, model.backend, warm_text=model.warm_text)
+        family, options, weights = elmo.read_weights()
+        return cls(family, options, opening, ray.put(weights))
 
     def load(self, device: str) -> LoadedElmo:
         """Load the model on a device; the processes of a machine share the arrays in the store."""
-        return LoadedElmo(self.kind(self.options, ray.get(self.weights), self.opening).to(device))
+        return LoadedElmo(embedder_of(self.family, self.options, ray.get(self.weights), self.opening, device))
 
 
 class AddVectors:
@@ -78,7 +80,7 @@ class AddVectors:
 
     def __init__(self, shared: SharedModel, settings: Settings, column: str, output: str,
                  tokenizer: str | Tokenizer):
-        torch.set_num_threads(settings.cpus)
+        set_threads(settings.cpus)
         self._settings, self._elmo = settings, shared.load("cuda" if settings.gpus else "cpu")
         self._names, self._split = (column, output), find_tokenizer(tokenizer)
 
@@ -96,15 +98,15 @@ class AddVectors:
 
     def _column(self, arrays: Sequence[np.ndarray]) -> pa.Array:
         """Arrays as an Arrow column of nested lists, all of fixed size except the lists of tokens."""
-        form, bilm = self._settings.form, self._elmo.bilm
+        form, elmo = self._settings.form, self._elmo
         values = np.concatenate([np.zeros(0, np.float32), *(array.ravel() for array in arrays)])
         try:
             values = narrow(values, np.dtype(form.dtype))
         except OverflowError:
             raise ValueError(f"dtype: expected values in the range of {form.dtype}, got {np.nanmax(np.abs(values)):g}"
                              ) from None
-        column = pa.FixedSizeListArray.from_arrays(pa.array(values), bilm.get_output_dim())
-        layers = bilm.num_layers if form.layers == "all" else 1
+        column = pa.FixedSizeListArray.from_arrays(pa.array(values), elmo.dim)
+        layers = elmo.num_layers if form.layers == "all" else 1
         if form.pool is None:
             counts = np.repeat([array.shape[-2] for array in arrays], layers).astype(np.int64)
             offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

@@ -51,13 +51,9 @@ class Service:
     def __post_init__(self):
         self.metrics = Metrics(self.batching)
 
-    @property
-    def bilm(self):
-        return self.batching.bilm
-
     def form(self, **arguments) -> OutputSpec:
         """Make an output spec and check that it fits the model; `ValueError` names the field."""
-        return OutputSpec(**arguments).check(self.bilm.num_layers)
+        return OutputSpec(**arguments).check(self.batching.embedder.model.num_layers)
 
     def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
         """Split texts into tokens; `Refusal` for texts beyond the limits, and for empty texts to be pooled."""
@@ -119,9 +115,9 @@ def create_app(service: Service) -> FastAPI:
 
 def _status_routes(service: Service) -> APIRouter:
     router = APIRouter()
-    bilm = service.bilm
-    about = {"model": service.name, "version": service.version, "layers": bilm.num_layers,
-             "dimensions": bilm.get_output_dim(), "state": bilm.state, "device": str(next(bilm.parameters()).device)}
+    model = service.batching.embedder.model
+    about = {"model": service.name, "version": service.version, "layers": model.num_layers,
+             "dimensions": model.output_dim, "state": service.batching.state, "device": str(model.device)}
 
     @router.get("/health", responses={200: described(schemas.Health), 503: described(schemas.Health)})
     async def health():
@@ -206,7 +202,7 @@ def _embeddings_work(service: Service, body: schemas.EmbeddingsRequest) -> _Work
 def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
     if body.model != service.name:
         raise Refusal(404, f"model: expected {service.name!r}, got {body.model[:80]!r}", "model_not_found", "model")
-    size = service.bilm.get_output_dim()
+    size = service.batching.embedder.model.output_dim
     if body.dimensions not in (None, size):
         raise Refusal(422, f"dimensions: expected {size}, which the model has, or none, got {shown(body.dimensions)}",
                       "invalid_value", "dimensions")

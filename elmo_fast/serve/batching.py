@@ -15,11 +15,11 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, MOST_SENTENCES, check_count
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, MOST_SENTENCES, STATES, check_choice, check_count
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.stream import SlotStream
+from elmo_fast.embed.embedder import Embedder
+from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
-from elmo_fast.model.bilm import BiLm
 
 with extra("serve"):
     from elmo_fast.serve.errors import Refusal, draining, timed_out
@@ -58,13 +58,12 @@ class Batching:
     it and of tokens computed.
     """
 
-    def __init__(self, bilm: BiLm, *, slots: int = DEFAULT_BATCH_SIZE, queue_tokens: int = DEFAULT_QUEUE_TOKENS):
-        self.state = bilm.state  # of all requests
+    def __init__(self, embedder: Embedder, state: str = "warm", *, slots: int = DEFAULT_BATCH_SIZE,
+                 queue_tokens: int = DEFAULT_QUEUE_TOKENS):
+        self.state = check_choice("state", state, STATES)  # of all requests
         if self.state == "carry":
             raise ValueError("state: expected zero or warm, for requests share the slots; got carry")
-        if bilm.backend == "reference":
-            raise ValueError("backend: expected auto, torch or native, got reference, which has no slots")
-        self.bilm = bilm.eval()
+        self.embedder = embedder
         self.slots = check_count("slots", slots, most=MOST_SENTENCES)
         self.queue_tokens = check_count("queue_tokens", queue_tokens)
         self.failures = 0  # failed runs of the engine in a row
@@ -164,7 +163,7 @@ class Batching:
                 job.future.set_exception(draining("the server has shut down"))
 
     def _begin_stream(self) -> None:
-        self._stream = SlotStream(self.bilm, self.slots, state=self.state)
+        self._stream = SlotStream(self.embedder.model, self.slots, self.state)
         self._running: dict[int, tuple[Job, int]] = {}  # number in the stream -> job, and number of its text
         self._taken = 0
 
@@ -263,8 +262,12 @@ class SharedElmo(LoadedElmo):
     """
 
     def __init__(self, batching: Batching, seconds: float | None = None):
-        super().__init__(batching.bilm)
+        super().__init__(batching.embedder)
         self._batching, self._seconds = batching, seconds
+
+    @property
+    def state(self) -> str:
+        return self._batching.state
 
     def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
                 state: str | None = None) -> Iterator[np.ndarray]:

@@ -13,11 +13,11 @@ from elmo_fast.arguments import check_file
 from elmo_fast.embed.jobs import ModelChoice
 from elmo_fast.environment import extra
 from elmo_fast.files import stops
-from elmo_fast.model.sources import name_of
 from elmo_fast.serve.app import Service, create_app
 from elmo_fast.serve.batching import Batching, SharedElmo
 from elmo_fast.serve.limits import Limits
 from elmo_fast.text.tokenizers import find_tokenizer
+from elmo_fast.weights.sources import name_of
 
 with extra("serve"):
     import uvicorn
@@ -32,11 +32,9 @@ def run(model: ModelChoice, limits: Limits, version: str, state: str, address: t
         api_key_file: str | None, slots: int, tokenizer: str, index: str | None) -> None:
     """Serve a model at a host and port until a signal; `name` and `version` are shown in answers."""
     split, api_key = find_tokenizer(tokenizer), api_key_file and read_api_key(api_key_file)
-    with bind(*address) as listener:
-        bilm = model.load().bilm
-        bilm.state = state
-        with Batching(bilm, slots=slots, queue_tokens=limits.queue_tokens) as batching:
-            serve(Service(batching, name or name_of(model.model), version, limits, api_key, split, index), listener)
+    with bind(*address) as listener, Batching(model.load().embedder, state, slots=slots,
+                                              queue_tokens=limits.queue_tokens) as batching:
+        serve(Service(batching, name or name_of(model.model), version, limits, api_key, split, index), listener)
 
 
 def bind(host: str, port: int) -> socket.socket:

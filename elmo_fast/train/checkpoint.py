@@ -20,14 +20,14 @@ from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
 from elmo_fast.files.json import parse_json, read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
-from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
-from elmo_fast.model.sources import find_model
-from elmo_fast.model.weights import check_finite, check_shapes, read_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import NETWORK_KEYS, TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.run_files import OPTIONS_FILE, VOCABULARY_FILE, choose, folder, in_order
+from elmo_fast.weights.datasets import check_finite, check_shapes, read_model
+from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.sources import find_model
 
 FORMAT = 3  # formats 1 and 2, whose `files` do not hold the options, can be read too
 _CHANGEABLE = {"n_epochs", "max_steps"}  # options that a resumed run may replace

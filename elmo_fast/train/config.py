@@ -10,7 +10,7 @@ from typing import Any
 from elmo_fast.arguments import SIZES, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
-from elmo_fast.model.options import Options
+from elmo_fast.weights.options import Options
 
 DECAYS = ("constant", "linear", "cosine")
 OPTIMIZERS = ("adagrad", "adamw")

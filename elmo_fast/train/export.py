@@ -13,14 +13,14 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.files.tensors import described, is_plain, load_tensors
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.families import SOFTMAX_FILE
-from elmo_fast.model.options import Options
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.sources import vocabulary_in
-from elmo_fast.model.weights import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
 from elmo_fast.train.config import NETWORK_KEYS
 from elmo_fast.train.run_files import RUN_FILE, in_order
+from elmo_fast.weights.datasets import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
+from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.options import Options
+from elmo_fast.weights.sources import vocabulary_in
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")

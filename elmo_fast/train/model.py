@@ -8,16 +8,16 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from elmo_fast.engine.schedule import Schedule
 from elmo_fast.model.layers.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.layers.lstm import LstmStack
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import check_shapes, expected_shapes, random_weights
 from elmo_fast.ops.numerics import full_precision, gradient_numerics, numerics
 from elmo_fast.ops.projected_lstm.reference import State
-from elmo_fast.ops.schedule import Schedule
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import Batch, Numbering
+from elmo_fast.weights.datasets import check_shapes, expected_shapes, random_weights
 
 _MAX_SCORES = 1 << 22  # scores in memory at a time
 

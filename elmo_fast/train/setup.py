@@ -12,17 +12,14 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import check_choice, check_path, local_path
+from elmo_fast.engine.precision import TRAINED
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.files.json import read_json
 from elmo_fast.files.lock import locked, remove_partials
-from elmo_fast.model.families import SOFTMAX_FILE
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
-from elmo_fast.model.sources import find_model
-from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
 from elmo_fast.ops.device import available_device
-from elmo_fast.ops.precision import TRAINED
 from elmo_fast.text.corpus import Shard, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
@@ -32,6 +29,9 @@ from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
 from elmo_fast.train.run_files import BEST, OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run, read_log
+from elmo_fast.weights.datasets import check_finite, check_is_hdf5, read_weights
+from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.sources import find_model
 
 logger = logging.getLogger(__name__)
 

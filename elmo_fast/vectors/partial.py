@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import DeferredErrorFile, replace, to_disk
 from elmo_fast.files.json import parse_json
 from elmo_fast.files.lock import remove
-from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.vectors.layouts.parts import part_name
 from elmo_fast.vectors.spec import Target
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS, _NEW, _PARTS = "progress.npz", "progress.npz.new", "parts"
+State = tuple[np.ndarray, np.ndarray]  # h [L, rows, 2 P], c [L, rows, 2 D]
 JOINED = "joined"  # beside the parts, while they are joined
 _DAMAGE = (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile)
 
@@ -109,7 +108,7 @@ class PartialResult:
 
     def _write(self, done: Done) -> None:
         about = {"settings": self.settings, "parts": done.parts, "texts": done.texts, "digest": done.digest}
-        states = {} if done.states is None else dict(zip("hc", (value.numpy() for value in done.states), strict=True))
+        states = {} if done.states is None else dict(zip("hc", done.states, strict=True))
         new = self.folder / _NEW
         new.unlink(missing_ok=True)
         with DeferredErrorFile(new, self.target.path) as disk:
@@ -123,7 +122,7 @@ class PartialResult:
         try:
             with np.load(path) as archive:
                 about = parse_json(archive["about"].tobytes(), f"partial result {path}")
-                states = tuple(torch.from_numpy(archive[name]) for name in "hc") if "h" in archive else None
+                states = tuple(archive[name] for name in "hc") if "h" in archive else None
             self.done = Done(int(about["parts"]), int(about["texts"]), str(about["digest"]), states)
             return dict(about["settings"])
         except _DAMAGE as error:

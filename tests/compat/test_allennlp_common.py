@@ -17,7 +17,7 @@ from elmo_fast.compat.allennlp.commands.elmo import elmo_command
 from elmo_fast.compat.allennlp.common import checks
 from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
-from elmo_fast.model.sources import cache_path
+from elmo_fast.weights.sources import cache_path
 from tests.support.files import read_hdf5, spoil
 from tests.support.migrating import runs
 

@@ -14,12 +14,12 @@ from elmo_fast.compat.bilm import __main__ as scripts
 from elmo_fast.compat.bilm import training
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
 from elmo_fast.compat.bilm.import_tf import bilm_tf_config
-from elmo_fast.model.options import Options
-from elmo_fast.model.weights import read_weights
 from elmo_fast.text.corpus import read_shards
 from elmo_fast.train import checkpoint, evaluate
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas, Updater
+from elmo_fast.weights.datasets import read_weights
+from elmo_fast.weights.options import Options
 from tests.support import plain_training
 from tests.support.files import names, run
 from tests.support.migrating import runs

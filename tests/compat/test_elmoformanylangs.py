@@ -16,8 +16,8 @@ import torch
 import elmo_fast
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.elmoformanylangs import Embedder
-from elmo_fast.model.families.manylangs import read_config
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from elmo_fast.weights.families.manylangs import read_config
 from tests.support.files import read_hdf5, run
 from tests.support.manylangs import CHARACTERS, CONFIG, SENTENCES, config, plain_layers, write_manylangs
 from tests.support.migrating import runs

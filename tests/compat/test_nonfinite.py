@@ -14,8 +14,8 @@ from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.bilm import BidirectionalLanguageModel, dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.model.batching import batch_to_ids
 from elmo_fast.model.softmax_head import SoftmaxHead
-from elmo_fast.text.batching import batch_to_ids
 from tests.support.files import paths, read_hdf5, spoil, tiny, write_model
 from tests.support.softmax import WORDS, write_softmax_model
 
@@ -101,5 +101,5 @@ def test_a_softmax(tmp_path):
     with pytest.raises(ConfigurationError, match="softmax/b: expected finite float32 numbers, found 1 .* loads them$"):
         model.load(folder, full=True)
     model.load(folder, full=True, allow_nonfinite=True)
-    head = SoftmaxHead.from_files(model._embedder.elmo_bilm, folder / "softmax.hdf5", folder / "vocab.txt", True)
+    head = SoftmaxHead.from_files(model.bilm, folder / "softmax.hdf5", folder / "vocab.txt", True)
     assert np.isnan(head.score([[WORDS[3]]])[0].forward).any()

@@ -1,7 +1,7 @@
 import pytest
 
 from elmo_fast.embed import run as embed_run
-from elmo_fast.embed import stream as slot_stream
+from elmo_fast.engine import stream as slot_stream
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from elmo_fast import ElmoEmbedder, load, open_embeddings
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
-from elmo_fast.embed import stream as slot_stream
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.stream import SlotStream
+from elmo_fast.engine import stream as slot_stream
+from elmo_fast.engine.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.token_table.lookup import TokenEncoder
+from elmo_fast.model.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, run, write_model
 from tests.support.grid import grid, mostly_long
@@ -31,7 +31,10 @@ def check(texts, size, shape="two layers", backend="native", **arguments):
         if backend == "reference":
             found = list(stream.embed_sentences(iter(sentences), size))
         else:
-            found = list(SlotStream(stream.elmo_bilm, size).run(iter(sentences)))
+            slots = SlotStream(stream.model, size, stream.state)
+            slots.carried = stream.carried
+            found = list(slots.run(iter(sentences)))
+            stream.carried = slots.carried
         expected = [vectors for first in range(0, len(sentences), size)
                     for vectors in batch.embed_batch(sentences[first : first + size])]
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -42,21 +45,18 @@ def check(texts, size, shape="two layers", backend="native", **arguments):
             np.testing.assert_allclose(one, other, **tolerance)
 
 
-def bound(monkeypatch, rows=1, tokens=1, table=1 << 15, chunks_ahead=0):
-    """Chunks that end in the middle of sentences, little reading ahead, a small token table; as on a GPU, too."""
+def bound(monkeypatch, rows=1, tokens=1, table=1 << 15):
+    """Chunks that end in the middle of sentences, little reading ahead, a small cache of token vectors."""
     monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", rows)
     monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", tokens)
     monkeypatch.setattr(slot_stream, "_TABLE_ROWS", table)
-    if chunks_ahead:
-        monkeypatch.setattr(slot_stream.SlotStream, "_chunks_ahead", property(lambda _: 1, lambda *_: None),
-                            raising=False)
 
 
 @pytest.mark.parametrize("backend, state, size, chunks", grid(
-    ["torch", "native"], ["carry", "zero", "warm"], [1, 3, 8, 64], ["whole", "small", "small, one ahead"]))
+    ["torch", "native"], ["carry", "zero", "warm"], [1, 3, 8, 64], ["whole", "small"]))
 def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
     if chunks != "whole":
-        bound(monkeypatch, table=25, chunks_ahead=chunks == "small, one ahead")
+        bound(monkeypatch, table=25)
     check([texts(40), texts(7, seed=1)], size, "clips that fire", backend, state=state)
 
 
@@ -80,10 +80,10 @@ def test_other_models(arguments):
 
 @settings(max_examples=25)
 @given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from([0, 1, 90])), max_size=25), st.integers(1, 9),
-       st.sampled_from(["carry", "zero"]), st.sampled_from([1, 16, 4096]), st.integers(0, 1))
-def test_sentences_of_any_lengths(lengths, size, state, rows, chunks_ahead):
+       st.sampled_from(["carry", "zero"]), st.sampled_from([1, 16, 4096]))
+def test_sentences_of_any_lengths(lengths, size, state, rows):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        bound(monkeypatch, rows, 40, chunks_ahead=chunks_ahead)
+        bound(monkeypatch, rows, 40)
         check([[[f"w{k % 7}" for k in range(length)] for length in lengths]], size, state=state)
 
 
@@ -95,9 +95,8 @@ def test_empty_sentences(sentences, size):
     check([[["before"], ["it"]], sentences], size)
 
 
-@pytest.mark.parametrize("chunks_ahead", [0, 1])
-def test_one_slot_far_behind(monkeypatch, chunks_ahead):
-    bound(monkeypatch, 64, 100, chunks_ahead=chunks_ahead)
+def test_one_slot_far_behind(monkeypatch):
+    bound(monkeypatch, 64, 100)
     check([[["long"] * 300 if number == 1 else ["a", "b"] for number in range(200)]], 4)
 
 
@@ -145,11 +144,10 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize("state", mostly_long(["carry", "zero", "warm"]))
-@pytest.mark.parametrize("slots, most, chunks_ahead, error", [
-    (8, 30, 0, OUT_OF_MEMORY[0]), (8, 3, 1, OUT_OF_MEMORY[1]), (1, 5, 1, OUT_OF_MEMORY[2]),
-    (3, 1, 0, OUT_OF_MEMORY[0])])
-def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, slots, most, chunks_ahead, state, error):
-    bound(monkeypatch, 64, 100, chunks_ahead=chunks_ahead)
+@pytest.mark.parametrize("slots, most, error", [
+    (8, 30, OUT_OF_MEMORY[0]), (8, 3, OUT_OF_MEMORY[1]), (1, 5, OUT_OF_MEMORY[2]), (3, 1, OUT_OF_MEMORY[0])])
+def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, slots, most, state, error):
+    bound(monkeypatch, 64, 100)
     plenty, little = (ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend="native", state=state))
                       for _ in range(2))
     sentences = [*texts(20), [], ["long"] * 70, *texts(9, seed=1)]
@@ -200,7 +198,7 @@ def test_sentences_at_a_time_off_the_cpu(state, expected):
     model = bilm(options({"dim": 8, "projection_dim": 4}), state=state)
     of = ElmoEmbedder.from_bilm(model)
     model.to("meta")
-    assert of._rows(None, state) == expected and of._rows(7, state) == 7
+    assert of.rows(None, state) == expected and of.rows(7, state) == 7
 
 
 @pytest.mark.parametrize("batch_size", [(1 << 20) + 1, 10**7, 2**70])
@@ -215,16 +213,3 @@ def test_larger_batches_are_refused(tmp_path, capsys, batch_size):
     status, _, errors = run(capsys, "embed", text, tmp_path / "out.hdf5", "--all", "--model", model, "--batch-size",
                             batch_size, "--quiet")
     assert status == 2 and errors == f"elmo-fast: error: {message}\n" and not (tmp_path / "out.hdf5").exists()
-
-
-@pytest.mark.parametrize("slots, steps", [(1, 16), (3, 48), (8, 4096)])
-def test_vectors_that_are_rounded_where_they_are_computed(monkeypatch, slots, steps):
-    """As on a GPU, by plain torch: the bits of vectors that the host rounds."""
-    bound(monkeypatch, steps)
-    model, sentences = bilm(SHAPES["two layers"], backend="torch", state="zero"), [*texts(20, 40), []]
-    stream, plain = (SlotStream(model, slots, half=True) for _ in range(2))
-    assert stream._dtype == torch.float32  # not on a CPU
-    stream._dtype = torch.float16
-    for found, expected in zip(stream.run(sentences), plain.run(sentences), strict=True):
-        assert found.dtype == np.float16 and expected.dtype == np.float32
-        np.testing.assert_array_equal(found, expected.astype(np.float16))

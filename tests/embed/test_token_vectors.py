@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder, build_token_table
-from elmo_fast.embed import stream as stream_module
+from elmo_fast.engine import stream as stream_module
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.model.token_table.lookup import TokenEncoder
+from elmo_fast.model.lookup import TokenEncoder
 from tests.support.engines import needs_native
 from tests.support.models import SHAPES, bilm
 
@@ -41,7 +41,7 @@ def alone(sentence, **arguments):
 def test_a_token_is_encoded_once(encoded):
     elmo = LoadedElmo(model())
     results = [elmo.embed([sentence], state="zero")[0] for sentence in SENTENCES]
-    batch = elmo._embedder.embed_batch(SENTENCES)
+    batch = elmo.embedder.embed_batch(SENTENCES)
     assert encoded == ["<S>", "the", "old", "man", "</S>", "sea", "and"]
     for sentence, single, batched in zip(SENTENCES, results, batch, strict=True):
         expected = alone(sentence)

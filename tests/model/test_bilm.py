@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, batch_to_ids
-from elmo_fast.model.opening import WARM_TEXT
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from elmo_fast.weights.opening import WARM_TEXT
 from tests.support.engines import GPU
 from tests.support.grid import mostly_long
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, weights, word_bilm

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from elmo_fast.model.sources import fetch
+from elmo_fast.weights.sources import fetch
 from tests.support.files import run
 from tests.support.sources import left
 

@@ -13,7 +13,7 @@ import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.compat.seqvec import get_elmo_model
-from elmo_fast.model.sources import find_model
+from elmo_fast.weights.sources import find_model
 from tests.support.files import names, paths, run, write_model
 from tests.support.sources import assert_is, contents, left
 

@@ -8,7 +8,7 @@ from elmo_fast.compat.bilm import BidirectionalLanguageModel, dump_token_embeddi
 from elmo_fast.compat.seqvec import embed_fasta
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.model.opening import ModelOptions
+from elmo_fast.weights.opening import ModelOptions
 from tests.support.files import paths, write_model
 from tests.support.models import bilm
 

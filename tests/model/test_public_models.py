@@ -12,7 +12,7 @@ from elmo_fast.errors import MissingModelError, UnavailableError
 from elmo_fast.files import downloads
 from elmo_fast.files.downloads import RemoteFile, cache_path, fetch_any
 from elmo_fast.model import public
-from elmo_fast.model.sources import find_model
+from elmo_fast.weights.sources import find_model
 from tests.support.files import paths, run
 from tests.support.manylangs import write_manylangs
 from tests.support.sources import assert_is, contents, left, pack

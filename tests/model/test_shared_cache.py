@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from elmo_fast.model.sources import cache_path, fetch, find_model
+from elmo_fast.weights.sources import cache_path, fetch, find_model
 from tests.support.files import kill, names, start, start_until, until
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -24,7 +24,7 @@ def make(part):
 
 store_once(Path({target!r}), make)
 """
-FIND = "from elmo_fast.model.sources import fetch, find_model\nprint({call}, flush=True)"
+FIND = "from elmo_fast.weights.sources import fetch, find_model\nprint({call}, flush=True)"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import fsspec
 import pytest
 
 from elmo_fast import BiLm, ConfigurationError
-from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
+from elmo_fast.weights.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import full_disk, names, paths, tiny, write_model
 from tests.support.sources import assert_is, contents, left, pack
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids, write_weights
-from elmo_fast.model.weights import expected_shapes, lstm_name, read_weights
 from elmo_fast.train.export import export_module, export_state_dict
+from elmo_fast.weights.datasets import expected_shapes, lstm_name, read_weights
 from tests.support import plain
 from tests.support.models import SENTENCES, options, weights
 

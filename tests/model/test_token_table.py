@@ -6,7 +6,6 @@ import pickle
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.files.strings import joined
@@ -29,23 +28,20 @@ def path(tmp_path):
     return tmp_path / "t.hdf5"
 
 
-@pytest.mark.parametrize("dtype, device", [(np.float32, None), (np.float16, None), (np.float32, "cpu")])
-def test_a_table_round_trips_through_a_file(path, dtype, device):
+@pytest.mark.parametrize("dtype, in_memory", [(np.float32, False), (np.float16, False), (np.float32, True)])
+def test_a_table_round_trips_through_a_file(path, dtype, in_memory):
     vectors = random_vectors(len(WORDS), dtype=dtype)
     TokenTable(vectors, WORDS, "0123", precision="high").save(path)
-    opened = TokenTable.open(path, device=device)
+    opened = TokenTable.open(path, in_memory=in_memory)
     assert (opened.precision, opened.fingerprint, opened.dim, len(opened)) == ("high", "0123", 5, len(WORDS))
-    assert opened.words == WORDS and opened.storage == np.dtype(dtype).name and opened.device.type == "cpu"
+    assert opened.words == WORDS and opened.storage == np.dtype(dtype).name
     rows = opened.vectors(ALL_ROWS)
-    assert rows.dtype == torch.float32 and np.array_equal(rows.numpy(), vectors.astype(np.float32))
+    assert rows.dtype == np.float32 and np.array_equal(rows, vectors.astype(np.float32))
     with h5py.File(path) as file:  # as bilm-tf reads it
         assert np.array_equal(file["embedding"][...], vectors) and file["embedding"].dtype == dtype
     assert names(path.parent) == ["t.hdf5"]
     with pytest.raises(ConfigurationError, match="expected the vocabulary of the token table .* words., got"):
         TokenTable.open(path, ["<S>", "</S>"])
-    before = path.read_bytes()
-    opened.encoded.zero_()  # memory-mapped copy on write
-    assert path.read_bytes() == before
 
 
 def test_ids_are_rows_plus_1():
@@ -67,8 +63,8 @@ def test_copies_share_and_a_mapped_table_is_pickled_as_its_path(path):
     stored = pickle.dumps(mapped)
     unpickled = pickle.loads(stored)
     assert len(stored) < 100 * 1000 and unpickled.words == mapped.words
-    assert torch.equal(unpickled.vectors(np.arange(100)), mapped.vectors(np.arange(100)))
-    assert torch.equal(pickle.loads(pickle.dumps(table())).vectors([3]), table().vectors([3]))
+    assert np.array_equal(unpickled.vectors(np.arange(100)), mapped.vectors(np.arange(100)))
+    assert np.array_equal(pickle.loads(pickle.dumps(table())).vectors([3]), table().vectors([3]))
 
 
 def test_a_table_without_words_has_ids_only(path):

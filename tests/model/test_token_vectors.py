@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from elmo_fast import batch_to_ids
+from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.model.layers.encoder import CharacterEncoder
-from elmo_fast.model.token_table.spare import SpareVectors
 from tests.support.engines import needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm, texts
 

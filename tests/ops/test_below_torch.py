@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from elmo_fast.engine.schedule import make_schedule
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.numerics import numerics
-from elmo_fast.ops.schedule import make_schedule
 from tests.support.engines import BF16_DOTS, BF16_WEIGHTS, HIGHEST, LOW, TILES, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from elmo_fast import arguments, batch_to_ids
-from elmo_fast.ops.backend import native_module
+from elmo_fast.engine.backend import native_module
+from elmo_fast.engine.precision import OPERANDS, PRECISIONS
 from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.numerics import FP32_FLAGS, fp32_precision, numerics, set_fp32_precision
-from elmo_fast.ops.precision import OPERANDS, PRECISIONS
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.models import SENTENCES, bilm
 

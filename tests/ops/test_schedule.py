@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.engine.schedule import make_schedule
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), max_size=12), st.booleans())

@@ -12,10 +12,10 @@ from benchmarks import bench_embed, bench_table, bench_train, common, floor, lat
 from benchmarks.peers import bilm_tf
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.model.weights import lstm_name
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.train.export import export_run
 from elmo_fast.train.setup import start_or_resume
+from elmo_fast.weights.datasets import lstm_name
 from tests.support.engines import needs_native
 from tests.support.files import python
 from tests.support.training import TINY, write_corpus, write_options

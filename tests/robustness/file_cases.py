@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 import elmo_fast
+from elmo_fast.engine.table import TokenTable
 from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.explore.nearest import open_index
-from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.train import checkpoint
 from elmo_fast.vectors.spec import OutputSpec
 from tests.robustness.damage import (

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import elmo_fast
-from elmo_fast.model.sources import find_model
+from elmo_fast.weights.sources import find_model
 from tests.robustness import file_cases, text_cases
 from tests.robustness.children import call
 from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip

@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast.embed import run
-from elmo_fast.embed import stream as slot_stream
+from elmo_fast.engine import stream as slot_stream
 from elmo_fast.train.run_files import read_log
 from tests.robustness.world import World
 from tests.support.tf_checkpoints import import_values, made_up, write_folder

@@ -2,11 +2,12 @@
 
 import pytest
 
+from elmo_fast import ElmoEmbedder
 from elmo_fast.embed.api import LoadedElmo
 from tests.support import models
 from tests.support.serving import SECONDS, Gate, equal, texts_of
 
-Batching = pytest.importorskip("elmo_fast.serve.batching", exc_type=ImportError).Batching
+batching_module = pytest.importorskip("elmo_fast.serve.batching", exc_type=ImportError)
 
 LENGTHS = [3, 1, 0, 40, 7, 300, 2, 2, 19, 5]
 
@@ -21,6 +22,10 @@ def warm():
     return models.bilm(state="warm")
 
 
+def batching_of(bilm, slots):
+    return batching_module.Batching(ElmoEmbedder.from_bilm(bilm), bilm.state, slots=slots)
+
+
 def expected(bilm, texts):
     """Vectors of `LoadedElmo` with another copy of the model."""
     return LoadedElmo(models.bilm()).embed(texts, state=bilm.state)
@@ -29,7 +34,7 @@ def expected(bilm, texts):
 @pytest.mark.parametrize("slots", [1, 3, 64])
 def test_vectors_are_those_of_embed(bilm, slots):
     texts = texts_of(LENGTHS)
-    with Batching(bilm, slots=slots) as batching:
+    with batching_of(bilm, slots=slots) as batching:
         jobs = [batching.submit(some) for some in (texts[:4], texts[4:5], [], texts[5:])]
         vectors_of_jobs = [vectors for job in jobs for vectors in job.future.result(SECONDS)]
         assert equal(vectors_of_jobs, expected(bilm, texts))
@@ -40,7 +45,7 @@ def test_vectors_are_those_of_embed(bilm, slots):
 
 def test_a_long_text_does_not_delay_a_short_text(warm):
     gate = Gate(warm)
-    with Batching(warm, slots=2) as batching:
+    with batching_of(warm, slots=2) as batching:
         long = batching.submit(texts_of([9000]))
         gate.wait()  # its first chunk of many
         short = batching.submit(texts_of([4]))
@@ -55,7 +60,7 @@ def test_a_long_text_does_not_delay_a_short_text(warm):
 
 def test_long_texts_never_have_every_slot(warm):
     gate = Gate(warm)
-    with Batching(warm, slots=4) as batching:
+    with batching_of(warm, slots=4) as batching:
         long = [batching.submit(texts_of([9000])) for _ in range(4)]
         gate.wait()
         first = batching.running_texts
@@ -71,7 +76,7 @@ def test_long_texts_never_have_every_slot(warm):
 def test_requests_take_turns(warm):
     """Texts of 4096 steps fill a slot's chunk: one text begins at a time."""
     gate = Gate(warm)
-    with Batching(warm, slots=1) as batching:
+    with batching_of(warm, slots=1) as batching:
         many = batching.submit(texts_of([4094] * 4))
         gate.wait()
         few = batching.submit(texts_of([4094]))
@@ -87,7 +92,7 @@ def test_requests_take_turns(warm):
 def test_an_error_fails_its_own_text_alone(warm):
     gate = Gate(warm)
     texts = texts_of([3, 4, 5])
-    with Batching(warm, slots=4) as batching:
+    with batching_of(warm, slots=4) as batching:
         first = batching.submit(texts_of([2]))
         gate.wait()
         jobs = [batching.submit([text]) for text in texts]

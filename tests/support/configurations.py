@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elmo_fast import Options
-from elmo_fast.model.weights import expected_shapes, lstm_name
+from elmo_fast.weights.datasets import expected_shapes, lstm_name
 from tests.support import models
 from tests.support.engines import ISAS
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.engine.backend import native_module
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
 from tests.support import cuda_ops, ptx_machine
 from tests.support.lstm_on_ptx import lstm_on_ptx

@@ -9,12 +9,12 @@ from unittest import mock
 import numpy as np
 import torch
 
+from elmo_fast.engine.schedule import make_schedule
 from elmo_fast.ops import cpu
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
-from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support import cuda_ops

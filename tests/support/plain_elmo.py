@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from elmo_fast import Options
-from elmo_fast.model.weights import lstm_name
+from elmo_fast.weights.datasets import lstm_name
 from tests.support.plain import Counts
 
 MARKS = {"<S>": 256, "</S>": 257}

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 
+from elmo_fast import ElmoEmbedder
 from elmo_fast.serve.limits import Limits
 
 SECONDS = 60  # the limit of waits that should be short
@@ -66,7 +67,8 @@ class Running:
 
         self.gate, self.limits = Gate(bilm), Limits(**limits)
         self.gate.open()
-        self.batching = batching.Batching(bilm, slots=slots, queue_tokens=self.limits.queue_tokens)
+        self.batching = batching.Batching(ElmoEmbedder.from_bilm(bilm), bilm.state, slots=slots,
+                                          queue_tokens=self.limits.queue_tokens)
         self.service = app.Service(self.batching, "tiny", "1.2.3", self.limits, api_key, index=index)
         self._socket = server.bind("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]

@@ -13,11 +13,10 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 from elmo_fast import ConfigurationError, open_texts
+from elmo_fast.engine.table_file import read_table
 from elmo_fast.files import stops
-from elmo_fast.model.token_table.file import read_table
 from elmo_fast.text.readers import Text
 from tests.support.files import run, start, tiny, write_model
 from tests.support.softmax import write_softmax_model
@@ -289,7 +288,7 @@ def test_the_cache_command_reads_any_input(write, capsys, tmp_path):
     write("b.jsonl", '{"text": "al mar"}')
     model = write_model(tmp_path / "model")
     assert run(capsys, "cache", "--corpus", "[ab].*", "t.hdf5", "--model", model, "--quiet") == (0, "", "")
-    table = read_table("t.hdf5", torch.device("cpu"))
+    table = read_table("t.hdf5", in_memory=True)
     assert table.header.words == ["<S>", "</S>", *"Vamos nos".split(), "Mar Menor", "#", "al", "mar"]
     status, _, errors = run(capsys, "cache", "--corpus", "[ab].*", "b.jsonl", "--model", model, "--quiet")
     assert status == 2 and "output file: expected a file other than the inputs, got b.jsonl" in errors

@@ -23,7 +23,6 @@ from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.files.json import read_json
 from elmo_fast.files.stops import interruptible
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import check_finite, lstm_name
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import copy_vocabulary
@@ -32,6 +31,7 @@ from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.optimizer import Replicas, Updater
 from elmo_fast.train.run_files import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, find_tf_checkpoint
+from elmo_fast.weights.datasets import check_finite, lstm_name
 
 _SCOPE, _ACCUMULATOR = "lm", "Adagrad"
 _TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}

@@ -13,22 +13,23 @@ from elmo_fast.arguments import MOST_SENTENCES, check_count, check_file, gathere
 from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.embed.build_table import encoded, table_header
 from elmo_fast.embed.progress import progress_bar
-from elmo_fast.embed.stream import SlotStream
+from elmo_fast.engine.stream import SlotStream
+from elmo_fast.engine.table import TokenTable
+from elmo_fast.engine.table_file import read_table, write_table
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.batch_layout import remove_boundaries
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_table.file import read_table, write_table
-from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import check_finite, read_model
+from elmo_fast.model.torch_model import TorchModel
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.vectors.layouts.allennlp import hdf5_file
+from elmo_fast.weights.datasets import check_finite, read_model
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.sources import find_model
 
 __all__ = ["BidirectionalLanguageModel", "BilmOps", "dump_bilm_embeddings", "dump_token_embeddings"]
 _Path = str | os.PathLike
@@ -165,7 +166,8 @@ def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _
     """
     check_target(outfile, "outfile")
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, options)
-    write_table(outfile, table_header(bilm, words)._replace(words=None), encoded(bilm, words, progress))
+    model = TorchModel(bilm)
+    write_table(outfile, table_header(model, words)._replace(words=None), encoded(model, words, progress))
 
 
 def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _Path, weight_file: _Path,
@@ -184,7 +186,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
     with open(check_file("dataset_file", dataset_file), encoding="utf-8") as file, hdf5_file(outfile) as writer:
         count = scan(file, allow_blank=True)
         sentences = (line.tokens for line in read_lines(file, allow_blank=True))
-        stream = SlotStream(bilm, batch_size, runs_empty=True).run(sentences)
+        stream = SlotStream(TorchModel(bilm), batch_size, bilm.state, runs_empty=True).run(sentences)
         with progress_bar(count, "sentences", progress) as bar:
             for number, vectors in enumerate(stream):
                 writer.write(str(number), vectors)
@@ -200,7 +202,7 @@ def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path 
         return BiLm(options, weights, opening)
     if options.char_cnn is not None:
         return BiLm(options, weights, opening, token_table=TokenTable.open(embedding_weight_file))
-    vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
+    vectors = read_table(embedding_weight_file, in_memory=True).vectors.astype(np.float32, copy=False)
     if not opening.allow_nonfinite:
         check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors)
     vocabulary = options.vocabulary if len(vectors) == options.n_tokens_vocab else None

@@ -23,7 +23,6 @@ from elmo_fast.files import stops
 from elmo_fast.files.json import read_json
 from elmo_fast.files.lock import locked
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import write_weights
 from elmo_fast.ops.device import available_device
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
@@ -36,6 +35,7 @@ from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import initial_weights
 from elmo_fast.train.optimizer import Replicas
 from elmo_fast.train.run_files import OPTIONS_FILE, RUN_FILE
+from elmo_fast.weights.datasets import write_weights
 
 __all__ = ["dump_weights", "load_options_latest_checkpoint", "load_vocab", "test", "train"]
 

@@ -9,27 +9,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.arguments import shown
+from elmo_fast.engine.precision import operands_of
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.model.batching import batch_to_ids
 from elmo_fast.model.layers import state_dict
 from elmo_fast.model.layers.batch_layout import add_boundaries, checked_mask, unique_rows
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
-from elmo_fast.model.options import Options
-from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import fits_fp16
 from elmo_fast.ops.char_cnn.encoder import EncoderWeights, encode, runs_on_engine
 from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.device import refuse_capture
 from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.linear.cpu import drop_product
 from elmo_fast.ops.numerics import active_precision, full_precision, numerics
-from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.weight_snapshot import Tensors, check_in_full
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text import characters
-from elmo_fast.text.batching import BOUNDARIES, batch_to_ids, check_batch, number_tokens
-from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
+from elmo_fast.text.batching import BOUNDARIES, check_batch, number_tokens
+from elmo_fast.weights.datasets import fingerprint
+from elmo_fast.weights.options import Options
 
 _WARMUP_TOKENS = 4096
 
@@ -51,7 +49,7 @@ class CharacterEncoder(AllenNlpStateDict):
         super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
                          requires_grad)
         self.options, self.dim = options.char_cnn, options.lstm.projection_dim
-        self.row_shape = (self.options.max_characters_per_token,)
+        self._ids, self.row_shape = options.token_ids(), (self.options.max_characters_per_token,)
         self.has_projection = "CNN_proj/W_proj" in weights
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,8 +62,7 @@ class CharacterEncoder(AllenNlpStateDict):
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
         """Ids of tokens: int64 [len(tokens), *row_shape]."""
-        raw = characters.encode_tokens(tokens, self.options.max_characters_per_token)
-        return torch.from_numpy(characters.to_model_ids(raw)).long()
+        return torch.from_numpy(self._ids(tokens)).long()
 
     def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
         """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T, *row_shape]."""
@@ -127,9 +124,7 @@ class CharacterEncoder(AllenNlpStateDict):
         return names
 
     def digest(self) -> str:
-        """A fingerprint of the current weights, or of the weights that `drop_fp32` dropped."""
-        if any(value.is_meta for value in self.parameters()):
-            return self._dropped_digest
+        """A fingerprint of the current weights."""
         return fingerprint({name: getattr(self, name).detach().float().cpu().numpy() for name in self.datasets})
 
     def warmup(self, backend: str = "auto") -> None:
@@ -138,16 +133,6 @@ class CharacterEncoder(AllenNlpStateDict):
         with torch.no_grad():
             for count in (1, _WARMUP_TOKENS):
                 self(ids[:count], backend)
-
-    def drop_fp32(self, precision: str) -> None:
-        """Keep the large matrices in memory only in the packed form of the native engine for `precision`."""
-        self._dropped_digest = self.digest()
-        for k in range(self.options.n_highway):
-            names = _highway_names(k)
-            for name, value in zip(names, drop_product([getattr(self, name) for name in names], precision)):
-                setattr(self, name, value)
-        if self.has_projection:
-            self.W_proj, self.b_proj = drop_product([self.W_proj, self.b_proj], precision)
 
     def conversions(self) -> Iterator[Conversion]:
         yield Conversion(["char_embed"], ["_char_embedding_weights"], lambda rows: (with_zero_row(rows),),
@@ -182,33 +167,18 @@ class WordEmbedder(OutsideGraphs):
         super().__init__()
         self.embedding = nn.Parameter(torch.tensor(weights["embedding"]), requires_grad=requires_grad)
         self.largest, self.dim = self.embedding.shape
-        self._ids = options.vocabulary and {word: number for number, word in enumerate(options.vocabulary, 1)}
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether it has a vocabulary."""
-        return self._ids is not None
+        self._ids, self.reads_text = options.token_ids(), options.vocabulary is not None
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of `<S>` and of `</S>`."""
-        if self._ids is None:
+        if not self.reads_text:
             raise ConfigurationError("boundaries: expected 'present' for word ids of a model without a vocabulary "
                                      "(vocab.txt beside its weights), got 'add'")
         return tuple(self.token_ids(self.boundaries))
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
         """Ids of words: int64 [len(tokens)]."""
-        if self._ids is None:
-            raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; a "
-                                     "vocabulary beside its weights (vocab.txt), a word a line, numbers them")
-        unknown = self._ids.get(UNKNOWN_TOKEN)
-        for token in tokens:
-            if not isinstance(token, str):
-                raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
-            if unknown is None and token not in self._ids:
-                raise ValueError(f"token: expected a word of the model's vocabulary, which has no {UNKNOWN_TOKEN} to "
-                                 f"stand for another, got {shown(token)}")
-        return torch.tensor([self._ids.get(token, unknown) for token in tokens], dtype=torch.int64)
+        return torch.from_numpy(self._ids(tokens)).long()
 
     def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
         """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T]."""
@@ -217,9 +187,6 @@ class WordEmbedder(OutsideGraphs):
     def digest(self) -> str:
         """A fingerprint of the current weights."""
         return fingerprint({"embedding": self.embedding.detach().float().cpu().numpy()})
-
-    def drop_fp32(self, precision: str) -> None:
-        """Does nothing: the rows of the table are looked up in fp32."""
 
     def train(self, mode: bool = True) -> "WordEmbedder":
         if self.training and not mode:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,23 +9,22 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import STATES, check_choice
+from elmo_fast.engine.schedule import Schedule, make_schedule
 from elmo_fast.model.layers import state_dict
 from elmo_fast.model.layers.batch_layout import in_text_order
 from elmo_fast.model.layers.carried import CarriedStates
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
-from elmo_fast.model.options import Options
-from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.calling_thread import stacked, sum_of
 from elmo_fast.ops.device import refuse_capture
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm, unsupported_weights
-from elmo_fast.ops.projected_lstm.cpu import drop_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 from elmo_fast.ops.projected_lstm.stack import flat_stack, write_outputs
-from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_snapshot import Tensors
 from elmo_fast.outside_graphs import outside_graphs
+from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, lstm_name
+from elmo_fast.weights.options import Options
 
 
 class RunState(NamedTuple):
@@ -255,13 +253,6 @@ class LstmStack(AllenNlpStateDict):
     def layers(self) -> list[Tensors]:
         """All weights, in a single list: they are compared together; layer by layer, the forward direction first."""
         return [flat_stack(map(self.layer_weights, range(self.options.n_layers)))]
-
-    def drop_fp32(self, precision: str) -> None:
-        """Keep the matrices in memory only in the packed form of the native engine for `precision`."""
-        for layer in range(self.options.n_layers):
-            for name, value in zip(itertools.chain(*_names(layer)), drop_lstm(self.layer_weights(layer), precision)):
-                if value is not None:
-                    setattr(self, name, value)
 
     def conversions(self) -> Iterator[Conversion]:
         for layer in range(self.options.n_layers):

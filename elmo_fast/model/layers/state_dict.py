@@ -13,8 +13,6 @@ from torch import nn
 from elmo_fast.ops.weight_snapshot import check_in_full
 from elmo_fast.outside_graphs import OutsideGraphs
 
-Tensors = Mapping[str, torch.Tensor]
-
 
 class Conversion(NamedTuple):
     """Names of our parameters (`own`) and of AllenNLP's tensors, and the functions that convert their values."""
@@ -47,7 +45,6 @@ class AllenNlpStateDict(OutsideGraphs):
 
     @torch.inference_mode(False)
     def _apply(self, *arguments, **named) -> "AllenNlpStateDict":
-        require_data(self._parameters)
         return super()._apply(*arguments, **named)
 
     def conversions(self) -> Iterator[Conversion]:
@@ -59,7 +56,6 @@ class AllenNlpStateDict(OutsideGraphs):
         return [part for part in self.conversions() if all(name in self._parameters for name in part.own)]
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        require_data(self._parameters)
         parts, rest = self._converted(), {}
         for part in parts:
             values = part.to_allennlp(*(self._parameters[name] if keep_vars else self._parameters[name].detach()
@@ -94,14 +90,6 @@ class AllenNlpStateDict(OutsideGraphs):
         super()._load_from_state_dict(state_dict | converted, prefix, local_metadata, strict, absent, unexpected_keys,
                                       error_msgs)
         missing_keys.extend(name for name in absent if name not in kept)
-
-
-def require_data(parameters: Tensors) -> None:
-    """Raise `RuntimeError` if fp32 weights were dropped: the packed weights cannot be written to a file."""
-    dropped = [name for name, value in parameters.items() if value.is_meta]
-    if dropped:
-        raise RuntimeError(f"weights: expected fp32 weights in memory, but {', '.join(dropped[:3])} and others were "
-                           "dropped (drop_fp32); read the model again to save, move or train it")
 
 
 def transposed(weight: torch.Tensor) -> tuple[torch.Tensor]:

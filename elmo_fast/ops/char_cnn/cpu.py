@@ -1,15 +1,13 @@
 """The C++ engine's char-CNN and its gradient: fp32 at every precision.
 
-The engine finds each filter's largest sum and adds bias and ReLU; another activation follows in torch. Windows that tie
-for the maximum share its gradient equally, as in the reference.
+Windows that tie for the maximum share its gradient equally, as in the reference.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.calling_thread import UNDIVIDED
+from elmo_fast.engine.backend import native_module
 from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
 from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
@@ -42,14 +40,11 @@ def forward(*arguments):
 def filter_values(ids: torch.Tensor, filters: Filters, activation: str,
                   save: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Values [N, filters] for ids [N, C]; with `save` also the window that each comes from, int32, otherwise [0]."""
-    ids, biases, relu = _contiguous(ids), filters.biases, activation == "relu"
+    ids, biases, module = _contiguous(ids), filters.biases, native_module()[0]
     values = biases.new_empty(len(ids), len(biases))
     picks = torch.empty(values.shape if save else 0, dtype=torch.int32, device="cpu")
-    native_module()[0].char_cnn_forward(**_call(ids, filters), biases=biases.data_ptr(), relu=relu,
-                                        values=values.data_ptr(), picks=picks.data_ptr() if save else 0)
-    if not relu:
-        for rows in values.split(max(1, UNDIVIDED // values.shape[1])):
-            ACTIVATIONS[activation].apply_(rows)
+    module.char_cnn_forward(**_call(ids, filters), biases=biases.data_ptr(), activation=module.activations[activation],
+                            values=values.data_ptr(), picks=picks.data_ptr() if save else 0)
     return values, picks
 
 

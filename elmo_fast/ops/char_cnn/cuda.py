@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
+from elmo_fast.engine.precision import operands_of
 from elmo_fast.ops.char_cnn import pytorch
 from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
 from elmo_fast.ops.device import on, refuse_capture
 from elmo_fast.ops.library import library, no_gradient
 from elmo_fast.ops.numerics import gradient_numerics, type_of
-from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.weight_cache import cached
 
 # fp16's largest number, less a margin for the rounding of operands and results.

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from elmo_fast.ops.backend import effective_precision, needs_gradient, resolve
+from elmo_fast.engine.backend import effective_precision
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.char_cnn.cpu import Filters, filter_values, packed_filters
 from elmo_fast.ops.cpu import on_this_machine
 from elmo_fast.ops.linear.cpu import packed_product, product

@@ -5,10 +5,10 @@ The op returns values [N, filters] and, with `save` on the CPU, the number of th
 
 import torch
 
+from elmo_fast.engine.precision import operands_of
 from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
 from elmo_fast.ops.library import gradient_memory, needed_only, register, register_backward
 from elmo_fast.ops.numerics import type_of
-from elmo_fast.ops.precision import operands_of
 
 
 def _fake(*arguments):

@@ -5,11 +5,12 @@ import torch
 # the first two register implementations
 import elmo_fast.ops.linear.cuda
 import elmo_fast.ops.linear.gradients  # noqa: F401
-from elmo_fast.ops.backend import effective_precision, needs_gradient, resolve
+from elmo_fast.engine.backend import effective_precision
+from elmo_fast.engine.precision import check_gradients
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.linear import reference
 from elmo_fast.ops.linear.cpu import packed_product
 from elmo_fast.ops.numerics import active_precision, full_precision
-from elmo_fast.ops.precision import check_gradients
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend: str = "auto",

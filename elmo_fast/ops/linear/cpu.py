@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from elmo_fast.ops.backend import effective_precision, native_module, number_of
-from elmo_fast.ops.cpu import aligned_bytes, packed_weights, pointer, threads, without_fp32
+from elmo_fast.engine.backend import native_module, number_of
+from elmo_fast.ops.cpu import aligned_bytes, packed_weights, pointer, threads
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.weight_snapshot import Tensors
@@ -32,18 +32,7 @@ def _op(call_type: type, epilogue: str) -> Callable[..., torch.Tensor]:
 def packed_product(tensors: Tensors, precision: str) -> torch.Tensor:
     """Packed weights, uint8, in a precision that the engine supports: of `linear`, or of `highway` for four tensors."""
     epilogue = "highway" if len(tensors) == 4 else "none"
-    return packed_weights(tensors, _kind(tensors, precision), lambda detached: pack(detached, epilogue, precision))
-
-
-def _kind(tensors: Tensors, precision: str) -> str:
-    return f"{'highway' if len(tensors) == 4 else 'linear'} {precision}"
-
-
-def drop_product(tensors: Tensors, precision: str) -> list[torch.Tensor | None]:
-    """Pack the tensors as `packed_product` does; return them with their matrices emptied."""
-    precision = effective_precision(precision)
-    packed_product(tensors, precision)
-    return without_fp32(tensors, _kind(tensors, precision))
+    return packed_weights(tensors, f"{epilogue} {precision}", lambda detached: pack(detached, epilogue, precision))
 
 
 def pack(tensors: Tensors, epilogue: str, precision: str) -> torch.Tensor:

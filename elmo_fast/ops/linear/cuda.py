@@ -4,11 +4,11 @@ import functools
 
 import torch
 
+from elmo_fast.engine.precision import operands_of
 from elmo_fast.ops.device import on, refuse_capture
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.numerics import gemm, numerics, type_of
-from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.weight_cache import cached
 
 

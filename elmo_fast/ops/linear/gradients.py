@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import torch
 
+from elmo_fast.engine.precision import operands_of
 from elmo_fast.ops.library import register
 from elmo_fast.ops.linear import reference
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.numerics import full_precision, gradient_numerics, type_of
-from elmo_fast.ops.precision import operands_of
 
 
 def _fake_highway(*arguments):

@@ -9,16 +9,17 @@ import torch
 import elmo_fast.ops.projected_lstm.cuda.lstm
 import elmo_fast.ops.projected_lstm.gradients  # noqa: F401
 from elmo_fast.arguments import shown
-from elmo_fast.ops.backend import effective_precision, needs_gradient, resolve
+from elmo_fast.engine.backend import effective_precision
+from elmo_fast.engine.precision import check_gradients
+from elmo_fast.engine.schedule import Schedule
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import check_shape
 from elmo_fast.ops.numerics import full_precision
-from elmo_fast.ops.precision import check_gradients
 from elmo_fast.ops.projected_lstm import pytorch, reference
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.ops.projected_lstm.cpu import packed_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
-from elmo_fast.ops.schedule import Schedule
 
 
 def projected_lstm(

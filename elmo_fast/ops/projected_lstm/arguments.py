@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from elmo_fast.engine.schedule import Schedule
 from elmo_fast.ops.library import gradient_memory, library, schema_of
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
-from elmo_fast.ops.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ of threads.
 import numpy as np
 import torch
 
-from elmo_fast.ops.backend import effective_precision, native_module, number_of
-from elmo_fast.ops.cpu import aligned_bytes, packed_weights, pointer, threads, without_fp32
+from elmo_fast.engine.backend import native_module, number_of
+from elmo_fast.ops.cpu import aligned_bytes, packed_weights, pointer, threads
 from elmo_fast.ops.library import library
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
 from elmo_fast.ops.projected_lstm.reference import LstmWeights
@@ -113,18 +113,8 @@ def in_caller_order(x: torch.Tensor, slots: np.ndarray | None, axis: int = 0) ->
 
 def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
     """Packed weights of a layer, uint8, from the cache; `precision` is one that the engine supports."""
-    return packed_weights((*weights[0], *weights[1]), _kind(precision), lambda tensors: pack(tensors, precision), keep)
-
-
-def _kind(precision: str) -> str:
-    return f"lstm {precision}"
-
-
-def drop_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> list[torch.Tensor | None]:
-    """Pack a layer; return its six tensors in order, with the matrices emptied."""
-    precision = effective_precision(precision)
-    packed_lstm(weights, precision)
-    return without_fp32([*weights[0], *weights[1]], _kind(precision))
+    return packed_weights((*weights[0], *weights[1]), f"lstm {precision}", lambda tensors: pack(tensors, precision),
+                          keep)
 
 
 def pack(tensors: Tensors, precision: str) -> torch.Tensor:

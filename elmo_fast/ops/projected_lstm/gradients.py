@@ -5,7 +5,7 @@ The op returns outputs [S, 2 P], h and c in the caller's order and, with `save`,
 
 import torch
 
-from elmo_fast.ops.backend import native_module
+from elmo_fast.engine.backend import native_module
 from elmo_fast.ops.library import needed_only, register, register_backward
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
 from elmo_fast.ops.projected_lstm.cuda import training

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from elmo_fast.ops.schedule import Schedule
+from elmo_fast.engine.schedule import Schedule
 
 State = tuple[torch.Tensor, torch.Tensor]
 LstmWeights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

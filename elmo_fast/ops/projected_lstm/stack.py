@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.ops.backend import effective_precision, native_module, number_of
+from elmo_fast.engine.backend import effective_precision, native_module, number_of
+from elmo_fast.engine.schedule import Schedule
 from elmo_fast.ops.cpu import on_this_machine, threads
 from elmo_fast.ops.projected_lstm.arguments import limit
 from elmo_fast.ops.projected_lstm.cpu import in_caller_order, in_slot_order, packed_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
-from elmo_fast.ops.schedule import Schedule
 from elmo_fast.ops.weight_cache import cached
 
 

@@ -61,7 +61,7 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     """
     index, split = None if index is None else _checked_index(elmo, index), find_tokenizer(tokenizer)
     routes, reader, (page, policy) = APIRouter(), BodyReader(), _page()
-    about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
+    about = {"layers": elmo.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
 
     @routes.get("/", include_in_schema=False)
@@ -105,8 +105,8 @@ def _checked_index(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike) ->
         if index is None:
             raise ConfigurationError("index: expected a file of vectors, which `elmo-fast nearest --save` or embed "
                                      f"wrote, got {path}")
-    if index.check(elmo).state != elmo.bilm.state:
-        raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
+    if index.check(elmo).state != elmo.state:
+        raise ConfigurationError(f"index: expected vectors of the server's state {elmo.state}, got {index.state}")
     index.occurrences("")  # indexes the words before the first request
     return index
 
@@ -115,7 +115,7 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> dict[str,
     for name, tokens in (("first", first), ("second", second)):
         if not 1 <= len(tokens) <= MOST_TOKENS:
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
-    comparison = compare(elmo, first, second, elmo.bilm.state)
+    comparison = compare(elmo, first, second, elmo.state)
     products = *comparison.products(), comparison.mean_products()
     # As float32, numbers in an answer have at most nine significant digits.
     arrays = (np.ascontiguousarray(values, np.float32) for values in products)

@@ -16,18 +16,18 @@ from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoChara
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
+from elmo_fast.engine.backend import check_backend
+from elmo_fast.engine.precision import check_precision
 from elmo_fast.model import elmo
+from elmo_fast.model.batching import batch_to_ids
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.options import Options
 from elmo_fast.model.scalar_mix import ScalarMix
-from elmo_fast.model.sources import ModelFiles, find_model
-from elmo_fast.model.weights import read_model
-from elmo_fast.ops.backend import check_backend
-from elmo_fast.ops.precision import check_precision
 from elmo_fast.outside_graphs import outside_graphs
-from elmo_fast.text.batching import batch_to_ids
+from elmo_fast.weights.datasets import read_model
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.options import Options
+from elmo_fast.weights.sources import ModelFiles, find_model
 
 __all__ = ["ConfigurationError", "ELMoCharacterMapper", "ELMoTokenCharactersIndexer", "Elmo", "ElmoLstm", "Highway",
            "ScalarMix", "_ElmoBiLm", "_ElmoCharacterEncoder", "add_sentence_boundary_token_ids", "batch_to_ids",

@@ -12,15 +12,15 @@ from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import (
     check_lstm,
     random_cell,
 )
+from elmo_fast.engine.backend import check_backend
+from elmo_fast.engine.precision import check_precision
 from elmo_fast.files.downloads import fetch
 from elmo_fast.model.hooked import is_hooked
 from elmo_fast.model.layers.lstm import LstmStack
-from elmo_fast.model.options import LstmOptions, Options
-from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
-from elmo_fast.ops.backend import check_backend
-from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.projected_lstm.reference import State, half
 from elmo_fast.outside_graphs import outside_graphs
+from elmo_fast.weights.datasets import DIRECTIONS, lstm_name, read_datasets
+from elmo_fast.weights.options import LstmOptions, Options
 
 
 class ElmoLstm(LstmStack):

@@ -12,11 +12,11 @@ from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.layers.lstm import LstmStack, cell_conversions
 from elmo_fast.model.layers.state_dict import AllenNlpStateDict, Conversion
-from elmo_fast.model.weights import LSTM_DATASETS
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.projected_lstm import reference
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.outside_graphs import outside_graphs
+from elmo_fast.weights.datasets import LSTM_DATASETS
 
 
 class LstmCellWithProjection(AllenNlpStateDict):

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from elmo_fast.engine.precision import operands_of
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.numerics import type_of
-from elmo_fast.ops.precision import operands_of
 from elmo_fast.ops.projected_lstm.cuda.graphs import Capture, Graphs
 from elmo_fast.ops.weight_cache import cached
 

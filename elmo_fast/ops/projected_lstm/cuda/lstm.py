@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from elmo_fast.engine.precision import has_16_bit_operands
 from elmo_fast.ops.backend import why_no_triton
 from elmo_fast.ops.device import current_stream, on, refuse_capture, to_host
 from elmo_fast.ops.library import library
 from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
-from elmo_fast.ops.precision import has_16_bit_operands
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments
 from elmo_fast.ops.projected_lstm.cuda import choice, persistent, training
 from elmo_fast.ops.projected_lstm.cuda import pointwise as torch_pointwise

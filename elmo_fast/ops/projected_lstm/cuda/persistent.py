@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad
 
-from elmo_fast.ops.backend import native_module
+from elmo_fast.engine.backend import native_module
 from elmo_fast.ops.device import current_stream
 from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
 from elmo_fast.ops.projected_lstm.reference import State

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from elmo_fast.engine.precision import has_16_bit_operands, operands_of
 from elmo_fast.ops.device import on, to_device
 from elmo_fast.ops.numerics import gemm, gradient_numerics, numerics, type_of
-from elmo_fast.ops.precision import has_16_bit_operands, operands_of
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
 from elmo_fast.ops.projected_lstm.cuda.blocks import Operands, send, stacked
 

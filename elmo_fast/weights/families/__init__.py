@@ -66,7 +66,7 @@ class Family:
 
 
 MANYLANGS = Family(
-    "ELMoForManyLangs", "manylangs", "elmo_fast.model.families.manylangs:ManyLangsBiLm",
+    "ELMoForManyLangs", "manylangs", "elmo_fast.model.manylangs:ManyLangsBiLm",
     options=("config.json",), weights=("encoder.pkl",),
     others=("token_embedder.pkl", "char.dic", "word.dic", "*.json"), lexicons=("char.dic/", "word.dic/"),
     readers="elmo_fast.load, `elmo-fast embed` and elmo_fast.compat.elmoformanylangs")

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elmo_fast.embed.scheduler import Piece
-from elmo_fast.ops.schedule import Schedule, make_schedule
+from elmo_fast.engine.schedule import Schedule, make_schedule
+from elmo_fast.engine.scheduler import Piece
 
 _FEW_STEPS = 256  # of all pieces together: plans of so few are cached, as calls of single sentences are alike
 

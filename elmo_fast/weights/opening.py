@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elmo_fast.model.token_table.table import TokenTable
+    from elmo_fast.engine.table import TokenTable
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (

@@ -12,6 +12,7 @@ from elmo_fast.arguments import ACTIVATIONS, MOST_CELLS
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
+from elmo_fast.weights.ids import CharacterIds, TokenIds, WordIds
 
 N_CHARACTERS = (261, 262)
 # Larger than in any known model, like MOST_CELLS.
@@ -73,6 +74,12 @@ class Options:
     def output_dim(self) -> int:
         """Values of one token in one layer, both directions."""
         return 2 * self.lstm.projection_dim
+
+    def token_ids(self) -> TokenIds:
+        """The function from tokens to the ids that the model reads."""
+        if self.char_cnn is None:
+            return WordIds(self.vocabulary)
+        return CharacterIds(self.char_cnn.max_characters_per_token)
 
     @classmethod
     def from_dict(cls, options: Mapping[str, Any], source: str = "options") -> "Options":

@@ -1,7 +1,7 @@
 """Token vectors of a model: from its token table or its cached words if these have the token, otherwise encoded."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from elmo_fast.arguments import check_choice
+from elmo_fast.engine.table import TokenTable
+from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.model.layers.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
 from elmo_fast.model.layers.encoder import TokenSource
-from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.numerics import full_precision, numerics
-from elmo_fast.ops.precision import lowest
 from elmo_fast.ops.weight_cache import LastResult, references
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES
@@ -85,21 +85,15 @@ class TableLookup:
 
     def numbers(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors of words by id, int [N], 1 to V -> [N, P]."""
-        return self.vectors((ids - 1).to(self.table.device))
+        return self.on_device(self.table.vectors(ids.cpu().numpy() - 1))
 
-    def vectors(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Vectors [N, P] of rows of the table, with the type and device of the encoder's."""
-        return self.table.vectors(rows).to(full_precision(next(self._encoder.parameters())))
-
-    def check_precision(self, precision: str) -> None:
-        """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
-        if lowest(self.table.precision, precision) != precision:
-            raise ConfigurationError(f"token_table: expected a table computed in {precision!r}, the model's precision, "
-                                     f"got one computed in {self.table.precision!r}; build it again with this model")
+    def on_device(self, vectors: np.ndarray) -> torch.Tensor:
+        """Vectors with the type and device of the encoder's."""
+        return torch.from_numpy(vectors).to(full_precision(next(self._encoder.parameters())))
 
     def check(self, precision: str) -> None:
         """Raise `ConfigurationError` if a call in `precision` must not use the table."""
-        self.check_precision(precision)
+        self.table.check_precision(precision)
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
@@ -194,23 +188,10 @@ class TokenEncoder(NamedTuple):
         return computes_in(next(self.source.parameters()), self.backend, self.precision)
 
     def look_up_in(self, table: TokenTable | str | os.PathLike, fingerprint: Callable[[], str]) -> TableLookup:
-        """A lookup in a table, or in a table's file; `ConfigurationError` if it is not a table of this model.
-
-        `fingerprint` returns the model's fingerprint. Of a table without one, as bilm-tf writes it, only the shape can
-        be checked.
-        """
-        if self.source.boundaries != BOUNDARIES:
-            raise ConfigurationError("token_table: expected None for a model whose sentences do not run from <S> to "
-                                     "</S>, got a token table")
+        """A lookup in a table, or in a table's file; `ConfigurationError` if it is not a table of this model."""
         table = table if isinstance(table, TokenTable) else TokenTable.open(table)
-        if table.dim != self.source.dim:
-            raise ConfigurationError(f"token_table: expected vectors of {self.source.dim} values, got {table.dim}")
-        if table.fingerprint is not None and table.fingerprint != (expected := fingerprint()):
-            raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {expected}), "
-                                     f"got one of another model (fingerprint {table.fingerprint})")
-        lookup = TableLookup(table, self.source)
-        lookup.check_precision(self.precision)
-        return lookup
+        table.check(self.source.dim, self.precision, self.source.boundaries, fingerprint)
+        return TableLookup(table, self.source)
 
     def _vectors(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors [N, P] of tokens given as rows of ids on the host, int [N, ...]; with a table, unique ones."""
@@ -225,23 +206,11 @@ class TokenEncoder(NamedTuple):
             return self._complete(words, lambda missing: ids[torch.from_numpy(missing)])
 
     def _complete(self, words: Sequence[str | None], ids: Callable[[np.ndarray], torch.Tensor]) -> torch.Tensor:
-        """Vectors [N, P] of words; the table's `unknown` decides for words outside it.
+        """Vectors [N, P] of words, of which `ids` returns the ids at some positions (see `TokenTable.complete`)."""
+        def encode(missing: np.ndarray) -> np.ndarray:
+            return self._encode(ids(missing)).float().cpu().numpy()
 
-        A word is None if its ids have no spelling; `ids` returns the ids of the words at some positions.
-        """
-        table = self.table.table
-        rows = table.rows(words)
-        missing = np.flatnonzero(rows < 0)
-        if missing.size and table.unknown != "encode":
-            rows[missing] = table.ids([words[k] or "(no text)" for k in missing]) - 1
-        elif missing.size:
-            encoded = self._encode(ids(missing))
-            known = np.flatnonzero(rows >= 0)
-            vectors = encoded.new_empty(len(rows), encoded.shape[1])
-            vectors[torch.from_numpy(missing)] = encoded
-            vectors[torch.from_numpy(known)] = self.table.vectors(rows[known])
-            return vectors
-        return self.table.vectors(rows)
+        return self.table.on_device(self.table.table.complete(words, encode))
 
     def _encode(self, ids: torch.Tensor) -> torch.Tensor:
         return self.source.encode_rows(to_device(ids, self.device), self.backend)
@@ -269,3 +238,21 @@ def check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
     if ((words[:, 1:] > 0) & (words[:, :-1] == 0)).any():
         raise ValueError("word_inputs: expected every sentence's words before its padding (number 0), "
                          "got a 0 in front of a word")
+
+
+def vectors_of_ids(spare: SpareVectors, key: Callable[[], Hashable], ids: torch.Tensor,
+                   encode: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors [R, P] with those of character ids int [N, C], N at least 1, and the row of each, int64 [N].
+
+    `encode` computes the vectors of ids that the vectors of `key` in `spare` do not have. A token is named by its ids.
+    """
+    cache = spare.take()
+    cache.check(key(), ())
+    names, size = ids.to(torch.int16).numpy().tobytes().decode("latin-1"), 2 * ids.shape[1]
+    rows = cache.number([names[k : k + size] for k in range(0, len(names), size)])
+    if new := cache.unencoded(len(rows)):
+        new_ids = np.frombuffer("".join(new).encode("latin-1"), np.int16).reshape(len(new), -1)
+        cache.append(encode(torch.from_numpy(new_ids.astype(np.int64))).detach().numpy())
+    vectors = torch.from_numpy(cache.encoded)  # before another thread may take the cache
+    spare.put(cache)
+    return vectors, torch.from_numpy(rows).long()

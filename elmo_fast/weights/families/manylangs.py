@@ -4,35 +4,25 @@ A directory has `config.json`, which names a second JSON file with the sizes, th
 and PyTorch's `token_embedder.pkl` and `encoder.pkl`. The original is github.com/HIT-SCIR/ELMoForManyLangs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import MOST_CELLS, shown
+from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
-from elmo_fast.files.tensors import described, is_plain, load_tensors
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.families import MANYLANGS
-from elmo_fast.model.layers import state_dict
-from elmo_fast.model.layers.encoder import CharacterEncoder, padded_ids
-from elmo_fast.model.layers.state_dict import Conversion
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.options import CharCnnOptions, LstmOptions, Options
-from elmo_fast.model.sources import ModelFiles
-from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
-from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
-from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.numerics import full_precision
-from elmo_fast.ops.weight_snapshot import Tensors
+from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
+from elmo_fast.weights.families import MANYLANGS
+from elmo_fast.weights.options import CharCnnOptions, LstmOptions, Options
+from elmo_fast.weights.sources import ModelFiles
 
 BOUNDARIES = ("<bos>", "<eos>")
-_CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(MANYLANGS.lexicons, ("char_embed", "word_embed")))
+PADDING_ID = 261
+CHARACTERS, WORDS = (f"{group}{name}" for group, name in zip(MANYLANGS.lexicons, ("char_embed", "word_embed")))
 _OOV, _PAD = "<oov>", "<pad>"
 _BEGIN_WORD, _END_WORD = "<eow>", "<bow>"  # in this order around a word, as the original's code takes them
 # The original's package has these configurations, for models whose directory lacks the file that config.json names.
@@ -55,76 +45,37 @@ class ManyLangsOptions(Options):
     characters: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     words: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 
+    def token_ids(self) -> "ManyLangsIds":
+        return ManyLangsIds(self)
+
     def to_dict(self) -> NoReturn:
         raise ConfigurationError(f"model: {MANYLANGS.no_hdf5()}")
 
 
-class ManyLangsEncoder(CharacterEncoder):
-    """Ids [N, C], or with a word lexicon [N, C + 1], to token vectors [N, P].
+class ManyLangsIds:
+    """Ids of tokens, int32 [N, C], or with a word lexicon [N, C + 1], whose last column is the word's row + 1.
 
-    The projection reads the word's vector beside the output of the char-CNN. A character or word outside its lexicon
-    has the id of `<oov>`; the last of the C + 1 columns is the word's row + 1.
+    A character or word outside its lexicon has the id of `<oov>`.
     """
 
     boundaries = BOUNDARIES
 
-    def __init__(self, options: ManyLangsOptions, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
-        super().__init__(options, weights, requires_grad)
-        self.characters, self.words = options.characters, options.words
-        self.largest = len(weights[_CHARACTERS])
-        if self.words is not None:
-            self.row_shape = (self.row_shape[0] + 1,)
-            self.largest = max(self.largest, len(weights[_WORDS]))
+    def __init__(self, options: ManyLangsOptions):
+        self._options = options
 
-    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
-        length, known = self.options.max_characters_per_token, self.characters
-        ids = np.full((len(tokens), *self.row_shape), PADDING_ID, np.int64)
+    def __call__(self, tokens: Sequence[str]) -> np.ndarray:
+        length, known = self._options.char_cnn.max_characters_per_token, self._options.characters
+        words = self._options.words
+        ids = np.full((len(tokens), length + (words is not None)), PADDING_ID, np.int32)
         for row, token in zip(ids, tokens):
             if not isinstance(token, str):
                 raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
             token = token[: length - 2]
             inner = [known[token]] if token in BOUNDARIES else [known.get(letter, known[_OOV]) for letter in token]
             row[: len(inner) + 2] = known[_BEGIN_WORD], *inner, known[_END_WORD]
-            if self.words is not None:
-                row[-1] = self.words.get(token, self.words[_OOV]) + 1
-        return torch.from_numpy(ids)
-
-    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
-        return padded_ids(self, batch)
-
-    def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
-        weights, options = dict(self.named_parameters()), self.options
-        filters = [(weights[f"W_cnn_{i}"], weights[f"b_cnn_{i}"]) for i in range(len(options.filters))]
-        characters = ids[:, : options.max_characters_per_token]
-        x = char_cnn(characters, weights["char_embed"], filters, options.activation, backend=backend)  # [N, filters]
-        for k in range(options.n_highway):
-            x = highway(x, *(weights[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")),
-                        backend=backend)
-        if self.words is not None:
-            x = torch.cat([full_precision(weights["word_embed"])[ids[:, -1] - 1], full_precision(x)], dim=1)
-        return linear(x, weights["W_proj"], weights["b_proj"], backend=backend)
-
-    def layers(self) -> list[Tensors]:
-        return [*super().layers(), *([] if self.words is None else [[self.word_embed]])]
-
-    def conversions(self) -> Iterator[Conversion]:
-        yield from super().conversions()
-        if self.words is not None:
-            yield Conversion(["word_embed"], ["word_embed"])
-
-
-class ManyLangsBiLm(BiLm):
-    """A `BiLm` of a model of ELMoForManyLangs, for texts as lists of tokens: its `forward` takes ids on the CPU."""
-
-    @classmethod
-    def _read(cls, files: ModelFiles, opening: ModelOptions) -> "ManyLangsBiLm":
-        return cls(*read(files), opening)
-
-    def _check(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Does nothing: `read` has checked the weights, whose shapes also depend on the lexicons."""
-
-    def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
-        return ManyLangsEncoder(self.options, weights, requires_grad)
+            if words is not None:
+                row[-1] = words.get(token, words[_OOV]) + 1
+        return ids
 
 
 def describe(options: ManyLangsOptions) -> str:
@@ -218,47 +169,52 @@ class _Tensors:
         self._path, self._model = path, model
         if not path.is_file():
             raise ConfigurationError(f"{path}: expected tensors written by torch.save, found no file")
-        self._content = load_tensors(path, "model", "tensors written by torch.save")
+        with extra("torch"):
+            from elmo_fast.files import tensors
 
-    def take(self, name: str, *shape: int | None) -> torch.Tensor:
+        self._tensors, self._content = tensors, tensors.load_tensors(path, "model", "tensors written by torch.save")
+
+    def take(self, name: str, *shape: int | None) -> np.ndarray:
         """The tensor `name` as float32; a size of None in `shape` accepts any size."""
         tensor = self._content.get(name) if isinstance(self._content, Mapping) else None
-        if isinstance(tensor, torch.Tensor) and not is_plain(tensor):
+        found = getattr(tensor, "shape", None)
+        if found is not None and not self._tensors.is_plain(tensor):
             raise ConfigurationError(f"{self._path}: {name}: expected floating-point numbers in memory, found "
-                                     f"{described(tensor)}")
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(shape) or any(
-                expected not in (None, size) for expected, size in zip(shape, tensor.shape)):
-            given = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else "none"
-            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {given}")
-        tensor = tensor.detach().float()
+                                     f"{self._tensors.described(tensor)}")
+        if found is None or len(found) != len(shape) or any(
+                expected not in (None, size) for expected, size in zip(shape, found)):
+            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found "
+                                     f"{'none' if found is None else tuple(found)}")
+        values = tensor.detach().float().numpy()
         if not self._model.allow_nonfinite:
-            check_finite(f"{self._path}: {name}", tensor.numpy())
-        return tensor
+            check_finite(f"{self._path}: {name}", values)
+        return values
 
 
 def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],
                    words: Mapping[str, int] | None, word_dim: int) -> dict[str, np.ndarray]:
     chars = tensors.take("char_emb_layer.embedding.weight", None, cnn.embedding_dim)
     _check_rows("char.dic", characters, len(chars))
-    table = chars.new_zeros(max(len(chars), PADDING_ID), cnn.embedding_dim)
+    table = np.zeros((max(len(chars), PADDING_ID), cnn.embedding_dim), np.float32)
     table[[_model_id(row, characters[_PAD]) - 1 for row in range(len(chars))]] = chars
-    weights = {_CHARACTERS: table}
+    weights = {CHARACTERS: table}
     for i, (width, count) in enumerate(cnn.filters):
         kernel = tensors.take(f"convolutions.{i}.weight", count, cnn.embedding_dim, width)
-        weights[f"CNN/W_cnn_{i}"] = kernel.permute(2, 1, 0)[None]  # [1, width, E, n]
+        weights[f"CNN/W_cnn_{i}"] = kernel.transpose(2, 1, 0)[None]  # [1, width, E, n]
         weights[f"CNN/b_cnn_{i}"] = tensors.take(f"convolutions.{i}.bias", count)
     total = cnn.n_filters
     for k in range(cnn.n_highway):
         for short, long, shape in (("W", "weight", (2 * total, total)), ("b", "bias", (2 * total,))):
-            gates = state_dict.highway_from_allennlp(tensors.take(f"highways._layers.{k}.{long}", *shape))
-            weights |= {f"CNN_high_{k}/{short}_{name}": gate for name, gate in zip(("transform", "carry"), gates)}
+            transform, carry = np.split(tensors.take(f"highways._layers.{k}.{long}", *shape), 2)
+            weights[f"CNN_high_{k}/{short}_transform"] = transform.T
+            weights[f"CNN_high_{k}/{short}_carry"] = -carry.T
     if words is not None:
-        weights[_WORDS] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
-        _check_rows("word.dic", words, len(weights[_WORDS]))
+        weights[WORDS] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
+        _check_rows("word.dic", words, len(weights[WORDS]))
         total += word_dim
-    weights["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).t()
+    weights["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).T
     weights["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)
-    return {name: np.ascontiguousarray(value.numpy()) for name, value in weights.items()}
+    return {name: np.ascontiguousarray(value) for name, value in weights.items()}
 
 
 def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]:
@@ -266,12 +222,19 @@ def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]
     for layer in range(lstm.n_layers):
         for direction, name in zip(DIRECTIONS, ("forward", "backward")):
             cell = f"{name}_layer_{layer}"
-            parts = (tensors.take(f"{cell}.{part}_linearity.weight", 4 * dim, size) for part in ("input", "state"))
-            values = (*state_dict.gates_from_allennlp(*parts),
-                      *state_dict.bias_from_allennlp(tensors.take(f"{cell}.state_linearity.bias", 4 * dim)),
-                      *state_dict.transposed(tensors.take(f"{cell}.state_projection.weight", size, dim)))
-            weights |= {lstm_name(direction, layer, part): value.numpy() for part, value in zip(LSTM_DATASETS, values)}
+            parts = [tensors.take(f"{cell}.{part}_linearity.weight", 4 * dim, size) for part in ("input", "state")]
+            i, f, j, o = np.split(tensors.take(f"{cell}.state_linearity.bias", 4 * dim), 4)
+            values = (_gates(np.concatenate(parts, axis=1)).T, np.concatenate([i, j, f - 1, o]),
+                      tensors.take(f"{cell}.state_projection.weight", size, dim).T)
+            weights |= {lstm_name(direction, layer, part): np.ascontiguousarray(value)
+                        for part, value in zip(LSTM_DATASETS, values)}
     return weights
+
+
+def _gates(rows: np.ndarray) -> np.ndarray:
+    """Rows with gates i, f, j, o in the order i, j, f, o."""
+    i, f, j, o = np.split(rows, 4)
+    return np.concatenate([i, j, f, o])
 
 
 def _check_rows(name: str, lexicon: Mapping[str, int], rows: int) -> None:

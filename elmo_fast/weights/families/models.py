@@ -3,8 +3,8 @@
 import pkgutil
 from typing import TYPE_CHECKING
 
-from elmo_fast.model.opening import ModelOptions
-from elmo_fast.model.sources import ModelFiles
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.sources import ModelFiles
 
 if TYPE_CHECKING:
     from elmo_fast.model.bilm import BiLm

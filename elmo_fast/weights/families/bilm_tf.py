@@ -1,7 +1,7 @@
 """Models of bilm-tf and AllenNLP: `options.json` and HDF5, of characters or of words."""
 
-from elmo_fast.model.options import Options
-from elmo_fast.model.weights import read_model as read
+from elmo_fast.weights.datasets import read_model as read
+from elmo_fast.weights.options import Options
 
 __all__ = ["describe", "read"]
 

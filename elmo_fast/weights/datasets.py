@@ -17,11 +17,11 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.hdf5 import atomic_hdf5, datasets_of, open_hdf5
-from elmo_fast.model.families import BILM_TF, FAMILIES
-from elmo_fast.model.options import N_CHARACTERS, Options
-from elmo_fast.model.sources import ModelFiles
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.weights.families import BILM_TF, FAMILIES
+from elmo_fast.weights.options import N_CHARACTERS, Options
+from elmo_fast.weights.sources import ModelFiles
 
 _MANTISSA = 10  # bits of float16's
 _COMPRESSED = {"compression": "gzip", "compression_opts": 9, "shuffle": True}

@@ -17,8 +17,8 @@ from elmo_fast.files.atomic import DeferredErrorFile, store_once
 from elmo_fast.files.downloads import cache_path, fetch, fetch_any, is_url
 from elmo_fast.files.hdf5 import MAGIC, check_unpacked
 from elmo_fast.files.stops import interruptible
-from elmo_fast.model.families import BILM_TF, Family, family_of
-from elmo_fast.model.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, public_copies
+from elmo_fast.weights.families import BILM_TF, Family, family_of
+from elmo_fast.weights.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, public_copies
 
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 _OPTIONS, _WEIGHTS = "options.json", "*.hdf5 or *.h5"

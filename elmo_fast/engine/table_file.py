@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 import h5py
 import numpy as np
-import torch
 
 from elmo_fast.arguments import STORAGES, check_path, local_path, shown
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target, replace
 from elmo_fast.files.hdf5 import attribute_of, dataset_of, new_hdf5, open_hdf5, strings_of
 from elmo_fast.files.lock import lock_of
 from elmo_fast.files.strings import joined
-from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
@@ -45,11 +44,11 @@ class TableFile(NamedTuple):
     """Content of a file."""
 
     header: TableHeader
-    vectors: torch.Tensor
+    vectors: np.ndarray
 
 
-def read_table(path: str | os.PathLike, device: torch.device | None = None) -> TableFile:
-    """Read a table onto `device`, or map its vectors from the file if `device` is None.
+def read_table(path: str | os.PathLike, in_memory: bool = False) -> TableFile:
+    """Read a table, whose vectors are memory-mapped unless `in_memory`.
 
     Raises `ConfigurationError` for a file that is not HDF5 or is cut short, lacks an `embedding` [V, P] of float32 or
     float16, has different numbers of words and vectors, or has a later format version.
@@ -62,8 +61,7 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
         version = attribute_of(file, "format_version", where, int, 0)
         _require(where, header.fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
                  f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
-        values = _values(dataset, name, device is None)
-    return TableFile(header, torch.from_numpy(values).to(device or "cpu"))
+        return TableFile(header, _values(dataset, name, not in_memory))
 
 
 def _header(file: h5py.File, dataset: h5py.Dataset, where: str) -> TableHeader:
@@ -90,8 +88,7 @@ def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:
     """The vectors in memory, or memory-mapped if `mapped` and the dataset allow it."""
     offset = dataset.id.get_offset()
     if mapped and offset is not None and dataset.dtype.isnative:
-        # Copy on write: torch requires writable memory, and the file must not change.
-        return np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
+        return np.memmap(name, dataset.dtype, "r", offset, dataset.shape)
     return dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
 
 

@@ -1,0 +1,67 @@
+"""A model's files to an embedder: on the C++ engine, in NumPy, or in PyTorch."""
+
+import pkgutil
+from dataclasses import replace
+
+from elmo_fast.embed.embedder import Embedder
+from elmo_fast.engine.backend import check_backend, log_once, native_module
+from elmo_fast.engine.model import Model
+from elmo_fast.engine.native import NativeModel, why_unsupported
+from elmo_fast.engine.precision import check_precision
+from elmo_fast.engine.reference import NumpyModel
+from elmo_fast.engine.table import TokenTable
+from elmo_fast.environment import extra
+from elmo_fast.weights.datasets import Weights
+from elmo_fast.weights.families import Family
+from elmo_fast.weights.opening import ModelOptions
+from elmo_fast.weights.options import Options
+from elmo_fast.weights.sources import ModelFiles
+
+
+def open_embedder(files: ModelFiles, opening: ModelOptions, device: str = "cpu") -> Embedder:
+    """An embedder of a model of any family; the options' `requires_grad` does not count.
+
+    On the CPU `auto` is the C++ engine, or NumPy where the engine cannot run the model. The backend `torch`, and other
+    devices, need PyTorch.
+    """
+    return embedder_of(files.family, *read_files(files, opening), opening, device)
+
+
+def read_files(files: ModelFiles, opening: ModelOptions) -> tuple[Options, Weights]:
+    """Options and float32 weights of a model of any family."""
+    allowed = files.allow_nonfinite or opening.allow_nonfinite
+    return files.family.implementation.read(replace(files, allow_nonfinite=allowed))
+
+
+def embedder_of(family: Family, options: Options, weights: Weights, opening: ModelOptions, device: str) -> Embedder:
+    """As `open_embedder`, from arrays, which the embedder does not keep."""
+    if check_backend(opening.backend) == "torch" or str(device) != "cpu":
+        with extra("torch"):
+            from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+            from elmo_fast.ops.device import available_device
+
+        bilm = pkgutil.resolve_name(family.bilm)(options, weights, opening)
+        return ElmoEmbedder.from_bilm(bilm.to(available_device(device)))
+    return Embedder(model_of(options, weights, opening), opening.state)
+
+
+def model_of(options: Options, weights: Weights, opening: ModelOptions) -> Model:
+    """A model at rest from arrays, which it does not keep."""
+    check_precision(opening.precision)
+    why_not = native_module()[1] or why_unsupported(options, weights)
+    if opening.backend == "native" and why_not:
+        raise RuntimeError(f"backend: 'native' was asked for and is not available: {why_not}")
+    if opening.backend == "reference" or why_not:
+        if opening.backend == "auto":
+            log_once(f"backend 'native' is passed over: {why_not}")
+        model: Model = NumpyModel(options, weights, opening.warm_text)
+        model.precision = opening.precision
+    else:
+        model = NativeModel(options, weights, opening.precision, opening.state, opening.warm_text)
+    model.backend = opening.backend
+    if opening.token_table is not None:
+        given = opening.token_table
+        model.token_table = given if isinstance(given, TokenTable) else TokenTable.open(given)
+        model.token_table.check(options.lstm.projection_dim, model.precision, model.boundaries,
+                                lambda: model.fingerprint)
+    return model

@@ -1,0 +1,76 @@
+"""A `BiLm` as the model of the engine's streams: on a GPU, or in plain PyTorch, with the current weights."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+
+from elmo_fast.engine.model import RunState, State, write_rows
+from elmo_fast.engine.schedule import Schedule
+from elmo_fast.engine.table import TokenTable
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layers import lstm
+from elmo_fast.ops.numerics import full_precision
+from elmo_fast.ops.weight_snapshot import one_call
+from elmo_fast.weights.options import Options
+
+
+class TorchModel:
+    """What `engine.model.Model` has, computed by a `BiLm`, whose weights, device and attributes may change."""
+
+    def __init__(self, bilm: BiLm):
+        self.bilm = bilm.eval()
+
+    options: Options = property(lambda self: self.bilm.options)
+    num_layers: int = property(lambda self: self.bilm.num_layers)
+    output_dim: int = property(lambda self: self.bilm.get_output_dim())
+    boundaries: tuple[str, str] = property(lambda self: self.bilm.token_source.boundaries)
+    precision: str = property(lambda self: self.bilm.precision)
+    computes_in: str = property(lambda self: self.bilm.computes_in)
+    backend: str = property(lambda self: self.bilm.backend)
+    warm_text: tuple[Sequence[str], ...] = property(lambda self: self.bilm.warm_text)
+    token_table: TokenTable | None = property(lambda self: self.bilm.token_table)
+    device: torch.device = property(lambda self: self.bilm.lstm.B_0_0.device)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.bilm.fingerprint()
+
+    def key(self) -> Hashable:
+        return self.bilm.token_key()
+
+    def encode(self, tokens: Sequence[str]) -> np.ndarray:
+        with torch.no_grad(), one_call():
+            return _plain(self.bilm.token_encoder.strings(tokens))
+
+    def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
+        if state != "carry":
+            return RunState(*map(_on_host, self.bilm.begin(slots, state)))
+        zeros = _on_host(self.bilm.lstm.zero_state(slots, full_precision(self.bilm.lstm.B_0_0)))
+        for values, old in zip(zeros, carried or ()):
+            values[:, : old.shape[1]] = old[:, :slots]
+        return RunState(zeros, None)
+
+    def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
+            addresses: np.ndarray) -> RunState:
+        like, bilm = self.bilm.lstm.B_0_0, self.bilm
+        with torch.no_grad(), one_call():
+            begin = lstm.RunState(*(None if part is None else tuple(
+                torch.from_numpy(values).to(like.device) for values in part) for part in state))
+            inputs, places = torch.from_numpy(vectors).to(like.device), torch.from_numpy(rows)
+            if bilm.can_write:
+                _, after = bilm.run(inputs, places, schedule, begin, addresses)
+            else:
+                layers, after = bilm.run(inputs, places, schedule, begin)
+                for layer, to in zip(layers, addresses):
+                    for half, at in zip(layer.float().cpu().chunk(2, dim=1), to):
+                        write_rows(half.numpy(), at)
+            return RunState(_on_host(after.last), state.initial)
+
+
+def _on_host(state: lstm.State) -> State:
+    return tuple(map(_plain, state))
+
+
+def _plain(values: torch.Tensor) -> np.ndarray:
+    return full_precision(values.detach()).cpu().numpy()
