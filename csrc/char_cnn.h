@@ -39,9 +39,9 @@ struct CharCnnCall {
   int threads;  // >= 1
 };
 
-// values [tokens, filters]; picks [tokens, filters]: the first window with the
-// largest product, plus 2^16 times the number of windows that share it; null if no gradient is needed. Throws
-// std::invalid_argument for ids out of range, or fewer characters than a filter is wide.
+// values [tokens, filters]; picks [tokens, filters]: the first window with the largest product, plus 2^16 times the
+// number of windows that share it; null if no gradient is needed. Throws std::invalid_argument for ids out of range, or
+// fewer characters than a filter is wide.
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks);
 
 // grad_values and picks [tokens, filters] -> each bank's grad_weight, and grad_table [table_rows, dim] or null.

@@ -1,7 +1,7 @@
 // The native module: properties of the CPU and the build, and bindings of the contracts, one file per contract.
 #include "arguments.h"
 #include "cpu/engine.h"
-#include "cpu/openmp.h"
+#include "cpu/threads/openmp.h"
 
 namespace elmo_fast {
 

@@ -7,7 +7,7 @@
 #include "../linear.h"
 #include "../projected_lstm.h"
 #include "isa.h"
-#include "threads.h"
+#include "threads/threads.h"
 
 namespace elmo_fast {
 namespace cpu {

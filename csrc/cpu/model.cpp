@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "packed.h"
-#include "threads.h"
+#include "threads/threads.h"
 
 namespace elmo_fast {
 namespace {
