@@ -215,7 +215,8 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
     with locked(output_path) as part:
         ordered = _sorted_by_length(read_fasta_file(input_path, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, device=options.device, opening=options)
-        from elmo_fast.embed.run import Runner, write_corpus
+        from elmo_fast.embed.embedder import Runner
+        from elmo_fast.embed.run import write_corpus
 
         def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
             for group in groups:

@@ -2,20 +2,67 @@
 
 import contextlib
 import copy
+import hashlib
+import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, MOST_SENTENCES, STATES, check_choice, check_count
-from elmo_fast.embed.run import Runner
+from elmo_fast.engine.backend import runs_as
 from elmo_fast.engine.model import Model, State
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.engine.tokens import SpareVectors
+from elmo_fast.environment import version
 from elmo_fast.text.batching import groups_of
+from elmo_fast.text.readers import Text
 
 _WIDE = 512  # values per vector from which a layer's weights exceed a core's private cache
 _MANY = 512  # sentences at a time on a GPU: a step of so few as 64 leaves most of it idle, or waits for its weights
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How texts become vectors.
+
+    `group` divides texts into groups, after which a part may end; `run` gives the vectors of the texts of groups in
+    order, [layers, T, 2 P] each, in the `state` of the model's calls; carried states continue from call to call.
+    `settings` are JSON values. `embedder` has the model and the carried states.
+    """
+
+    embedder: "Embedder"
+    group: Callable[[Iterator[Text]], Iterator[list[Text]]]
+    run: Callable[[Iterator[list[Text]]], Iterator[np.ndarray]]
+    settings: Mapping[str, Any]
+    state: str
+
+    def states(self) -> State | None:
+        """A copy of the carried states, None where none are carried."""
+        carried = self.embedder.carried if self.state == "carry" else None
+        return carried and tuple(value.copy() for value in carried)
+
+    def restore(self, states: State | None) -> None:
+        """Set the carried states."""
+        if self.state == "carry":
+            self.embedder.carried = states
+
+    def describe(self) -> dict[str, Any]:
+        """JSON values that are equal where the same texts give the same vectors."""
+        model, table = self.embedder.model, self.embedder.model.token_table
+        device = str(model.device).partition(":")[0]
+        found = {"version": version("elmo-fast"), "model": model.fingerprint, "state": self.state,
+                 "precision": model.precision, "backend": model.backend, "device": device,
+                 "effective precision": runs_as(model.computes_in) if device == "cpu" else model.computes_in,
+                 "token_table": table and [table.fingerprint, len(table), table.storage, table.unknown]}
+        if self.state == "carry":
+            states = self.states()
+            found["initial states"] = states and _digest(b"".join(value.tobytes() for value in states))
+        if self.state == "warm":
+            found["warm text"] = _digest(json.dumps(list(map(list, model.warm_text))).encode())
+        return {**found, **self.settings}
 
 
 class Embedder:
@@ -116,3 +163,7 @@ class Embedder:
         stream.carried = self.carried
         yield from stream.run(sentences)
         self.carried = stream.carried
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

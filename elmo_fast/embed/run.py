@@ -5,22 +5,17 @@ A killed run continues after its last part (see `partial`). One thread writes th
 
 import functools
 import hashlib
-import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
+from elmo_fast.embed.embedder import Runner
 from elmo_fast.embed.progress import Progress
-from elmo_fast.engine.backend import runs_as
 from elmo_fast.engine.model import State
-from elmo_fast.environment import version
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import to_disk
@@ -33,9 +28,6 @@ from elmo_fast.vectors.partial import JOINED, PartialResult
 from elmo_fast.vectors.spec import Target
 from elmo_fast.vectors.writer import SegmentWriter
 
-if TYPE_CHECKING:
-    from elmo_fast.embed.embedder import Embedder
-
 logger = logging.getLogger(__name__)
 
 COMMIT_SECONDS = 30.0  # from the begin of a part to its end
@@ -46,46 +38,6 @@ class Written(NamedTuple):
 
     texts: int
     tokens: int
-
-
-@dataclass(frozen=True)
-class Runner:
-    """How texts become vectors.
-
-    `group` divides texts into groups, after which a part may end; `run` gives the vectors of the texts of groups in
-    order, [layers, T, 2 P] each, in the `state` of the model's calls; carried states continue from call to call.
-    `settings` are JSON values. `embedder` has the model and the carried states.
-    """
-
-    embedder: "Embedder"
-    group: Callable[[Iterator[Text]], Iterator[list[Text]]]
-    run: Callable[[Iterator[list[Text]]], Iterator[np.ndarray]]
-    settings: Mapping[str, Any]
-    state: str
-
-    def states(self) -> State | None:
-        """A copy of the carried states, None where none are carried."""
-        carried = self.embedder.carried if self.state == "carry" else None
-        return carried and tuple(value.copy() for value in carried)
-
-    def restore(self, states: State | None) -> None:
-        """Set the carried states."""
-        if self.state == "carry":
-            self.embedder.carried = states
-
-    def describe(self) -> dict[str, Any]:
-        """JSON values that are equal where the same texts give the same vectors."""
-        model, table = self.embedder.model, self.embedder.model.token_table
-        device = str(model.device).partition(":")[0]
-        found = {"version": version("elmo-fast"), "model": model.fingerprint, "state": self.state,
-                 "precision": model.precision, "backend": model.backend, "device": device,
-                 "effective precision": runs_as(model.computes_in) if device == "cpu" else model.computes_in,
-                 "token_table": table and [table.fingerprint, len(table), table.storage, table.unknown]}
-        if self.state == "carry":
-            found["initial states"] = _states_digest(self.states())
-        if self.state == "warm":
-            found["warm text"] = _digest(json.dumps(list(map(list, model.warm_text))).encode()).hexdigest()
-        return {**found, **self.settings}
 
 
 def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resume: bool = False,
@@ -148,7 +100,7 @@ class _Feed:
 
     def __init__(self, texts: Iterable[Text]):
         self._texts = texts
-        self._digest = _digest()
+        self._digest = hashlib.blake2b(digest_size=16)
         self.count = self.tokens = 0
         self.waiting: deque[Text] = deque()
 
@@ -244,16 +196,8 @@ class _Run:
         return functools.partial(self._partial.commit, self._feed.count, self._feed.digest, states)
 
 
-def _digest(content: bytes = b""):
-    return hashlib.blake2b(content, digest_size=16)
-
-
 def _content(text: Text) -> bytes:
     try:
         return "\x1f".join((text.key, str(len(text.tokens)), *text.tokens, "")).encode("utf-8", "surrogatepass")
     except TypeError as error:
         raise not_a_string(error) from error
-
-
-def _states_digest(states: State | None) -> str | None:
-    return states and _digest(b"".join(value.tobytes() for value in states)).hexdigest()

@@ -1,12 +1,8 @@
 """The options that a model is opened with. Imports no torch."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from elmo_fast.engine.table import TokenTable
+from typing import Any
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
@@ -36,5 +32,5 @@ class ModelOptions:
     backend: str = "auto"
     requires_grad: bool = False
     warm_text: Sequence[Sequence[str]] = WARM_TEXT
-    token_table: "TokenTable | str | os.PathLike | None" = None
+    token_table: Any = None
     allow_nonfinite: bool = False

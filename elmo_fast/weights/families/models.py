@@ -1,17 +1,14 @@
 """A model of any family, from its files: its biLM, or the description that `elmo-fast info` prints, without torch."""
 
 import pkgutil
-from typing import TYPE_CHECKING
+from typing import Any
 
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import ModelFiles
 
-if TYPE_CHECKING:
-    from elmo_fast.model.bilm import BiLm
 
-
-def open_bilm(files: ModelFiles, opening: ModelOptions) -> "BiLm":
-    """The biLM of a model of any family."""
+def open_bilm(files: ModelFiles, opening: ModelOptions) -> Any:
+    """The biLM (`model.bilm.BiLm`) of a model of any family."""
     return pkgutil.resolve_name(files.family.bilm).from_model(files, opening)
 
 
