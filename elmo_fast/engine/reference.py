@@ -60,13 +60,14 @@ def token_vectors(ids: np.ndarray, weights: Weights, options: Options) -> np.nda
     return x @ weights["CNN_proj/W_proj"] + weights["CNN_proj/b_proj"] if "CNN_proj/W_proj" in weights else x
 
 
-def lstm(inputs: np.ndarray, batch_sizes: np.ndarray, h: np.ndarray, c: np.ndarray, w: np.ndarray, b: np.ndarray,
-         w_p: np.ndarray | None, cell_clip: float, proj_clip: float, starts: np.ndarray | None = None,
-         initial: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
-    """One direction of a layer over packed rows [S, I] -> [S, P]; changes the slots' h [slots, P] and c [slots, D].
+def lstm(inputs: np.ndarray, batch_sizes: np.ndarray, state: State, initial: State | None, starts: np.ndarray,
+         weights: Sequence[np.ndarray | None], cell_clip: float, proj_clip: float) -> np.ndarray:
+    """One direction of a layer over packed rows [S, I] -> [S, P]; changes `state`, h [slots, P] and c [slots, D].
 
-    Gates are i, j, f, o. `initial` (h [P], c [D]) replaces a slot's state at the packed rows that `starts` [S] marks.
+    `initial` (h [P], c [D]) replaces a slot's state at the packed rows that `starts` [S] marks. `weights` are W
+    [I + P, 4 D] and b [4 D], gates i, j, f, o, and W_P [D, P] or None.
     """
+    (h, c), (w, b, w_p) = state, weights
     out, row = np.empty((len(inputs), h.shape[1]), inputs.dtype), 0
     z = inputs @ w[: inputs.shape[1]] + b  # [S, 4 D]
     recurrent = w[inputs.shape[1] :]
@@ -101,10 +102,10 @@ class NumpyModel(Model):
         inputs = [vectors[rows[direction]] for direction in DIRECTIONS]
         for layer in range(sizes.n_layers):
             for direction in DIRECTIONS:
-                h, c = (values[layer].reshape(len(values[layer]), 2, -1)[:, direction] for values in state)
+                begin = tuple(values[layer].reshape(len(values[layer]), 2, -1)[:, direction] for values in state)
                 first = initial and tuple(values[layer].reshape(2, -1)[direction] for values in initial)
-                weights = (self._weights.get(lstm_name(direction, layer, name)) for name in LSTM_DATASETS)
+                weights = [self._weights.get(lstm_name(direction, layer, name)) for name in LSTM_DATASETS]
                 x = inputs[direction].astype(next(iter(self._weights.values())).dtype, copy=False)
-                out = lstm(x, schedule.batch_sizes, h, c, *weights, *clips, schedule.sequence_starts, first)
+                out = lstm(x, schedule.batch_sizes, begin, first, schedule.sequence_starts, weights, *clips)
                 inputs[direction] = out + x if layer and sizes.use_skip_connections else out
                 write_rows(inputs[direction], addresses[layer, direction])

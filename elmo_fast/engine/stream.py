@@ -9,8 +9,7 @@ import numpy as np
 
 from elmo_fast.arguments import STATES, check_choice
 from elmo_fast.engine.model import Model, RunState, State
-from elmo_fast.engine.outputs import plan_of
-from elmo_fast.engine.scheduler import Piece, Scheduler, Sentence
+from elmo_fast.engine.scheduler import Piece, Scheduler, Sentence, plan_of
 from elmo_fast.engine.tokens import SpareVectors
 
 logger = logging.getLogger(__name__)

@@ -138,10 +138,6 @@ class BiLm(StoredWeights):
         source = self._modules.get("_token_embedder")  # None if a user of cached words has deleted it
         return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend, self._precision)
 
-    def token_key(self) -> tuple:
-        """What the vectors of tokens depend on beside the tokens: equal keys mean equal vectors."""
-        return self.token_encoder.key()
-
     @property
     def token_table(self) -> TokenTable | None:
         """The table that token vectors come from, or None; may be set, also to a table's file.
@@ -280,7 +276,7 @@ class BiLm(StoredWeights):
         """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
         if encoder.source is None or needs_gradient(encoder.source.parameters()) or not self.can_write:
             return None
-        return functools.partial(vectors_of_ids, self._spare, self.token_key)
+        return functools.partial(vectors_of_ids, self._spare, encoder.key)
 
     def _run_batch(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray, state: str,
                    mask: torch.Tensor | None = None) -> list[torch.Tensor]:

@@ -37,7 +37,7 @@ class TorchModel:
         return self.bilm.fingerprint()
 
     def key(self) -> Hashable:
-        return self.bilm.token_key()
+        return self.bilm.token_encoder.key()
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         with torch.no_grad(), one_call():
