@@ -66,7 +66,7 @@ def test_attributes(common):
     embedder = Embedder(str(common), batch_size=64, precision="highest")
     assert embedder.batch_size == 64 and embedder.model_dir == str(common) and isinstance(embedder.model, BiLm)
     assert embedder.config == read_config(common)[0] and isinstance(embedder.use_cuda, bool)
-    assert embedder.model.token_source.words["cat"] == 5 and embedder.model.token_source.characters
+    assert embedder.model.options.words["cat"] == 5 and embedder.model.options.characters
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
@@ -133,7 +133,7 @@ def test_archives_copies_and_checkpoints(common, tmp_path):
     close(pickle.loads(pickle.dumps(elmo)).embed(SENTENCES), expected, 0)
     clone = elmo_fast.load(write_manylangs(tmp_path / "other", seed=1))
     clone.bilm.load_state_dict(elmo.bilm.state_dict())
-    close(clone.embed(SENTENCES), expected, SAME_MODEL)
+    close(elmo_fast.LoadedElmo(clone.bilm).embed(SENTENCES), expected, SAME_MODEL)
 
 
 @runs("`model_dir` without the JSON file")
@@ -165,7 +165,7 @@ def test_the_ideographic_space(tmp_path):
     (lambda folder: (folder / "word.dic").write_text("<oov>\t0\n<pad>\t9\n"), "word.dic: expected numbers from 0 to 8"),
     (lambda folder: (folder / "config.json").write_text("{}"), "config.json: expected the key config_path"),
     (lambda folder: (folder / "token_embedder.pkl").unlink(), "token_embedder.pkl: expected tensors written by"),
-    (lambda folder: torch.save({}, folder / "encoder.pkl"), r"_linearity.weight: expected shape \(40, 6\), found none"),
+    (lambda folder: torch.save({}, folder / "encoder.pkl"), r"weight: expected shape \(40, 6\) .*, found none"),
     (lambda folder: torch.save([1], folder / "encoder.pkl"), r"encoder.pkl: forward.* found none"),
     (lambda folder: (folder / "encoder.pkl").write_bytes(pickle.dumps(Harmful(), 2)), "encoder.pkl: expected tensors"),
     (lambda folder: (folder / "encoder.pkl").write_bytes(b""), "encoder.pkl: expected tensors written by torch.save"),

@@ -177,14 +177,12 @@ class _Tensors:
     def take(self, name: str, *shape: int | None) -> np.ndarray:
         """The tensor `name` as float32; a size of None in `shape` accepts any size."""
         tensor = self._content.get(name) if isinstance(self._content, Mapping) else None
-        found = getattr(tensor, "shape", None)
-        if found is not None and not self._tensors.is_plain(tensor):
-            raise ConfigurationError(f"{self._path}: {name}: expected floating-point numbers in memory, found "
-                                     f"{self._tensors.described(tensor)}")
-        if found is None or len(found) != len(shape) or any(
-                expected not in (None, size) for expected, size in zip(shape, found)):
-            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found "
-                                     f"{'none' if found is None else tuple(found)}")
+        if not self._tensors.is_plain(tensor):
+            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape} of floating-point numbers in "
+                                     f"memory, found {self._tensors.described(tensor)}")
+        if tensor.dim() != len(shape) or any(expected not in (None, size)
+                                             for expected, size in zip(shape, tensor.shape)):
+            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {tuple(tensor.shape)}")
         values = tensor.detach().float().numpy()
         if not self._model.allow_nonfinite:
             check_finite(f"{self._path}: {name}", values)
