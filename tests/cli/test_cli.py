@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import elmo_fast
-from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
+from elmo_fast import ElmoEmbedder, Options, random_weights
+from elmo_fast.engine.model import Model
 from elmo_fast.ops.backend import OPS, resolve
 from tests.support.engines import isa, needs_native
 from tests.support.files import names, paths, python, read_hdf5, run, start, tiny, write_model
@@ -165,7 +166,7 @@ def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, change
 def raising(error):
     def failing(*_):
         raise error
-    return lambda _, patch: patch.setattr(BiLm, "run", failing)
+    return lambda _, patch: patch.setattr(Model, "run", failing)
 
 
 @pytest.mark.parametrize("fault, status, message", [

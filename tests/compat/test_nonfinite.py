@@ -101,5 +101,5 @@ def test_a_softmax(tmp_path):
     with pytest.raises(ConfigurationError, match="softmax/b: expected finite float32 numbers, found 1 .* loads them$"):
         model.load(folder, full=True)
     model.load(folder, full=True, allow_nonfinite=True)
-    head = SoftmaxHead.from_files(model.bilm, folder / "softmax.hdf5", folder / "vocab.txt", True)
+    head = SoftmaxHead.from_files(model._embedder.elmo_bilm, folder / "softmax.hdf5", folder / "vocab.txt", True)
     assert np.isnan(head.score([[WORDS[3]]])[0].forward).any()

@@ -225,5 +225,5 @@ def test_proteins_that_start_after_english_are_reported_once(model, caplog):
     assert caplog.text.count(message) == 1
     api._warn_once.cache_clear()
     model.bilm.warm_text = [["M", "K"]]
-    model.embed(records)
+    LoadedElmo(model.bilm).embed(records)
     assert caplog.text.count(message) == 1

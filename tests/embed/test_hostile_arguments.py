@@ -194,11 +194,7 @@ def test_no_path(api, name, value):
 
 @pytest.mark.parametrize("device", ["nonsense", "", "cuda:99", 99, 3.5, ["cpu"], ...], ids=repr)
 def test_no_device(api, device):
-    table = api.path.with_name("table.h5")
-    write_token_table(api.bilm, SENTENCE, table)
-    for call in (lambda: load(api.folder, device=device), lambda: TokenTable.open(table, device=device),
-                 lambda: build_token_table(api.bilm, SENTENCE, device=device),
-                 lambda: perplexity_of(api.folder, "text", device=device)):
+    for call in (lambda: load(api.folder, device=device), lambda: perplexity_of(api.folder, "text", device=device)):
         with pytest.raises(ValueError, match=r"\Adevice: expected an available device, got .*\Z"):
             call()
 

@@ -12,6 +12,7 @@ from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, dump_bilm_embeddings
 from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.embed.embedder import Embedder
 from elmo_fast.embed.scoring import load_head
 from tests.support.files import paths, run, tiny
 from tests.support.softmax import SENTENCES, write_softmax_model
@@ -120,12 +121,12 @@ def test_a_command_makes_its_model_in_the_given_precision(command, model, tmp_pa
     monkeypatch.chdir(tmp_path)
     for name, text in (("text.txt", "ka lo\nlo ka\n"), ("in.fasta", ">a\nMK\n"), ("vocab.txt", "<S>\n</S>\nka\n")):
         (tmp_path / name).write_text(text)
-    init, precisions = BiLm.__init__, []
+    init, precisions = Embedder.__init__, []
 
-    def recording(bilm, *arguments, **options):
-        init(bilm, *arguments, **options)
-        precisions.append(bilm.precision)
+    def recording(embedder, model, *arguments):
+        init(embedder, model, *arguments)
+        precisions.append(model.precision)
 
-    monkeypatch.setattr(BiLm, "__init__", recording)
+    monkeypatch.setattr(Embedder, "__init__", recording)
     status, _, err = run(capsys, *command.split(), "--model", model, "--precision", "low")
     assert (status, precisions) == (0, ["low"]), err

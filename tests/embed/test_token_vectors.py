@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder, build_token_table
-from elmo_fast.engine import stream as stream_module
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.engine import stream as stream_module
 from elmo_fast.model.lookup import TokenEncoder
 from tests.support.engines import needs_native
 from tests.support.models import SHAPES, bilm

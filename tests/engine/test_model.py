@@ -121,7 +121,7 @@ def test_every_value_is_written_and_nothing_else():
 
 @needs_native
 def test_a_model_of_words_looks_them_up():
-    values = {name: array for name, array in weights(WORD_IDS).items()}
+    values = weights(WORD_IDS)
     bilm = BiLm(WORD_IDS, values, state="zero", backend="native")
     for model in (NativeModel(WORD_IDS, values), NumpyModel(WORD_IDS, values)):
         ids = np.array([1, 9, 4], np.int32)

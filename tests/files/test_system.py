@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from elmo_fast import ConfigurationError, environment, random_weights
-from elmo_fast.model import weights
 from elmo_fast.testing import options
+from elmo_fast.weights import datasets
 from tests.support import windows
 from tests.support.files import names, write_model
 
@@ -126,6 +126,6 @@ def test_without_control_groups_there_is_no_quota(tmp_path):
 
 
 def test_weights_larger_than_the_memory_are_refused(monkeypatch):
-    monkeypatch.setattr(weights, "memory_size", lambda: 1 << 10)
+    monkeypatch.setattr(datasets, "memory_size", lambda: 1 << 10)
     with pytest.raises(ConfigurationError, match="expected a model whose weights fit"):
         random_weights(options())

@@ -11,7 +11,7 @@ from elmo_fast import ConfigurationError
 from elmo_fast.errors import MissingModelError, UnavailableError
 from elmo_fast.files import downloads
 from elmo_fast.files.downloads import RemoteFile, cache_path, fetch_any
-from elmo_fast.model import public
+from elmo_fast.weights import public
 from elmo_fast.weights.sources import find_model
 from tests.support.files import paths, run
 from tests.support.manylangs import write_manylangs

@@ -52,7 +52,6 @@ def test_value_error(call, message):
 @pytest.mark.parametrize("call, message", [
     (lambda: BiLm(options(char_cnn={"embedding": {"dim": 6}}), weights(options())),
      "weights: CNN/W_cnn_0: expected shape .1, 1, 6, 3., found .1, 1, 5, 3."),
-    (lambda: bilm(backend="torch").drop_fp32(), "drop_fp32: expected a model that the native engine runs on the CPU"),
     (lambda: Elmo("a", "b", 1, module=bilm()), "module: expected options_file and weight_file to be None"),
     (lambda: Elmo("nowhere.json", None, 1), "weight_file: expected a path or URL, got None"),
     (lambda: elmo(token_table="t.hdf5"), "token_table: expected None beside module"),

@@ -174,7 +174,7 @@ def test_an_edit_of_one_number_is_detected(seen_by):
 
 
 def test_embedders(files):
-    loaded, embedder = load(files[0].parent, device="cpu"), ElmoEmbedder(*files, state="zero")
+    loaded, embedder = LoadedElmo(load(files[0].parent).bilm), ElmoEmbedder(*files, state="zero")
     for network, call in ((loaded.bilm, lambda: [*loaded.embed(SENTENCES), loaded.encode_words(["play"])]),
                           (embedder.elmo_bilm, lambda: [*embedder.embed_batch(SENTENCES),
                                                         *embedder.embed_sentences(SENTENCES)])):

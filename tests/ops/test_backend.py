@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from elmo_fast.engine import backend as engine
 from elmo_fast.ops import backend
 
 CPU = torch.empty(0)
@@ -36,11 +37,11 @@ def test_unknown_name():
 
 def test_switched_off(monkeypatch):
     monkeypatch.setenv("ELMO_FAST_NO_NATIVE", "1")
-    cached = backend.native_module, backend.native_build
+    cached = engine.native_module, engine.native_build
     for function in cached:
         function.cache_clear()
     try:
-        assert backend.native_module() == (None, "ELMO_FAST_NO_NATIVE=1 is set")
+        assert engine.native_module() == (None, "ELMO_FAST_NO_NATIVE=1 is set")
     finally:
         for function in cached:
             function.cache_clear()
