@@ -200,11 +200,11 @@ def staged(watch: Stopwatch, runner):
 def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
     """Every stage of `Job.write` in the body is measured."""
     from elmo_fast.embed import run as embed_run
-    from elmo_fast.engine.table import TokenTable
+    from elmo_fast.engine.tokens import TokenVectors
     from elmo_fast.vectors import spec, writer
     from elmo_fast.vectors.layouts import text_vectors
 
-    places = [(TokenTable, "number", "token mapping"), (spec.OutputSpec, "apply", "converting"),
+    places = [(TokenVectors, "number", "token mapping"), (spec.OutputSpec, "apply", "converting"),
               (job.embedder.bilm.token_source, "token_ids", "token mapping"), (text_vectors, "narrow", "converting"),
               (writer.SegmentWriter, "_work", "writing"), (embed_run._Run, "finish", "writing")]
     if importlib.util.find_spec("pyarrow"):

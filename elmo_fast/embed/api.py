@@ -45,14 +45,17 @@ Layers = str | int | Sequence[float]
 
 
 def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: "str | torch.device | None" = None,
-         precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False) -> "LoadedElmo":
+         precision: str = "highest", backend: str = "auto", warm_text: Sequence[Sequence[str]] = WARM_TEXT,
+         allow_nonfinite: bool = False) -> "LoadedElmo":
     """Load a model to get vectors from.
 
     `model` is a name, a directory, a ZIP or tar, or a URL of these (`find_model`), by default the bundled model.
-    `precision` and `backend` are those of `ModelOptions`; with the backend `torch`, and on another `device` than the
-    CPU (`cuda`), PyTorch computes. NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    `precision`, `backend` and `warm_text` are those of `ModelOptions`. The CPU computes unless `device` says otherwise
+    (`cuda`); there, and with the backend `torch`, PyTorch computes. NaN and infinities in the weights are refused
+    unless `allow_nonfinite`.
     """
-    opening = ModelOptions("warm", precision, backend, allow_nonfinite=allow_nonfinite)
+    opening = ModelOptions("warm", precision, backend, warm_text=check_batch(warm_text, "warm_text"),
+                           allow_nonfinite=allow_nonfinite)
     files = find_model(check_path("model", model))
     read = functools.partial(read_files, files, opening)
     embedder = embedder_of(files.family, *read(), opening, "cpu" if device is None else device)

@@ -28,7 +28,7 @@ class ManyLangsEncoder(CharacterEncoder):
     def __init__(self, options: manylangs.ManyLangsOptions, weights: Mapping[str, np.ndarray],
                  requires_grad: bool = False):
         super().__init__(options, weights, requires_grad)
-        self.words = options.words
+        self.words, self.characters = options.words, options.characters
         self.largest = len(weights[manylangs.CHARACTERS])
         if self.words is not None:
             self.row_shape = (self.row_shape[0] + 1,)

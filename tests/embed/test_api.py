@@ -1,11 +1,13 @@
+import copy
 import json
+import pickle
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast import BiLm, ContextIndex, ElmoEmbedder, FastaRecord, LoadedElmo
+from elmo_fast import BiLm, ContextIndex, ElmoEmbedder, FastaRecord, LoadedElmo, random_weights, write_weights
 from elmo_fast.embed import api
 from elmo_fast.testing import SAME_MODEL
 from elmo_fast.text.readers import Text
@@ -42,15 +44,52 @@ def test_texts_of_every_kind_have_the_vectors_of_single_texts(directory, model, 
 
 
 def test_states_of_calls(directory, model):
-    """`warm` is the default, a call leaves the model's own state alone, and `carry` continues from call to call."""
-    model.bilm.state = "zero"
+    """`warm` is the default, and `carry` continues from call to call."""
     np.testing.assert_array_equal(model.embed(SENTENCES)[0], model.embed(SENTENCES, state="warm")[0])
     with pytest.raises(ValueError, match="layers: expected one of"):
         model.embed(SENTENCES, pool="mean", layers="some")
-    assert model.bilm.state == "zero"
     first, second = (model.embed([TOKENS[0]], state="carry")[0] for _ in range(2))
     np.testing.assert_allclose(first, alone(directory, TOKENS[0], "zero"), rtol=0, atol=1e-6)
     assert abs(first - second).max() > 1e-3
+
+
+def test_a_loaded_model_does_not_change(model):
+    expected = model.embed(SENTENCES)
+    model.bilm.state, model.bilm.warm_text = "zero", [["a"]]
+    for parameter in model.bilm.parameters():
+        parameter.data.mul_(0.5)
+    for vectors, before in zip(model.embed(SENTENCES), expected, strict=True):
+        np.testing.assert_array_equal(vectors, before)
+
+
+@pytest.mark.parametrize("precision", ["highest", "low"])
+def test_copies_and_pickles_continue_the_states(directory, precision):
+    elmo = elmo_fast.load(directory, precision=precision)
+    elmo.embed(SENTENCES[:1], state="carry")
+    twins = copy.deepcopy(elmo), pickle.loads(pickle.dumps(elmo))
+    expected = elmo.embed(SENTENCES, state="carry")
+    for twin in twins:
+        assert repr(twin) == repr(elmo)
+        for vectors, truth in zip(twin.embed(SENTENCES, state="carry"), expected, strict=True):
+            np.testing.assert_array_equal(vectors, truth)
+
+
+def test_files_that_changed_are_refused(directory, model):
+    write_weights(directory / "weights.hdf5", random_weights(BiLm.from_model(directory).options, seed=7))
+    for call in (lambda: model.bilm, lambda: pickle.dumps(model)):
+        with pytest.raises(RuntimeError, match="weights: expected those that the model was made of in .*model"):
+            call()
+
+
+def test_the_text_before_every_text_in_state_warm(directory, model):
+    text = [["Hun", "gikk", "."], ["Det", "regnet"]]
+    expected = LoadedElmo(BiLm.from_model(directory, state="warm", warm_text=text)).embed(SENTENCES)
+    for vectors, truth, before in zip(elmo_fast.load(directory, warm_text=iter(text)).embed(SENTENCES), expected,
+                                      model.embed(SENTENCES), strict=True):
+        np.testing.assert_allclose(vectors, truth, rtol=0, atol=SAME_MODEL)
+        assert not np.allclose(vectors[1:], before[1:], atol=1e-3)
+    with pytest.raises(ValueError, match="warm_text: expected a list of tokenized sentences, got str"):
+        elmo_fast.load(directory, warm_text="Hun gikk .")
 
 
 POOLS = {None: lambda values: values, "mean": lambda values: values.sum(-2) / values.shape[-2],
@@ -168,8 +207,8 @@ def test_arrays_of_tokens_are_saved(model, tmp_path, layout, name):
 
 def test_properties_and_repr_of_a_model(directory, model):
     assert (model.num_layers, model.dim) == (4, 8) == (len(model.embed(["a"])[0]), model.embed(["a"])[0].shape[-1])
-    assert repr(model) == (f"LoadedElmo(model={str(directory)!r}, num_layers=4, dim=8, "
-                           f"device={str(model.bilm.lstm.B_0_0.device)!r}, precision='highest')")
+    assert repr(model) == (f"LoadedElmo(model={str(directory)!r}, num_layers=4, dim=8, device='cpu', "
+                           "precision='highest')")
     assert repr(LoadedElmo(model.bilm)).startswith("LoadedElmo(num_layers=4, ")
     assert dir(elmo_fast) == sorted([*elmo_fast.__all__, "__version__"])
 
@@ -213,7 +252,7 @@ def test_refuses_and_leaves_nothing(model, tmp_path, call, message):
     assert names(tmp_path) == before
 
 
-def test_proteins_that_start_after_english_are_reported_once(model, caplog):
+def test_proteins_that_start_after_english_are_reported_once(directory, model, caplog):
     api._warn_once.cache_clear()
     records, message = [FastaRecord("P1", "MKV"), FastaRecord("P2", "MK")], "state: a record of FASTA starts after"
     model.embed(records, state="zero")
@@ -224,6 +263,5 @@ def test_proteins_that_start_after_english_are_reported_once(model, caplog):
         list(model.stream(records))
     assert caplog.text.count(message) == 1
     api._warn_once.cache_clear()
-    model.bilm.warm_text = [["M", "K"]]
-    LoadedElmo(model.bilm).embed(records)
+    elmo_fast.load(directory, warm_text=[["M", "K"]]).embed(records)
     assert caplog.text.count(message) == 1

@@ -8,7 +8,7 @@ import torch
 
 from elmo_fast import BiLm, ElmoEmbedder
 from elmo_fast.embed.embedder import Embedder
-from elmo_fast.engine.backend import native_module, supports_precision
+from elmo_fast.engine.backend import native_module, number_of, supports_precision
 from elmo_fast.engine.model import addresses_of, write_rows
 from elmo_fast.engine.native import NativeModel, why_unsupported
 from elmo_fast.engine.precision import OPERANDS, PRECISIONS
@@ -75,6 +75,17 @@ def test_the_arrays_are_not_kept():
     np.testing.assert_array_equal(model.encode(TOKENS), before[0])
     for actual, expected in zip(Embedder(model, "zero").stream(SENTENCES, 3), before[1], strict=True):
         np.testing.assert_array_equal(actual, expected)
+
+
+@needs_native
+@pytest.mark.parametrize("precision, megabytes", [("low", 94), ("highest", 371)])
+def test_the_size_of_the_original_in_memory(precision, megabytes):
+    """Packed sizes of two LSTM layers, two highway layers and the projection, as in docs/numbers.md."""
+    module, number = native_module()[0], number_of(precision)
+    lstm = 2 * module.lstm_packed_size(512, 4096, 512, number)
+    highway = 2 * module.linear_packed_size(2048, 2048, module.epilogues["highway"], number)
+    projection = module.linear_packed_size(2048, 512, module.epilogues["none"], number)
+    assert (lstm + highway + projection) / 1e6 == pytest.approx(megabytes, rel=0.02)
 
 
 @needs_native
