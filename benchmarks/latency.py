@@ -23,8 +23,8 @@ from benchmarks import common, models, workloads
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.engine.backend import native_module
 from elmo_fast.environment import cores
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.lookup import TokenEncoder
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.lookup import TokenEncoder
 
 TOKENS = (1, 5, 25, 100)
 SECONDS = 0.5  # of calls in a turn

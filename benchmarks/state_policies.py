@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.model import chunked_full_cross_entropy
 from elmo_fast.weights.families import SOFTMAX_FILE

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from elmo_fast.errors import ConfigurationError
     from elmo_fast.explore.comparison import compare
     from elmo_fast.explore.contexts import ContextIndex
-    from elmo_fast.model.batching import Batcher, TokenBatcher, batch_to_ids
-    from elmo_fast.model.bilm import BiLm
-    from elmo_fast.model.elmo import Elmo
-    from elmo_fast.model.layers.batch_layout import BiLmOutput, remove_boundaries
-    from elmo_fast.model.scalar_mix import ScalarMix
+    from elmo_fast.nn.batching import Batcher, TokenBatcher, batch_to_ids
+    from elmo_fast.nn.bilm import BiLm
+    from elmo_fast.nn.elmo import Elmo
+    from elmo_fast.nn.layers.batch_layout import BiLmOutput, remove_boundaries
+    from elmo_fast.nn.layers.scalar_mix import ScalarMix
     from elmo_fast.scale.dataset import embed_dataset
     from elmo_fast.text.fasta import FastaRecord, read_fasta
     from elmo_fast.text.readers import open_texts
@@ -43,16 +43,16 @@ _NAMES = {  # module -> the public names that it defines
     "embed.elmo_embedder": ("ElmoEmbedder",),
     "vectors.open": ("Embeddings", "open_embeddings"),
     "text.readers": ("open_texts",),
-    "model.layers.batch_layout": ("BiLmOutput", "remove_boundaries"),
-    "model.bilm": ("BiLm",),
-    "model.elmo": ("Elmo",),
+    "nn.layers.batch_layout": ("BiLmOutput", "remove_boundaries"),
+    "nn.bilm": ("BiLm",),
+    "nn.elmo": ("Elmo",),
     "weights.options": ("Options",),
-    "model.scalar_mix": ("ScalarMix",),
+    "nn.layers.scalar_mix": ("ScalarMix",),
     "embed.build_table": ("build_token_table", "corpus_words", "write_token_table"),
     "engine.table": ("TokenTable",),
     "weights.datasets": ("random_weights", "read_weights", "write_weights"),
     "scale.dataset": ("embed_dataset",),
-    "model.batching": ("Batcher", "TokenBatcher", "batch_to_ids"),
+    "nn.batching": ("Batcher", "TokenBatcher", "batch_to_ids"),
     "text.fasta": ("FastaRecord", "read_fasta"),
     "text.vocabulary": ("UnicodeCharsVocabulary", "Vocabulary"),
 }

@@ -16,7 +16,7 @@ from benchmarks import common
 from benchmarks.bench_ops import cases
 from elmo_fast import Options
 from elmo_fast.engine.precision import PRECISIONS
-from elmo_fast.model.layers.encoder import CharacterEncoder
+from elmo_fast.nn.layers.encoder import CharacterEncoder
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.weights.datasets import random_weights

@@ -25,7 +25,7 @@ from benchmarks import agreement, common
 from benchmarks.bench_ops import cases
 from elmo_fast import Options
 from elmo_fast.engine.schedule import Schedule
-from elmo_fast.model.layers.encoder import CharacterEncoder
+from elmo_fast.nn.layers.encoder import CharacterEncoder
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.weights.datasets import random_weights
 

@@ -10,7 +10,6 @@ void bind_linear(py::module_& m);
 void bind_char_cnn(py::module_& m);
 void bind_cuda(py::module_& m);
 void bind_model(py::module_& m);
-void bind_weight_samples(py::module_& m);
 
 namespace {
 
@@ -70,5 +69,4 @@ PYBIND11_MODULE(_native, m) {
   bind_char_cnn(m);
   bind_cuda(m);
   bind_model(m);
-  bind_weight_samples(m);
 }

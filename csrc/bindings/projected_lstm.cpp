@@ -57,16 +57,6 @@ void run_lstm(const py::kwargs& keywords) {
   given.finish([&] { lstm_forward(call, from, precision); });
 }
 
-void run_lstm_at(const py::kwargs& keywords) {
-  Arguments given("lstm_forward_at", keywords);
-  LstmCall call = lstm_call(given);
-  LstmAddresses from;
-  Precision precision;
-  given.read("outputs", call.outputs, "precision", precision);
-  given.read("inputs", from.inputs, "add_input", from.add_input);
-  given.finish([&] { lstm_forward(call, from, precision); });
-}
-
 void run_lstm_saving(const py::kwargs& keywords) {
   Arguments given("lstm_forward_saving", keywords);
   LstmCall call = lstm_call(given);
@@ -97,7 +87,6 @@ void bind_lstm(py::module_& m) {
   m.def("lstm_packed_size", lstm_packed_size_of, release());
   m.def("lstm_pack", pack_lstm, release());
   m.def("lstm_forward", run_lstm);
-  m.def("lstm_forward_at", run_lstm_at, "As lstm_forward, with addresses [2, S] of the inputs in place of rows.");
   m.def("lstm_saved_size", saved_size_of, release());
   m.def("lstm_forward_saving", run_lstm_saving);
   m.def("lstm_backward_packed_size", backward_packed_size_of, release());

@@ -12,7 +12,7 @@ import torch
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, check_path, shown
 from elmo_fast.embed.elmo_embedder import ElmoEmbedder
-from elmo_fast.model.manylangs import ManyLangsBiLm
+from elmo_fast.nn.manylangs import ManyLangsBiLm
 from elmo_fast.text.batching import check_batch
 from elmo_fast.weights.families.manylangs import read_config
 from elmo_fast.weights.sources import find_model

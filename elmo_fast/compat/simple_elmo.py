@@ -14,7 +14,7 @@ from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, g
 from elmo_fast.embed.elmo_embedder import ElmoEmbedder
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.softmax_head import SoftmaxHead
+from elmo_fast.nn.softmax_head import SoftmaxHead
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
 from elmo_fast.text.vocabulary import Vocabulary

@@ -36,7 +36,7 @@ from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 if TYPE_CHECKING:
     import torch
 
-    from elmo_fast.model.bilm import BiLm
+    from elmo_fast.nn.bilm import BiLm
 
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 

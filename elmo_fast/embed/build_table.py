@@ -19,7 +19,7 @@ from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, 
 
 if TYPE_CHECKING:
     from elmo_fast.engine.model import Model
-    from elmo_fast.model.bilm import BiLm
+    from elmo_fast.nn.bilm import BiLm
 
 _WORDS_A_BLOCK = 1 << 13  # encoded between two writes
 
@@ -53,7 +53,7 @@ def write_token_table(model: "Model | BiLm", vocabulary: str | os.PathLike | Ite
 def _at_rest(model: "Model | BiLm") -> "Model":
     if hasattr(model, "output_dim"):
         return model
-    from elmo_fast.model.torch_model import TorchModel
+    from elmo_fast.nn.torch_model import TorchModel
 
     return TorchModel(model)
 

@@ -17,13 +17,12 @@ from elmo_fast.engine.model import State
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.hooked import is_hooked
-from elmo_fast.model.layers.batch_layout import remove_boundaries
-from elmo_fast.model.torch_model import TorchModel
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.layers.batch_layout import remove_boundaries
+from elmo_fast.nn.outside_graphs import outside_graphs
+from elmo_fast.nn.torch_model import TorchModel
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.numerics import full_precision
-from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.vectors import layouts
@@ -52,7 +51,7 @@ class ElmoEmbedder(Embedder):
     def from_bilm(cls, bilm: BiLm) -> "ElmoEmbedder":
         """An embedder of a biLM in memory, on the biLM's device."""
         embedder = cls.__new__(cls)
-        device = bilm.lstm.B_0_0.device
+        device = bilm.lstm.like.device
         embedder._take(bilm, -1 if device.index is None else device.index)
         return embedder
 
@@ -81,7 +80,7 @@ class ElmoEmbedder(Embedder):
 
     @carried.setter
     def carried(self, states: State | None) -> None:
-        like = full_precision(self.elmo_bilm.lstm.B_0_0)
+        like = full_precision(self.elmo_bilm.lstm.like)
         if states is not None or self.elmo_bilm.lstm._states is not None:
             self.elmo_bilm.lstm._states = states and tuple(torch.from_numpy(value).to(like) for value in states)
 
@@ -130,7 +129,7 @@ class ElmoEmbedder(Embedder):
 
     def _runs_padded(self) -> bool:
         """Whether batches run padded, by a call of the module: for the reference backend, or if it has hooks."""
-        return self.elmo_bilm.backend == "reference" or is_hooked(self.elmo_bilm)
+        return self.elmo_bilm.backend == "reference" or not self.elmo_bilm.is_plain
 
     def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
                    batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,

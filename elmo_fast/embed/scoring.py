@@ -19,7 +19,7 @@ from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import find_model
 
 if TYPE_CHECKING:
-    from elmo_fast.model.softmax_head import SoftmaxHead
+    from elmo_fast.nn.softmax_head import SoftmaxHead
 
 _LINE_ENDS = re.compile(r"[\r\n]+")
 
@@ -46,8 +46,8 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
     files = replace(files, vocab_file=vocab_file)
-    from elmo_fast.model.bilm import BiLm
-    from elmo_fast.model.softmax_head import SoftmaxHead
+    from elmo_fast.nn.bilm import BiLm
+    from elmo_fast.nn.softmax_head import SoftmaxHead
     from elmo_fast.ops.device import available_device
 
     bilm = BiLm.from_model(files, opening).eval().to(available_device(device))

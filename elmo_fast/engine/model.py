@@ -7,7 +7,7 @@ layers over a schedule): `native` on the C++ engine, `reference` in NumPy.
 import ctypes
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,14 +82,7 @@ class Model(ABC):
         [L, 2, S]: where each layer writes the output float32 [P] of each direction at each packed row, in memory that
         the caller keeps; no two are equal. `state` is not changed.
         """
-        slots = None if schedule.is_in_order else schedule.slots
-        last = tuple(np.array(values) if slots is None else values.take(slots, 1) for values in state.last)
-        self._layers(np.ascontiguousarray(vectors, np.float32), np.ascontiguousarray(rows, np.int32), schedule, last,
-                     state.initial, addresses)
-        if slots is not None:
-            order = np.argsort(slots)
-            last = tuple(values.take(order, 1) for values in last)
-        return RunState(last, state.initial)
+        return run_in_order(self._layers, vectors, rows, schedule, state, addresses)
 
     @functools.cached_property
     def _warm(self) -> State:
@@ -112,6 +105,19 @@ class Model(ABC):
     def _layers(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: State,
                 initial: State | None, addresses: np.ndarray) -> None:
         """`run`, with the slots of `state` in the order of the schedule; changes `state`."""
+
+
+def run_in_order(layers: Callable[..., None], vectors: np.ndarray, rows: np.ndarray, schedule: Schedule,
+                 state: RunState, addresses: np.ndarray) -> RunState:
+    """`Model.run` by `layers`, which are `Model._layers`."""
+    slots = None if schedule.is_in_order else schedule.slots
+    last = tuple(np.array(values, np.float32) if slots is None else values.take(slots, 1) for values in state.last)
+    layers(np.ascontiguousarray(vectors, np.float32), np.ascontiguousarray(rows, np.int32), schedule, last,
+           state.initial, addresses)
+    if slots is not None:
+        order = np.argsort(slots)
+        last = tuple(values.take(order, 1) for values in last)
+    return RunState(last, state.initial)
 
 
 def addresses_of(outputs: np.ndarray) -> np.ndarray:

@@ -25,10 +25,7 @@ class NativeModel(Model):
                  warm_text: Sequence[Sequence[str]] = WARM_TEXT):
         super().__init__(options, weights, warm_text)
         self.precision, self.computes_in = precision, effective_precision(precision)
-        arrays: list[np.ndarray] = []  # that the model is made from, while it is made
-        self._model = native_module()[0].Model(
-            **_encoder(options.char_cnn, weights, arrays), **_stack(options, weights, arrays),
-            precision=number_of(self.computes_in))
+        self._packed = PackedWeights(options, weights, self.computes_in)
         self._embedding = None if options.char_cnn else np.array(weights["embedding"], np.float32)
         if state == "warm" and self.computes_in != "highest":  # the warm text runs in `highest`
             self._warm = NativeModel(options, weights, warm_text=warm_text)._warm
@@ -36,20 +33,45 @@ class NativeModel(Model):
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weights."""
-        return self._model.size
+        return self._packed.size
 
     def _encode(self, ids: np.ndarray) -> np.ndarray:
-        if self._embedding is not None:
-            return self._embedding[ids - 1]
+        return self._packed.encode(ids) if self._embedding is None else self._embedding[ids - 1]
+
+    def _layers(self, *arguments) -> None:
+        self._packed.run(*arguments)
+
+
+class PackedWeights:
+    """Weights of a biLM, or of its char encoder or its LSTM alone, packed for this processor; they never change.
+
+    The arrays of `weights` are not kept; `precision` is one that the engine supports here.
+    """
+
+    def __init__(self, options: Options, weights: Weights, precision: str):
+        arrays: list[np.ndarray] = []  # that the weights are packed from, while they are packed
+        self._projection_dim, self._characters = options.lstm.projection_dim, 0
+        if options.char_cnn is not None:
+            self._characters = options.char_cnn.max_characters_per_token
+        self._model = native_module()[0].Model(
+            **_encoder(options.char_cnn, weights, arrays), **_stack(options, weights, arrays),
+            precision=number_of(precision))
+        self.size = self._model.size
+
+    def encode(self, ids: np.ndarray) -> np.ndarray:
+        """Character ids int32 [N, C], or with words [N, C + 1] -> vectors float32 [N, P]."""
         words = None
-        if ids.shape[1] > (most := self.options.char_cnn.max_characters_per_token):
-            ids, words = np.ascontiguousarray(ids[:, :most]), ids[:, most] - 1
-        vectors = np.empty((len(ids), self.options.lstm.projection_dim), np.float32)
+        if not 0 <= ids.shape[1] - self._characters <= 1:
+            raise ValueError(f"ids: expected {self._characters} characters a token, got {ids.shape[1]}")
+        if ids.shape[1] > self._characters:
+            ids, words = np.ascontiguousarray(ids[:, : self._characters]), ids[:, self._characters] - 1
+        vectors = np.empty((len(ids), self._projection_dim), np.float32)
         self._model.encode(ids.ctypes.data, _address(words), len(ids), vectors.ctypes.data, threads())
         return vectors
 
-    def _layers(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: State,
-                initial: State | None, addresses: np.ndarray) -> None:
+    def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: State,
+            initial: State | None, addresses: np.ndarray) -> None:
+        """`Model._layers`."""
         h, c = state
         self._model.run(
             vectors=vectors.ctypes.data, vector_count=len(vectors), rows=rows.ctypes.data,
@@ -58,6 +80,11 @@ class NativeModel(Model):
             initial_h=0 if initial is None else initial[0].ctypes.data,
             initial_c=0 if initial is None else initial[1].ctypes.data, outputs=addresses.ctypes.data,
             slots=h.shape[1], h=h.ctypes.data, c=c.ctypes.data, threads=threads())
+
+
+def on_this_machine(precision: str) -> str:
+    """The precision and the instruction set that weights are packed for."""
+    return f"{precision} for {native_module()[0].cpu_isa()}"
 
 
 def why_unsupported(options: Options, weights: Weights) -> str | None:
@@ -95,10 +122,10 @@ def _at(weights: Weights, name: str, arrays: list[np.ndarray]) -> int:
 
 
 def _encoder(options: CharCnnOptions | None, weights: Weights, arrays: list[np.ndarray]) -> dict:
-    """The arguments of the char encoder; no banks for a model of words."""
-    if options is None:
+    """The arguments of the char encoder; no banks for a model of words, and for an LSTM alone."""
+    embedding = next((weights[name] for name in weights if name.endswith("char_embed")), None)
+    if options is None or embedding is None:
         return {"banks": []}
-    embedding = next(weights[name] for name in weights if name.endswith("char_embed"))
     arrays.append(np.concatenate([np.zeros_like(embedding[:1]), embedding]).astype(np.float32, copy=False))
     table, banks, first = arrays[-1], [], 0
     for number, (width, filters) in enumerate(options.filters):
@@ -123,8 +150,10 @@ def _encoder(options: CharCnnOptions | None, weights: Weights, arrays: list[np.n
 
 
 def _stack(options: Options, weights: Weights, arrays: list[np.ndarray]) -> dict:
+    """The arguments of the LSTM; no layers for a char encoder alone."""
     lstm = options.lstm
+    count = lstm.n_layers if lstm_name(0, 0, LSTM_DATASETS[0]) in weights else 0
     layers = [[[_at(weights, lstm_name(direction, layer, name), arrays) for direction in DIRECTIONS]
-               for name in LSTM_DATASETS] for layer in range(lstm.n_layers)]
+               for name in LSTM_DATASETS] for layer in range(count)]
     return {"dim": lstm.dim, "projection": lstm.projection_dim, "layers": layers, "skips": lstm.use_skip_connections,
             "cell_clip": lstm.cell_clip or math.inf, "proj_clip": lstm.proj_clip or math.inf}

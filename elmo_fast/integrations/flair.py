@@ -10,7 +10,7 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, gathered
 from elmo_fast.embed.api import Layers, LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, token_vectors, width
-from elmo_fast.model.bilm import BiLm
+from elmo_fast.nn.bilm import BiLm
 from elmo_fast.weights.datasets import expected_shapes
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.options import Options

@@ -10,8 +10,8 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, shown
 from elmo_fast.embed.api import Layers, LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, width
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layers.batch_layout import remove_boundaries
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.layers.batch_layout import remove_boundaries
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.train.export import export_module
 from elmo_fast.weights.sources import DEFAULT_MODEL

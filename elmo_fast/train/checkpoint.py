@@ -20,7 +20,7 @@ from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
 from elmo_fast.files.compressed import open_bounded
 from elmo_fast.files.json import parse_json, read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
-from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.nn.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import NETWORK_KEYS, TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes

@@ -12,8 +12,8 @@ from elmo_fast.arguments import check_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.files.tensors import described, is_plain, load_tensors
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.softmax_head import SOFTMAX
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.softmax_head import SOFTMAX
 from elmo_fast.train import checkpoint as runs
 from elmo_fast.train.config import NETWORK_KEYS
 from elmo_fast.train.run_files import RUN_FILE, in_order

@@ -9,15 +9,23 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from elmo_fast.engine.schedule import Schedule
-from elmo_fast.model.layers.encoder import CharacterEncoder, WordEmbedder
-from elmo_fast.model.layers.lstm import LstmStack
-from elmo_fast.model.softmax_head import SOFTMAX
+from elmo_fast.nn.layers.carried import RunState
+from elmo_fast.nn.layers.lstm import run_layers
+from elmo_fast.nn.layers.token_vectors import token_vectors
+from elmo_fast.nn.softmax_head import SOFTMAX
 from elmo_fast.ops.numerics import full_precision, gradient_numerics, numerics
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import Batch, Numbering
-from elmo_fast.weights.datasets import check_shapes, expected_shapes, random_weights
+from elmo_fast.weights.datasets import (
+    DIRECTIONS,
+    LSTM_DATASETS,
+    check_shapes,
+    expected_shapes,
+    lstm_name,
+    random_weights,
+)
 
 _MAX_SCORES = 1 << 22  # scores in memory at a time
 
@@ -33,8 +41,8 @@ class UsedRows(NamedTuple):
 class LanguageModel(nn.Module):
     """A language model in one or two directions, which share the softmax, W [V, P] and b [V].
 
-    A model of one direction runs its rows in two halves, as the two directions of the LSTM op with the same weights:
-    the op uses a core per direction.
+    Parameters are named as bilm-tf's datasets. A model of one direction runs its rows in two halves, as the two
+    directions of the LSTM op with the same weights: the op uses a core per direction.
     """
 
     def __init__(self, config: TrainConfig, weights: Mapping[str, np.ndarray], precision: str = "highest"):
@@ -42,16 +50,25 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config, self.backend, self.precision = config, "auto", precision
         self.directions = 2 if config.bidirectional else 1
-        source = WordEmbedder if config.model.char_cnn is None else CharacterEncoder
-        self.token_source = source(config.model, {name: weights[name] for name in weights if name not in SOFTMAX}, True)
-        self.lstm = LstmStack(config.model, weights, True, "zero")
-        for name, parameter in list(self.lstm.named_parameters()):
-            dataset, direction, layer = name.rsplit("_", 2)
-            if not config.bidirectional and direction == "0":
-                self.lstm.register_parameter(f"{dataset}_1_{layer}", parameter)
-        w, b = (torch.tensor(weights[name]) for name in SOFTMAX)
-        self.softmax_w = self.token_source.embedding if config.training.share_embedding_softmax else nn.Parameter(w)
-        self.softmax_b = nn.Parameter(b)
+        parameters = {name: nn.Parameter(torch.tensor(values)) for name, values in weights.items()}
+        if config.training.share_embedding_softmax:
+            parameters[SOFTMAX[0]] = parameters["embedding"]
+        of_lstm = [lstm_name(direction, layer, dataset) for direction in DIRECTIONS[: self.directions]
+                   for layer in range(config.model.lstm.n_layers) for dataset in LSTM_DATASETS]
+        self._of_network = [*(name for name in weights if name not in (*SOFTMAX, *of_lstm)),
+                            *(name for name in of_lstm if name in weights)]
+        for name in (*SOFTMAX, *self._of_network):  # in the order of the checkpoints' accumulators
+            self.register_parameter(name, parameters[name])
+
+    @property
+    def softmax_w(self) -> nn.Parameter:
+        """W of the softmax [V, P]."""
+        return self._parameters[SOFTMAX[0]]
+
+    @property
+    def softmax_b(self) -> nn.Parameter:
+        """b of the softmax [V]."""
+        return self._parameters[SOFTMAX[1]]
 
     def numbering(self, vocabulary: Vocabulary, negatives: int | None = None) -> Numbering:
         """Return the numbering of this model's inputs and targets, with `negatives` sampled words."""
@@ -64,10 +81,7 @@ class LanguageModel(nn.Module):
 
     def by_name(self) -> dict[str, nn.Parameter]:
         """Return parameters by dataset name, as in `weights()`; a shared table has two names."""
-        parameters = {name: getattr(part, attribute) for part in (self.token_source, self.lstm)
-                      for attribute, name in part.datasets.items()
-                      if self.config.bidirectional or not name.startswith("RNN_1")}
-        return {**parameters, **dict(zip(SOFTMAX, (self.softmax_w, self.softmax_b)))}
+        return {name: self._parameters[name] for name in (*self._of_network, *SOFTMAX)}
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -79,7 +93,9 @@ class LanguageModel(nn.Module):
 
     def zero_state(self, rows: int) -> State:
         """Return a state of zeros for `rows` rows: (h [L, slots, 2 P], c [L, slots, 2 D])."""
-        return self.lstm.zero_state(rows if self.config.bidirectional else (rows + 1) // 2, self.softmax_b)
+        lstm, slots = self.config.model.lstm, rows if self.config.bidirectional else (rows + 1) // 2
+        return tuple(self.softmax_b.new_zeros(lstm.n_layers, slots, 2 * size)
+                     for size in (lstm.projection_dim, lstm.dim))
 
     def outputs(self, tokens: torch.Tensor, rows: torch.Tensor, steps: int, state: State,
                 drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
@@ -88,12 +104,17 @@ class LanguageModel(nn.Module):
         `tokens` are ids of unique tokens, `rows` int [D, S] their numbers at S = steps * rows positions, step after
         step. `drop` is applied to every layer's input.
         """
-        vectors = self.token_source.encode_rows(tokens, self.backend)  # [U, P]
+        weights, lstm = self._parameters, self.config.model.lstm
+        vectors = token_vectors(tokens, {name: weights[name] for name in self._of_network}, self.config.model,
+                                self.backend)  # [U, P]
         schedule, rows = self._schedule(rows, steps)
         if drop is not None:
             vectors, rows = torch.cat([vectors[rows[0]], vectors[rows[1]]], dim=1), None  # [S, 2 P]
-        layers, state = self.lstm.run(vectors, None if rows is None else rows.int(), schedule, state, None,
-                                      self.backend, self.precision, drop=drop)
+        of_layers = [tuple(tuple(weights.get(lstm_name(direction % self.directions, layer, dataset))
+                                 for dataset in LSTM_DATASETS) for direction in DIRECTIONS)
+                     for layer in range(lstm.n_layers)]
+        layers, state = run_layers(of_layers, lstm, vectors, None if rows is None else rows.int(), schedule,
+                                   RunState(state, None), backend=self.backend, precision=self.precision, drop=drop)
         return list(layers[-1].chunk(2, dim=1)), state
 
     def losses(self, batch: Batch, state: State, drop: Callable | None) -> tuple[torch.Tensor, State, list[UsedRows]]:

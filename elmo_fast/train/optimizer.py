@@ -127,8 +127,6 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        # Fused optimizers do not count their changes of a weight, but packed weights are cached by that count.
-        torch.autograd.graph.increment_version(list(self._model.parameters()))
         for table, rows, values in sparse:
             total = self.optimizer.state[table]["sum"]
             total[rows] = sums = total[rows].addcmul_(values, values)

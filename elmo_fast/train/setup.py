@@ -18,7 +18,7 @@ from elmo_fast.files import stops
 from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.files.json import read_json
 from elmo_fast.files.lock import locked, remove_partials
-from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.nn.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.ops.device import available_device
 from elmo_fast.text.corpus import Shard, read_shards
 from elmo_fast.text.vocabulary import Vocabulary

@@ -36,12 +36,12 @@ def batch(lengths=LENGTHS, size=3, seed=0):
     [(3, 5, 7, 2), (5, 5, 7, 3), (1, 4, 4, 1), (6, 2, 9, 2), (4, 4, 4, 2), (3, 9, 7, 2)],
     ["reference", "torch", "auto", "float64", "next to no dropout"], [True, False]))
 def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, trains):
-    clips = {"memory_cell_clip_value": 0.2, "state_projection_clip_value": 0.1}
+    clips = {"memory_cell_clip_value": 0.2, "state_projection_clip_value": 0.05}
     backend = way if way in ("torch", "auto") else "reference"
     ours = lstm(*sizes, **clips, backend=backend, recurrent_dropout_probability=1e-9 if "dropout" in way else 0)
     dtype, limit = (torch.float64, 1e-12) if way == "float64" else (torch.float32, SAME_MODEL)
     states, counts, of = [None] * 7, Counts(), Options(ours.options, None)
-    weights = {name: getattr(ours, attribute).detach().double().numpy() for attribute, name in ours.datasets.items()}
+    weights = {name: value.double().numpy() for name, value in ours.weights().items()}
     for seed, lengths in enumerate([LENGTHS, [3, 2, 0], [0, 0], [1, 1, 0, 0, 2, 7, 0]]):
         inputs, mask = batch(lengths, sizes[0], seed)
         with torch.set_grad_enabled(trains):
@@ -65,10 +65,8 @@ def test_new_weights_train():
     assert all(value.requires_grad for value in ours.parameters())
     ours(*batch())[-1].square().sum().backward()
     assert all(value.grad.any() for value in ours.parameters())
-    w = ours.W_0_0_0.detach()
-    for gate in range(4):
-        block = w[:3, 7 * gate : 7 * gate + 7]  # as wide as a cell, with orthonormal rows
-        assert torch.allclose(block @ block.t(), torch.eye(3), atol=1e-5)
+    for block in ours.forward_layer_0.input_linearity.weight.detach().chunk(4):  # [7, 3], with orthonormal columns
+        assert torch.allclose(block.t() @ block, torch.eye(3), atol=1e-5)
     bias = ours.state_dict()["forward_layer_0.state_linearity.bias"].view(4, 7)
     assert (bias[1] == 1).all() and not bias[[0, 2, 3]].any()
 
@@ -102,7 +100,7 @@ def test_recurrent_dropout():
     assert 0.2 < (first[[0, 2, 3, 4], 0] == 0).float().mean() < 0.8
     assert not dropped[:, mask == 0].any()
     dropped.sum().backward()
-    assert ours.W_0_1_1.grad.any()
+    assert ours.backward_layer_1.state_linearity.weight.grad.any()
     assert torch.equal(ours.eval()(inputs, mask), lstm(stateful=False)(inputs, mask))
 
 
@@ -114,12 +112,12 @@ def cell(go_forward=True, **arguments):
 @pytest.mark.parametrize("go_forward", [True, False])
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_cell_by_itself(go_forward, starts):
-    ours = cell(go_forward, memory_cell_clip_value=0.2, state_projection_clip_value=0.1).double()
+    ours = cell(go_forward, memory_cell_clip_value=0.2, state_projection_clip_value=0.05).double()
     inputs, lengths = torch.randn(4, 6, 3, dtype=torch.float64), [6, 4, 1, 3]
     initial = tuple(torch.rand(1, 4, size, dtype=torch.float64) for size in (5, 7)) if starts else None
     outputs, (h, c) = ours(inputs, lengths, initial)
-    weights, counts, of = [value.detach().numpy() for value in ours.parameters()], Counts(), SimpleNamespace(
-        lstm=SimpleNamespace(cell_clip=0.2, proj_clip=0.1))
+    weights, counts, of = [value.detach().numpy() for value in ours.weights()], Counts(), SimpleNamespace(
+        lstm=SimpleNamespace(cell_clip=0.2, proj_clip=0.05))
     for row, length in enumerate(lengths):
         state = [value[0, row].numpy() for value in initial] if starts else [np.zeros(5), np.zeros(7)]
         order = slice(None) if go_forward else slice(None, None, -1)
@@ -130,7 +128,7 @@ def test_a_cell_by_itself(go_forward, starts):
             np.testing.assert_allclose(actual[0, row].detach().numpy(), truth, atol=1e-12)
     assert counts.cell and counts.projection
     clone = cell(go_forward).double()
-    torch.nn.init.zeros_(clone.W_0)
+    torch.nn.init.zeros_(clone.input_linearity.weight)
     clone.load_state_dict(ours.state_dict())
     assert all(map(torch.equal, clone.parameters(), ours.parameters()))
     assert list(ours.state_dict()) == ["input_linearity.weight", "state_linearity.weight", "state_linearity.bias",
@@ -148,12 +146,10 @@ def test_layers_of_a_stack_share_its_weights():
         runs = [part(values, [7, 3, 1])[0] for part, values in zip(cells, x)]
         x = [out + below if layer else out for out, below in zip(runs, x)]
         assert torch.allclose(torch.cat(x, dim=2), expected[layer], atol=SAME_MODEL)
-    assert ours.forward_layers[1].W_0 is ours.W_0_0_1 and not ours.backward_layers[0].go_forward
+    assert ours.forward_layers[1] is ours.forward_layer_1 and not ours.backward_layers[0].go_forward
     assert {id(value) for part in (*ours.forward_layers, *ours.backward_layers) for value in part.parameters()} == set(
         map(id, ours.parameters()))
-    with torch.no_grad():
-        ours.backward_layers[1].B.fill_(7)
-    assert (ours.B_1_1 == 7).all() and not ours.eval().forward_layers[0].training
+    assert not ours.eval().forward_layers[0].training
 
 
 @pytest.mark.parametrize("call, message", [

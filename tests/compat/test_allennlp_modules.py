@@ -224,20 +224,17 @@ def test_from_params(files):
     assert torch.equal(elmo(ids)["elmo_representations"][0], expected(ids)["elmo_representations"][0])
 
 
-def test_missing_features_are_reported(files):
-    """The page's list "Not there"."""
-    elmo = Elmo(*files, 1)
-    with pytest.raises(AttributeError, match="forward_layer_0"):
-        elmo._elmo_lstm._elmo_lstm.forward_layer_0  # noqa: B018
-    bilm_tfs = {"_elmo_lstm._elmo_lstm.B_0_0", "_elmo_lstm._token_embedder.W_proj"}
-    assert bilm_tfs < {name for name, _ in elmo.named_parameters()} and bilm_tfs.isdisjoint(elmo.state_dict())
-
-    class Empty(_ElmoBiLm):
+def test_a_subclass_that_makes_the_parts(files, plain):
+    class Parts(_ElmoBiLm):
         def __init__(self):
-            torch.nn.Module.__init__(self)
+            super(_ElmoBiLm, self).__init__()
+            self._token_embedder = _ElmoCharacterEncoder(*files)
+            self._word_embedding = None
+            self._elmo_lstm = allennlp.ElmoLstm(11, 11, 37, 2, memory_cell_clip_value=3, state_projection_clip_value=3)
+            self._elmo_lstm.load_weights(files[1])
+            self.num_layers = 3
 
-    with pytest.raises(RuntimeError, match="^Empty: expected _ElmoBiLm's constructor to be called with the two files"):
-        Empty()(batch_to_ids(SENTENCES))
+    check_same(Parts()(batch_to_ids(SENTENCES)), {"activations": list(plain[0]), "mask": plain[1].long()})
 
 
 @pytest.mark.parametrize("call, message", [

@@ -66,7 +66,7 @@ def test_attributes(common):
     embedder = Embedder(str(common), batch_size=64, precision="highest")
     assert embedder.batch_size == 64 and embedder.model_dir == str(common) and isinstance(embedder.model, BiLm)
     assert embedder.config == read_config(common)[0] and isinstance(embedder.use_cuda, bool)
-    assert embedder.model.token_source.words["cat"] == 5 and embedder.model.token_source.characters
+    assert embedder.model.options.words["cat"] == 5 and embedder.model.options.characters
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])

@@ -14,8 +14,8 @@ from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.bilm import BidirectionalLanguageModel, dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.compat.simple_elmo import ElmoModel
-from elmo_fast.model.batching import batch_to_ids
-from elmo_fast.model.softmax_head import SoftmaxHead
+from elmo_fast.nn.batching import batch_to_ids
+from elmo_fast.nn.softmax_head import SoftmaxHead
 from tests.support.files import paths, read_hdf5, spoil, tiny, write_model
 from tests.support.softmax import WORDS, write_softmax_model
 

@@ -14,8 +14,9 @@ from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.engine import stream as slot_stream
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.lookup import TokenEncoder
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.layers.lstm import ElmoLstm
+from elmo_fast.nn.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, run, write_model
 from tests.support.grid import grid, mostly_long
@@ -119,19 +120,19 @@ def test_reading_ahead_is_bounded(monkeypatch):
 def little_memory(monkeypatch):
     """Runs of more packed rows, and encodings of more tokens, than `most` fail as torch does without memory."""
     def limit(most, error):
-        run, strings = BiLm.run, TokenEncoder.strings
+        write, strings = ElmoLstm.write, TokenEncoder.strings
 
-        def limited_run(model, tokens, rows, *arguments):
+        def limited_write(lstm, tokens, rows, *arguments):
             if rows.shape[1] > most:
                 raise error
-            return run(model, tokens, rows, *arguments)
+            return write(lstm, tokens, rows, *arguments)
 
         def limited_strings(encoder, tokens):
             if len(tokens) > most:
                 raise error
             return strings(encoder, tokens)
 
-        monkeypatch.setattr(BiLm, "run", limited_run)
+        monkeypatch.setattr(ElmoLstm, "write", limited_write)
         monkeypatch.setattr(TokenEncoder, "strings", limited_strings)
 
     return limit
@@ -152,7 +153,7 @@ def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, s
                       for _ in range(2))
     sentences = [*texts(20), [], ["long"] * 70, *texts(9, seed=1)]
     expected = list(plenty.embed_sentences(sentences, slots))
-    little.elmo_bilm._initial_state()  # the warm text has no chunks
+    little.elmo_bilm._initial_state(state)  # the warm text has no chunks
     little_memory(most, error)
     found = list(little.embed_sentences(sentences, slots))
     assert len(found) == len(expected) and all(map(np.array_equal, found, expected))

@@ -9,7 +9,7 @@ import torch
 from elmo_fast import ElmoEmbedder, build_token_table
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.engine import stream as stream_module
-from elmo_fast.model.lookup import TokenEncoder
+from elmo_fast.nn.lookup import TokenEncoder
 from tests.support.engines import needs_native
 from tests.support.models import SHAPES, bilm
 
@@ -50,8 +50,8 @@ def test_a_token_is_encoded_once(encoded):
 
 
 @pytest.mark.parametrize("change", [
-    lambda elmo: elmo.bilm.get_parameter("_token_embedder.W_proj").data.mul_(1.5),
-    lambda elmo: elmo.bilm.get_parameter("_token_embedder.char_embed").detach().add_(0.25),
+    lambda elmo: elmo.bilm.get_parameter("_token_embedder._projection.weight").data.mul_(1.5),
+    lambda elmo: elmo.bilm.get_parameter("_token_embedder._char_embedding_weights").detach().add_(0.25),
     lambda elmo: setattr(elmo.bilm, "precision", "low"), lambda elmo: setattr(elmo.bilm, "backend", "torch"),
     lambda elmo: elmo.bilm.half()])
 def test_changes_that_renew_the_vectors(change):
@@ -79,7 +79,7 @@ def test_weights_that_change_within_a_stream(monkeypatch, encoded):
     stream = edited.embed_sentences([["sea"] * 20] * 4, 1)
     next(stream)
     for each in (edited, fresh):
-        each.elmo_bilm.get_parameter("_token_embedder.W_proj").data.mul_(1.5)
+        each.elmo_bilm.get_parameter("_token_embedder._projection.weight").data.mul_(1.5)
     *_, last = stream
     assert encoded.count("sea") == 2
     np.testing.assert_array_equal(last, fresh.embed_sentence(["sea"] * 20))

@@ -8,7 +8,7 @@ from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, Options, loa
 from elmo_fast.compat.allennlp.modules import Elmo as AllenNlpElmo
 from elmo_fast.engine.table_file import read_table
 from elmo_fast.files.hdf5 import open_hdf5
-from elmo_fast.model.softmax_head import read_softmax
+from elmo_fast.nn.softmax_head import read_softmax
 from tests.support.files import TINY, paths, write_model
 
 B = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"

@@ -16,7 +16,7 @@ from elmo_fast.cli import main
 from elmo_fast.compat import allennlp
 from elmo_fast.compat import bilm as bilm_tf
 from elmo_fast.compat.simple_elmo import ElmoModel
-from elmo_fast.model.layers.batch_layout import remove_boundaries
+from elmo_fast.nn.layers.batch_layout import remove_boundaries
 from elmo_fast.testing import AGAINST_TENSORFLOW
 from elmo_fast.weights.options import Options
 from tests.support import models, plain

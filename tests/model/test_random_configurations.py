@@ -104,9 +104,9 @@ def test_mixtures_and_gradients(seed, tmp_path):
         loss(mixtures, seed + number)
         for actual, mixed in zip(output["elmo_representations"], mixtures, strict=True):
             check(f"a mixture of batch {number}", actual, mixed)
-    for name, (actual, leaf) in gradients(elmo, exact, mixes).items():
-        assert leaf.requires_grad or actual is None, name
-        actual, expected = (torch.zeros_like(leaf) if grad is None else grad for grad in (actual, leaf.grad))
+    for name, (actual, expected, trained) in gradients(elmo, exact, mixes).items():
+        assert trained or actual is None, name
+        actual = torch.zeros_like(expected) if actual is None else actual
         check(f"gradient of {name}", actual, expected, GRADIENT_AGAINST_FLOAT64)
 
 
@@ -161,10 +161,16 @@ def set_mixtures(elmo, seed):
 
 
 def gradients(elmo, exact, mixes):
-    """Our gradient and the plain model's tensor, by name."""
-    bilm, pairs = elmo._elmo_lstm, {}
-    for module in (bilm.token_source, bilm.lstm):
-        pairs |= {name: (getattr(module, own).grad, exact.weights[name]) for own, name in module.datasets.items()}
+    """Our gradient, the plain model's, and whether it is trained, by name."""
+    bilm = elmo._elmo_lstm
+    by_dataset = {name: gradient_of(leaf).numpy() for name, leaf in exact.weights.items()}
+    expected = BiLm(bilm.options, by_dataset).state_dict()
+    for name, value in expected.items():
+        if name.endswith("state_linearity.bias"):
+            value.chunk(4)[1].sub_(1)  # of the conversion of weights, not of gradients
+    trained = all(leaf.requires_grad for leaf in exact.weights.values())
+    found = {name: (bilm.get_parameter(name).grad, value, trained) for name, value in expected.items()}
+    pairs = {}
     if bilm._word_embedding is not None:
         grad = bilm._word_embedding.weight.grad
         words = [word for word in exact.cached if word not in exact.boundaries]
@@ -174,4 +180,8 @@ def gradients(elmo, exact, mixes):
         of_scalars = [scalar.grad for scalar in mix.scalar_parameters]
         pairs[f"scalars {k}"] = None if of_scalars[0] is None else torch.cat(of_scalars), leaves[0]
         pairs[f"gamma {k}"] = mix.gamma.grad, leaves[1]
-    return pairs
+    return found | {name: (grad, gradient_of(leaf), leaf.requires_grad) for name, (grad, leaf) in pairs.items()}
+
+
+def gradient_of(leaf):
+    return torch.zeros_like(leaf).detach() if leaf.grad is None else leaf.grad

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError, Options, read_weights
-from elmo_fast.model.softmax_head import SentenceScore, SoftmaxHead, read_softmax
+from elmo_fast.nn.softmax_head import SentenceScore, SoftmaxHead, read_softmax
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from elmo_fast.train.evaluate import perplexity_of
 from tests.support import plain

@@ -128,16 +128,17 @@ def test_a_table_without_a_fingerprint_is_accepted():
 
 def test_changed_weights_are_detected_in_copies_too():
     _, tabled = pair()
-    tabled.token_source.W_proj.data.copy_(tabled.token_source.W_proj.data.clone())  # rewritten with the same values
+    projection = tabled.token_source._projection.weight
+    projection.data.copy_(projection.data.clone())  # rewritten with the same values
     tabled.load_state_dict(tabled.state_dict())
     with torch.no_grad():
-        tabled._elmo_lstm.B_0_1 += 1  # not part of the char encoder
+        tabled._elmo_lstm.forward_layer_1.state_linearity.bias += 1  # not part of the char encoder
     tabled.state = "zero"
     expected, _ = tabled.embed_tokens(SENTENCES)
     for model in (copy.deepcopy(tabled), pickle.loads(pickle.dumps(tabled)), tabled):
         assert_same(model.embed_tokens(SENTENCES)[0], expected)
         with torch.no_grad():
-            model.token_source.b_proj[0] += 1
+            model.token_source._projection.bias[0] += 1
         for call in (lambda model: model(THE), lambda model: model.embed_tokens([["The"]]),
                      lambda model: model(torch.tensor([[4]]))):
             with pytest.raises(ConfigurationError, match="expected a table of this char encoder, whose weights were"):

@@ -7,7 +7,7 @@ import torch
 
 from elmo_fast import batch_to_ids
 from elmo_fast.engine.tokens import SpareVectors
-from elmo_fast.model.layers.encoder import CharacterEncoder
+from elmo_fast.nn.layers.encoder import CharacterEncoder
 from tests.support.engines import needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm, texts
 
@@ -61,9 +61,9 @@ def test_known_tokens_are_not_encoded_again(token_counts):
 
 
 @pytest.mark.parametrize("change", [
-    lambda network: network.get_parameter("_token_embedder.W_proj").data.mul_(1.5),
-    lambda network: network.get_parameter("_token_embedder.char_embed").detach().add_(0.25),
-    lambda network: network.get_parameter("_token_embedder.b_cnn_0").detach().numpy().__iadd__(0.5),
+    lambda network: network.get_parameter("_token_embedder._projection.weight").data.mul_(1.5),
+    lambda network: network.get_parameter("_token_embedder._char_embedding_weights").detach().add_(0.25),
+    lambda network: network.get_parameter("_token_embedder.char_conv_0.bias").detach().numpy().__iadd__(0.5),
     lambda network: setattr(network, "precision", "low"), lambda network: setattr(network, "backend", "torch"),
     lambda network: network.half()])
 def test_changes_of_the_model_are_detected(change):

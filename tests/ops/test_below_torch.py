@@ -1,12 +1,13 @@
-"""Char encoder and LSTM stack in one native call: the bits of the ops or layers in turn, in every engine."""
+"""Char encoder and LSTM stack in packed weights: the bits of the ops or layers in turn, in every engine."""
 
 import numpy as np
 import pytest
 import torch
 
 from elmo_fast.engine.schedule import make_schedule
-from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.linear import highway, linear
+from elmo_fast.nn.layers.carried import RunState
+from elmo_fast.nn.layers.lstm import run_layers
+from elmo_fast.nn.layers.token_vectors import token_vectors
 from elmo_fast.ops.numerics import numerics
 from tests.support.engines import BF16_DOTS, BF16_WEIGHTS, HIGHEST, LOW, TILES, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm
@@ -35,12 +36,12 @@ def test_outputs_equal_the_layers_in_turn(engine, shape, is_warm):
     vectors = torch.from_numpy(generator.normal(size=(7, h_dim // 2)).astype(np.float32))
     initial = tuple(torch.from_numpy(generator.normal(size=(layers, 4, size)).astype(np.float32))
                     for size in (h_dim, c_dim))
-    starts = tuple(values[:, 1] for values in initial) if is_warm else None
+    starts = tuple(values[:, 1].contiguous() for values in initial) if is_warm else None
     addresses, memory, pieces = scattered(layers, 20, h_dim // 2, generator)
     with torch.no_grad(), engine.active():
-        expected, final = stack.run(vectors, torch.from_numpy(rows), schedule, initial, starts, "native",
-                                    engine.precision)
-        actual = stack.write(vectors, rows, schedule, initial, starts, addresses, engine.precision)
+        expected, final = run_layers(stack.layer_weights(), stack.options, vectors, torch.from_numpy(rows), schedule,
+                                     RunState(initial, starts), backend="native", precision=engine.precision)
+        actual = stack.write(vectors, rows, schedule, RunState(initial, starts), addresses, engine.precision)
     assert all(map(torch.equal, actual, final))
     written = memory[pieces, : h_dim // 2].reshape(layers, 2, 20, -1)
     for layer, expected_layer in zip(written, expected, strict=True):
@@ -49,21 +50,11 @@ def test_outputs_equal_the_layers_in_turn(engine, shape, is_warm):
     assert np.isnan(memory).all()
 
 
-def ops_in_order(source, ids):
-    """The vectors of `encode_rows`, computed by separate ops."""
-    named = dict(source.named_parameters())
-    filters = [(named[f"W_cnn_{i}"], named[f"b_cnn_{i}"]) for i in range(len(source.options.filters))]
-    x = char_cnn(ids, named["char_embed"], filters, source.options.activation, backend="native")
-    for k in range(source.options.n_highway):
-        x = highway(x, *(named[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")),
-                    backend="native")
-    return linear(x, named["W_proj"], named["b_proj"], backend="native") if source.has_projection else x.float()
-
-
 @engines
 @pytest.mark.parametrize("shape", SHAPES)
 def test_vectors_equal_the_ops_in_turn(engine, shape):
     source = bilm(SHAPES[shape], backend="native").token_source
     ids = source.token_ids([token for sentence in SENTENCES for token in sentence])
     with torch.no_grad(), engine.active(), numerics(engine.precision, CPU):
-        assert torch.equal(source.encode_rows(ids, "native"), ops_in_order(source, ids))
+        expected = token_vectors(ids, source.weights(), source.model_options, "native")
+        assert torch.equal(source.encode_rows(ids, "native"), expected)

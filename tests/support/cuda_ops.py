@@ -40,8 +40,8 @@ def in_models(patch, precision):
     def run(*operands, backend, **settings):
         return projected_lstm(*operands, **settings | {"precision": precision})
 
-    patch.setattr("elmo_fast.model.layers.lstm.projected_lstm", run)
-    patch.setattr("elmo_fast.model.layers.lstm.LstmStack.can_write", lambda *_: False)
+    patch.setattr("elmo_fast.nn.layers.lstm.projected_lstm", run)
+    patch.setattr("elmo_fast.nn.layers.lstm.ElmoLstm.can_write", lambda *_: False)
 
 
 def on_backend(op, *operands, backend, precision):
@@ -62,7 +62,7 @@ def registered_on_cpu(of=""):
     if not MAY_BE_REGISTERED:
         pytest.skip("this torch does not replace an implementation")
     with (torch.library._scoped_library("elmo_fast", "FRAGMENT") as library,
-          mock.patch("elmo_fast.model.layers.encoder.runs_on_engine", return_value=False)):
+          mock.patch("elmo_fast.nn.layers.encoder.CharacterEncoder.is_packed", return_value=False)):
         with warnings.catch_warnings(action="ignore"):  # torch warns of every one
             implementations = {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run,
                                "projected_lstm_backward": lstm.run_backward}

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import torch
 
-from elmo_fast.model.softmax_head import SOFTMAX
+from elmo_fast.nn.softmax_head import SOFTMAX
 from tests.support import plain
 from tests.support.training import update
 

@@ -12,13 +12,14 @@ SECONDS = 60  # the limit of waits that should be short
 
 
 class Gate:
-    """Replaces `bilm.run`: every chunk of steps reports its arrival and waits, unless the gate is open."""
+    """Replaces `bilm.lstm.write`: every chunk of steps reports its arrival and waits, unless the gate is open."""
 
     def __init__(self, bilm):
-        self._run, self._arrived, self._passes = bilm.run, threading.Semaphore(0), threading.Semaphore(0)
+        bilm.eval().begin(1)  # the warm text, which is no chunk
+        self._write, self._arrived, self._passes = bilm.lstm.write, threading.Semaphore(0), threading.Semaphore(0)
         self._is_open = False
         self.errors = []  # raised in place of the next chunks
-        bilm.run = self
+        bilm.lstm.write = self
 
     def __call__(self, *arguments):
         if not self._is_open:
@@ -26,7 +27,7 @@ class Gate:
             assert self._passes.acquire(timeout=SECONDS)
         if self.errors and (error := self.errors.pop(0)):
             raise error
-        return self._run(*arguments)
+        return self._write(*arguments)
 
     def wait(self):
         """Wait until a chunk arrives at the gate."""

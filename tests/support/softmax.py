@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 
 from elmo_fast import BiLm
-from elmo_fast.model.softmax_head import SoftmaxHead
+from elmo_fast.nn.softmax_head import SoftmaxHead
 from tests.support.files import paths, write_model
 
 WORDS = ["</S>", "<S>", "<UNK>", "the", "cat", "sat", "on", "mat", ".", "dog", "naïve", "One"]

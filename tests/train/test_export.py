@@ -39,7 +39,7 @@ def exported_weights(folder):
 def embeddings(folder, tokens):
     """Top-layer outputs of a run's model for the ids of a sentence with its boundaries, from zero states: [T, 2 P]."""
     model, rows = load_language_model(folder)[0], torch.arange(len(tokens))
-    ids = model.token_source.token_ids(tokens) if isinstance(tokens, list) else tokens
+    ids = torch.from_numpy(model.config.model.token_ids()(tokens)).long() if isinstance(tokens, list) else tokens
     with torch.no_grad():
         (forward, backward), _ = model.outputs(ids, torch.stack([rows, rows.flip(0)]), len(ids), model.zero_state(1))
     return torch.cat([forward, backward.flip(0)], dim=1)

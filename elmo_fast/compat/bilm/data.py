@@ -12,7 +12,7 @@ import numpy as np
 
 from elmo_fast.arguments import check_count, check_path
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.batching import Batcher, TokenBatcher
+from elmo_fast.nn.batching import Batcher, TokenBatcher
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 
 # bilm-tf raises this error for options with 261 characters. Here the weight file decides the number of characters.

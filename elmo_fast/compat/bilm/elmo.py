@@ -12,7 +12,7 @@ from torch import nn
 
 from elmo_fast.arguments import check_count, shown
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.scalar_mix import masked_layer_norm
+from elmo_fast.nn.layers.scalar_mix import masked_layer_norm
 
 
 class WeightedLayers(dict):

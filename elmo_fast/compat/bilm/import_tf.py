@@ -22,7 +22,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.files.json import read_json
 from elmo_fast.files.stops import interruptible
-from elmo_fast.model.softmax_head import SOFTMAX
+from elmo_fast.nn.softmax_head import SOFTMAX
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import copy_vocabulary

@@ -18,11 +18,11 @@ from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.table_file import read_table, write_table
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layers.batch_layout import remove_boundaries
-from elmo_fast.model.torch_model import TorchModel
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.layers.batch_layout import remove_boundaries
+from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
+from elmo_fast.nn.torch_model import TorchModel
 from elmo_fast.ops.projected_lstm.reference import State
-from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.text.vocabulary import Vocabulary
@@ -133,7 +133,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
             self._streams.pop(stream, None)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
-        return self.bilm.lstm.B_0_0.new_zeros(shape)
+        return self.bilm.lstm.like.new_zeros(shape)
 
     def _check_ids(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Check ids and return them on the model's device, with the mask of tokens, bool [n, T]."""
@@ -153,7 +153,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
             raise ValueError(f"ids: expected integers of shape [{', '.join(axes)}], got shape {tuple(ids.shape)}")
         if ids.numel() and ids.min() < 0:
             raise ValueError(f"ids: expected integers of at least 0, got {int(ids.min())}")
-        ids = ids.to(self.bilm.lstm.B_0_0.device)
+        ids = ids.to(self.bilm.lstm.like.device)
         return ids, (ids > 0).any(2) if self.use_character_inputs else ids > 0
 
 

@@ -22,7 +22,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.json import read_json
 from elmo_fast.files.lock import locked
-from elmo_fast.model.softmax_head import SOFTMAX
+from elmo_fast.nn.softmax_head import SOFTMAX
 from elmo_fast.ops.device import available_device
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary

@@ -14,7 +14,7 @@ from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
 from elmo_fast.ops.char_cnn.reference import with_zero_row
 from elmo_fast.ops.cpu import pointer, threads
 from elmo_fast.ops.library import library, no_gradient
-from elmo_fast.ops.weight_snapshot import Tensors
+from elmo_fast.ops.weight_cache import Tensors
 
 
 class Filters(NamedTuple):

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 
 from elmo_fast.engine.backend import native_module, number_of
-from elmo_fast.ops.cpu import aligned_bytes, packed_weights, pointer, threads
+from elmo_fast.ops.cpu import aligned_bytes, contiguous, pointer, threads
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
-from elmo_fast.ops.weight_snapshot import Tensors
+from elmo_fast.ops.weight_cache import Tensors
 
 
 def product(x: torch.Tensor, packed: torch.Tensor, outputs: int, epilogue: str, precision: str) -> torch.Tensor:
@@ -32,7 +32,7 @@ def _op(call_type: type, epilogue: str) -> Callable[..., torch.Tensor]:
 def packed_product(tensors: Tensors, precision: str) -> torch.Tensor:
     """Packed weights, uint8, in a precision that the engine supports: of `linear`, or of `highway` for four tensors."""
     epilogue = "highway" if len(tensors) == 4 else "none"
-    return packed_weights(tensors, f"{epilogue} {precision}", lambda detached: pack(detached, epilogue, precision))
+    return pack(contiguous(tensors), epilogue, precision)
 
 
 def pack(tensors: Tensors, epilogue: str, precision: str) -> torch.Tensor:

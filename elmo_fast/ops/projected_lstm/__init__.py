@@ -44,7 +44,7 @@ def projected_lstm(
     if chosen == "native":
         if inputs.device.type == "cpu":
             call = dataclasses.replace(call, precision="highest" if save else effective_precision(call.precision))
-        packed = packed_lstm(weights, call.precision, keep=not save) if inputs.device.type == "cpu" else None
+        packed = packed_lstm(weights, call.precision) if inputs.device.type == "cpu" else None
         out, h, c, _ = torch.ops.elmo_fast.projected_lstm(*call.arguments(packed, save))
         return out, (h, c)
     call = dataclasses.replace(call, rows=None if rows is None else to_device(rows, inputs.device),

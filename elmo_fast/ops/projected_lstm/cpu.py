@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from elmo_fast.engine.backend import native_module, number_of
-from elmo_fast.ops.cpu import aligned_bytes, packed_weights, pointer, threads
+from elmo_fast.ops.cpu import aligned_bytes, contiguous, pointer, threads
 from elmo_fast.ops.library import library
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
 from elmo_fast.ops.projected_lstm.reference import LstmWeights
-from elmo_fast.ops.weight_snapshot import Tensors
+from elmo_fast.ops.weight_cache import Tensors
 
 
 def forward(*arguments):
@@ -101,7 +101,7 @@ class _Operands:
 
 
 def in_slot_order(x: torch.Tensor, slots: np.ndarray | None, axis: int = 0) -> torch.Tensor:
-    """A contiguous copy of state or its gradient, which the engine updates in place (see `ops.calling_thread`)."""
+    """A contiguous copy of state or its gradient, which the engine updates in place."""
     values = x.detach().numpy()
     return torch.from_numpy(np.array(values, order="C") if slots is None else values.take(slots, axis))
 
@@ -111,10 +111,9 @@ def in_caller_order(x: torch.Tensor, slots: np.ndarray | None, axis: int = 0) ->
     return x if slots is None else torch.from_numpy(x.numpy().take(np.argsort(slots), axis))
 
 
-def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
-    """Packed weights of a layer, uint8, from the cache; `precision` is one that the engine supports."""
-    return packed_weights((*weights[0], *weights[1]), f"lstm {precision}", lambda tensors: pack(tensors, precision),
-                          keep)
+def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> torch.Tensor:
+    """Packed weights of a layer, uint8; `precision` is one that the engine supports."""
+    return pack(contiguous((*weights[0], *weights[1])), precision)
 
 
 def pack(tensors: Tensors, precision: str) -> torch.Tensor:

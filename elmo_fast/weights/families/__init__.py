@@ -66,12 +66,12 @@ class Family:
 
 
 MANYLANGS = Family(
-    "ELMoForManyLangs", "manylangs", "elmo_fast.model.manylangs:ManyLangsBiLm",
+    "ELMoForManyLangs", "manylangs", "elmo_fast.nn.manylangs:ManyLangsBiLm",
     options=("config.json",), weights=("encoder.pkl",),
     others=("token_embedder.pkl", "char.dic", "word.dic", "*.json"), lexicons=("char.dic/", "word.dic/"),
     readers="elmo_fast.load, `elmo-fast embed` and elmo_fast.compat.elmoformanylangs")
 BILM_TF = Family(
-    "bilm-tf", "bilm_tf", "elmo_fast.model.bilm:BiLm",
+    "bilm-tf", "bilm_tf", "elmo_fast.nn.bilm:BiLm",
     options=("*options.json", "options_file"),  # names without a suffix are bio_embeddings'
     weights=(*(f"*{suffix}" for suffix in _HDF5), "weights_file"), vocabularies=("vocab.txt", "vocab.txt.gz"),
     others=(SOFTMAX_FILE,),

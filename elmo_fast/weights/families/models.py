@@ -8,7 +8,7 @@ from elmo_fast.weights.sources import ModelFiles
 
 
 def open_bilm(files: ModelFiles, opening: ModelOptions) -> Any:
-    """The biLM (`model.bilm.BiLm`) of a model of any family."""
+    """The biLM (`nn.bilm.BiLm`) of a model of any family."""
     return pkgutil.resolve_name(files.family.bilm).from_model(files, opening)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from elmo_fast.nn.layers.token_vectors import token_vectors
 from elmo_fast.ops import backend, numerics
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import LARGEST_FP16, fits_fp16
@@ -86,14 +87,15 @@ def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
 @pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
 def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     """Fake CUDA tensors, which have no data, show the ops that run and the types of their operands and results."""
-    monkeypatch.setattr("elmo_fast.model.layers.encoder.fits_fp16", lambda *_: False)
+    monkeypatch.setattr("elmo_fast.nn.layers.token_vectors.fits_fp16", lambda *_: False)
     monkeypatch.setattr("elmo_fast.ops.device.is_capturing", lambda device: False)  # fake tensors have no stream
     encoder = bilm(options()).token_source
+    shapes = {name: value.shape for name, value in encoder.weights().items()}
     with FakeTensorMode(), numerics.numerics(level, torch.device("cuda")):
-        for name, shape in [(name, getattr(encoder, name).shape) for name in encoder.datasets]:
-            setattr(encoder, name, torch.nn.Parameter(torch.empty(shape, device="cuda"), requires_grad=False))
-        filters = [(encoder.W_cnn_0, encoder.b_cnn_0)]
-        graph = make_fx(lambda ids: (encoder(ids), char_cnn(ids, encoder.char_embed, filters, "relu")))(
+        weights = {name: torch.empty(shape, device="cuda") for name, shape in shapes.items()}
+        filters = [(weights["CNN/W_cnn_0"], weights["CNN/b_cnn_0"])]
+        graph = make_fx(lambda ids: (token_vectors(ids, weights, encoder.model_options),
+                                     char_cnn(ids, weights["char_embed"], filters, "relu")))(
             torch.empty(7, 50, dtype=torch.int64, device="cuda"))
     nodes = [node for node in graph.graph.nodes if "elmo_fast" in str(node.target)]
     assert [node.target._opname for node in nodes] == ["char_cnn", "highway", "highway", "linear", "char_cnn"]
@@ -101,7 +103,7 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     assert vectors.shape == (7, 11) and vectors.dtype == torch.float32 and vectors.device.type == "cuda"
     assert first.dtype == dtype
     with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
-        char_cnn(torch.tensor([[0, 262]]), encoder.char_embed, filters, "relu")
+        char_cnn(torch.tensor([[0, 262]]), encoder.weights()["char_embed"], filters, "relu")
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (2, 5, 7)])

@@ -16,14 +16,12 @@ from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoChara
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
-from elmo_fast.engine.backend import check_backend
-from elmo_fast.engine.precision import check_precision
-from elmo_fast.model import elmo
-from elmo_fast.model.batching import batch_to_ids
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layers.encoder import CharacterEncoder, TokenSource
-from elmo_fast.model.scalar_mix import ScalarMix
-from elmo_fast.outside_graphs import outside_graphs
+from elmo_fast.nn import elmo
+from elmo_fast.nn.batching import batch_to_ids
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.layers.encoder import CharacterEncoder
+from elmo_fast.nn.layers.scalar_mix import ScalarMix
+from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.weights.datasets import read_model
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.options import Options
@@ -36,12 +34,6 @@ __all__ = ["ConfigurationError", "ELMoCharacterMapper", "ELMoTokenCharactersInde
 logger = logging.getLogger(__name__)
 
 
-def _read_files(options_file: str | os.PathLike, weight_file: str | os.PathLike,
-                opening: ModelOptions) -> tuple[Options, dict[str, np.ndarray]]:
-    files = find_model(options_file=options_file, weight_file=weight_file)
-    return read_model(replace(files, allow_nonfinite=opening.allow_nonfinite))
-
-
 class _ElmoCharacterEncoder(CharacterEncoder):
     """Computes token vectors without context; files are paths or URLs. From AllenNLP's `_ElmoCharacterEncoder`."""
 
@@ -52,32 +44,17 @@ class _ElmoCharacterEncoder(CharacterEncoder):
     @raises_either
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
                  precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
-        opening = ModelOptions(allow_nonfinite=allow_nonfinite)
-        self._build(*_read_files(options_file, weight_file, opening), requires_grad, precision, backend)
-
-    def _build(self, options: Options, weights, requires_grad: bool, precision: str, backend: str) -> None:
+        options, weights = _read_files(options_file, weight_file, allow_nonfinite)
         if options.char_cnn is None:
             raise ConfigurationError("options_file: expected a model with the section char_cnn, "
                                      "got one that reads word ids")
-        super().__init__(options, weights, requires_grad)
-        self.output_dim, self.requires_grad = options.lstm.projection_dim, requires_grad
-        self.precision, self.backend = check_precision(precision), check_backend(backend)
+        self._build(options, weights, requires_grad, precision, backend)
+        self._weight_file = weight_file
 
-    def get_output_dim(self) -> int:
-        """Return the size of a token's vector, P."""
-        return self.output_dim
-
-
-def _boundary_vector(k: int) -> property:
-    """Make the property of the cached vector of `<S>` (k = 0) or `</S>` (k = 1), [P] or None."""
-    def get(bilm: "_ElmoBiLm") -> torch.Tensor | None:
-        return None if bilm._word_embedding is None else bilm._word_embedding.boundaries[k]
-
-    def set_(bilm: "_ElmoBiLm", vector: torch.Tensor | None) -> None:
-        if vector is not None:
-            bilm._word_embedding.boundaries[k] = vector
-
-    return property(get, set_)
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The content of the options file."""
+        return dict(self.model_options.raw)
 
 
 class _ElmoBiLm(BiLm):
@@ -87,13 +64,15 @@ class _ElmoBiLm(BiLm):
     """
 
     words_come_second = True
-    _bos_embedding, _eos_embedding = _boundary_vector(0), _boundary_vector(1)
+    _encoder = _ElmoCharacterEncoder
 
     @raises_either
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
                  vocab_to_cache: Sequence[str] | None = None, *, opening: ModelOptions | None = None, **arguments):
         opening = gathered(ModelOptions, {**arguments, "requires_grad": requires_grad}, opening)
-        super().__init__(*_read_files(options_file, weight_file, opening), opening)
+        options, weights = _read_files(options_file, weight_file, opening.allow_nonfinite)
+        super().__init__(options, weights, opening)
+        self._requires_grad, self._token_embedder._weight_file = requires_grad, weight_file
         if vocab_to_cache:
             self.cache_words(vocab_to_cache)
 
@@ -101,18 +80,6 @@ class _ElmoBiLm(BiLm):
     def _read(cls, files: ModelFiles, opening: ModelOptions) -> "_ElmoBiLm":
         opening = replace(opening, allow_nonfinite=files.allow_nonfinite)
         return cls(files.options_file, files.weight_file, opening.requires_grad, opening=opening)
-
-    def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
-        if self.options.char_cnn is None:
-            return super()._make_token_source(weights, requires_grad)
-        encoder = _ElmoCharacterEncoder.__new__(_ElmoCharacterEncoder)
-        encoder._build(self.options, weights, requires_grad, self.precision, self.backend)
-        return encoder
-
-    def _make_lstm(self, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str) -> ElmoLstm:
-        stack = ElmoLstm.__new__(ElmoLstm)
-        stack._build(self.options, weights, requires_grad, state, self.precision, self.backend)
-        return stack
 
     @outside_graphs
     def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None, *,
@@ -123,9 +90,6 @@ class _ElmoBiLm(BiLm):
         are encoded from their characters. Returns `activations`, a list of [B, T + 2, 2 P], token layer first, and
         `mask`, int64 [B, T + 2].
         """
-        if "options" not in self.__dict__:
-            raise RuntimeError(f"{type(self).__name__}: expected _ElmoBiLm's constructor to be called with the two "
-                               "files")
         words = None if self._word_embedding is None else word_inputs
         output = super().forward(inputs, word_inputs=words, state=state)
         return {"activations": output.activations, "mask": output.mask.long()}
@@ -139,6 +103,27 @@ class _ElmoBiLm(BiLm):
         if self._word_embedding.weight.requires_grad:
             logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained separately, "
                            "and the char encoder only on the other words")
+
+
+def _boundary_vector(k: int) -> property:
+    """Make the property of the cached vector of `<S>` (k = 0) or `</S>` (k = 1), [P] or None."""
+    def get(bilm: _ElmoBiLm) -> torch.Tensor | None:
+        return None if bilm._word_embedding is None else bilm._word_embedding.boundaries[k]
+
+    def set_(bilm: _ElmoBiLm, vector: torch.Tensor | None) -> None:
+        if vector is not None:
+            bilm._word_embedding.boundaries[k] = vector
+
+    return property(get, set_)
+
+
+_ElmoBiLm._bos_embedding, _ElmoBiLm._eos_embedding = _boundary_vector(0), _boundary_vector(1)
+
+
+def _read_files(options_file: str | os.PathLike, weight_file: str | os.PathLike,
+                allow_nonfinite: bool) -> tuple[Options, dict[str, np.ndarray]]:
+    files = find_model(options_file=options_file, weight_file=weight_file)
+    return read_model(replace(files, allow_nonfinite=allow_nonfinite))
 
 
 class Elmo(elmo.Elmo):

@@ -1,5 +1,5 @@
 """`allennlp.modules.scalar_mix`."""
 
-from elmo_fast.model.scalar_mix import ScalarMix
+from elmo_fast.nn.layers.scalar_mix import ScalarMix
 
 __all__ = ["ScalarMix"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from elmo_fast.model.layers.batch_layout import add_boundaries, remove_boundaries
+from elmo_fast.nn.layers.batch_layout import add_boundaries, remove_boundaries
 
 
 def remove_sentence_boundaries(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.embed.elmo_embedder import torch_device
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path
-from elmo_fast.model.bilm import BiLm
+from elmo_fast.nn.bilm import BiLm
 from elmo_fast.text.batching import BOUNDARIES
 
 UNKNOWN = "@@UNKNOWN@@"  # the unknown word of AllenNLP's vocabularies

@@ -13,7 +13,7 @@ from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
 from elmo_fast.embed.elmo_embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.outside_graphs import outside_graphs
+from elmo_fast.nn.outside_graphs import outside_graphs
 
 _TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_embedder", "TokenEmbedder", nn.Module)
 

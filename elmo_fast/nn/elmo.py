@@ -10,10 +10,10 @@ from torch import nn
 
 from elmo_fast.arguments import check_count, gathered, shown
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layers.batch_layout import remove_boundaries
-from elmo_fast.model.scalar_mix import ScalarMix
-from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.layers.batch_layout import remove_boundaries
+from elmo_fast.nn.layers.scalar_mix import ScalarMix
+from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_sentence
 from elmo_fast.weights.opening import ModelOptions
 

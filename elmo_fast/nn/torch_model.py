@@ -8,10 +8,10 @@ import torch
 from elmo_fast.engine.model import RunState, State, write_rows
 from elmo_fast.engine.schedule import Schedule
 from elmo_fast.engine.table import TokenTable
-from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layers import lstm
-from elmo_fast.ops.numerics import full_precision
-from elmo_fast.ops.weight_snapshot import one_call
+from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.layers import carried
+from elmo_fast.ops.forked import threads_of_a_child
+from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.weights.options import Options
 
 
@@ -30,45 +30,47 @@ class TorchModel:
     backend: str = property(lambda self: self.bilm.backend)
     warm_text: tuple[Sequence[str], ...] = property(lambda self: self.bilm.warm_text)
     token_table: TokenTable | None = property(lambda self: self.bilm.token_table)
-    device: torch.device = property(lambda self: self.bilm.lstm.B_0_0.device)
+    device: torch.device = property(lambda self: self.bilm.lstm.like.device)
 
     @property
     def fingerprint(self) -> str:
         return self.bilm.fingerprint()
 
     def key(self) -> Hashable:
-        return self.bilm.token_encoder.key()
+        return self.bilm.tokens.key()
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
-        with torch.no_grad(), one_call():
-            return _plain(self.bilm.token_encoder.strings(tokens))
+        with torch.no_grad():
+            return _plain(self.bilm.encode(tokens))
 
     def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
         if state != "carry":
             return RunState(*map(_on_host, self.bilm.begin(slots, state)))
-        zeros = _on_host(self.bilm.lstm.zero_state(slots, full_precision(self.bilm.lstm.B_0_0)))
+        zeros = _on_host(self.bilm.lstm.zero_state(slots, full_precision(self.bilm.lstm.like)))
         for values, old in zip(zeros, carried or ()):
             values[:, : old.shape[1]] = old[:, :slots]
         return RunState(zeros, None)
 
+    @threads_of_a_child()
     def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
             addresses: np.ndarray) -> RunState:
-        like, bilm = self.bilm.lstm.B_0_0, self.bilm
-        with torch.no_grad(), one_call():
-            begin = lstm.RunState(*(None if part is None else tuple(
-                torch.from_numpy(values).to(like.device) for values in part) for part in state))
-            inputs, places = torch.from_numpy(vectors).to(like.device), torch.from_numpy(rows)
-            if bilm.can_write:
-                _, after = bilm.run(inputs, places, schedule, begin, addresses)
+        bilm, lstm = self.bilm, self.bilm.lstm
+        device, precision = lstm.like.device, bilm.tokens.precision
+        with torch.no_grad(), numerics(precision, device):
+            begin = carried.RunState(*(None if part is None else tuple(
+                torch.from_numpy(values).to(device) for values in part) for part in state))
+            inputs = torch.from_numpy(vectors).to(device)
+            if lstm.can_write(bilm.backend):
+                last = lstm.write(inputs, rows, schedule, begin, addresses, precision)
             else:
-                layers, after = bilm.run(inputs, places, schedule, begin)
+                layers, last = lstm.run(inputs, torch.from_numpy(rows), schedule, begin, bilm.backend, precision)
                 for layer, to in zip(layers, addresses):
                     for half, at in zip(layer.float().cpu().chunk(2, dim=1), to):
                         write_rows(half.numpy(), at)
-            return RunState(_on_host(after.last), state.initial)
+            return RunState(_on_host(last), state.initial)
 
 
-def _on_host(state: lstm.State) -> State:
+def _on_host(state: carried.State) -> State:
     return tuple(map(_plain, state))
 
 

@@ -12,12 +12,11 @@ from elmo_fast.arguments import check_choice
 from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.model.layers.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
-from elmo_fast.model.layers.encoder import TokenSource
+from elmo_fast.nn.layers.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
+from elmo_fast.nn.layers.encoder import TokenSource
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.numerics import full_precision, numerics
-from elmo_fast.ops.weight_cache import LastResult, references
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES
 
@@ -68,8 +67,7 @@ class TableLookup:
 
     def __init__(self, table: TokenTable, encoder: TokenSource):
         self.table, self._encoder = table, encoder
-        self._current_digest = LastResult()
-        self._digest = self._encoder_digest()
+        self._digest = encoder.digest()
 
     @property
     def largest(self) -> int:
@@ -89,21 +87,18 @@ class TableLookup:
 
     def on_device(self, vectors: np.ndarray) -> torch.Tensor:
         """Vectors with the type and device of the encoder's."""
-        return torch.from_numpy(vectors).to(full_precision(next(self._encoder.parameters())))
+        return torch.from_numpy(vectors).to(full_precision(self._encoder.like))
 
     def check(self, precision: str) -> None:
         """Raise `ConfigurationError` if a call in `precision` must not use the table."""
         self.table.check_precision(precision)
-        if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
+        if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.tensors()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
-        if (digest := self._encoder_digest()) != self._digest:
+        if (digest := self._encoder.digest()) != self._digest:
             raise ConfigurationError(f"token_table: expected a table of this char encoder, whose weights were changed "
                                      f"after the table was set (fingerprint of the weights now {digest}, then "
                                      f"{self._digest}); build the table again")
-
-    def _encoder_digest(self) -> str:
-        return self._current_digest.get(None, self._encoder.layers(), self._encoder.digest)
 
 
 class TokenEncoder(NamedTuple):
@@ -180,12 +175,12 @@ class TokenEncoder(NamedTuple):
     def key(self) -> tuple:
         """What the vectors depend on beside the tokens: equal keys mean equal vectors."""
         unknown = None if self.table is None else self.table.table.unknown
-        return self.table, unknown, self.device, self.backend, self.precision, *references(self.source.layers())
+        return self.table, unknown, self.device, self.backend, self.precision, self.source.at_rest()
 
     @property
     def computes_in(self) -> str:
         """The precision of products without gradients: `highest` if the device does not support `precision`."""
-        return computes_in(next(self.source.parameters()), self.backend, self.precision)
+        return computes_in(self.source.like, self.backend, self.precision)
 
     def look_up_in(self, table: TokenTable | str | os.PathLike, fingerprint: Callable[[], str]) -> TableLookup:
         """A lookup in a table, or in a table's file; `ConfigurationError` if it is not a table of this model."""

@@ -22,7 +22,7 @@ def outside_graphs(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
     @functools.wraps(function)
     def called(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
         if torch.compiler.is_dynamo_compiling() and not _is_exporting():
-            from elmo_fast import uncompiled  # imports torch's compiler, which is already loaded here
+            from elmo_fast.nn import uncompiled  # imports torch's compiler, which is already loaded here
 
             return uncompiled.call(function, *arguments, **keywords)
         if (torch.jit.is_tracing() or _is_exporting()) and _are_traced(arguments, keywords):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from elmo_fast.ops.device import HostCopy
+from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.projected_lstm.reference import restore
 
 
@@ -78,6 +78,21 @@ def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.T
 def in_text_order(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Sort outputs by token: [S, 2 P] at packed rows, with the token of each row in both directions int64 [2, S]."""
     return torch.cat([restore(half, tokens) for half, tokens in zip(packed.chunk(2, dim=1), order)], dim=1)
+
+
+def all_in_text_order(vectors: torch.Tensor, index: torch.Tensor, layers: list[torch.Tensor], order: np.ndarray,
+                      places: torch.Tensor | None, size: int) -> list[torch.Tensor]:
+    """The token layer and the LSTM's `layers` [S, 2 P] in text order, [N, 2 P], or with `places` [size, 2 P].
+
+    `index` int [N] are the rows of the token vectors [R, P]; `order` and `places` are those of `layers_to_write`.
+    """
+    device = vectors.device
+    tokens, numbers = vectors[to_device(index, device)], to_device(order, device).long()  # [N, P], [2, S]
+    layers = [torch.cat([tokens, tokens], dim=1), *(in_text_order(layer, numbers) for layer in layers)]
+    if places is None:
+        return layers
+    places = to_device(places, device)
+    return [layer.new_zeros(size, layer.shape[1]).index_copy(0, places, layer) for layer in layers]
 
 
 def layers_to_write(vectors: torch.Tensor, order: np.ndarray, count: int, places: torch.Tensor | None,

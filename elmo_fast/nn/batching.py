@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from elmo_fast.outside_graphs import outside_graphs
+from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, at_least_one, padded
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Vocabulary

@@ -16,7 +16,7 @@ import torch
 from elmo_fast.arguments import DIRECTIONS, check_choice, check_count, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.hdf5 import dataset_of, open_hdf5
-from elmo_fast.model.bilm import BiLm
+from elmo_fast.nn.bilm import BiLm
 from elmo_fast.ops.linear import linear
 from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import SPECIAL_WORDS, Vocabulary

@@ -1,0 +1,350 @@
+"""The bidirectional language model: token ids to the representations of every layer."""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from elmo_fast.arguments import STATES, check_choice, check_path, gathered
+from elmo_fast.engine.backend import check_backend
+from elmo_fast.engine.model import addresses_of
+from elmo_fast.engine.precision import check_precision
+from elmo_fast.engine.schedule import batch_schedule, make_schedule
+from elmo_fast.engine.table import TokenTable
+from elmo_fast.engine.tokens import SpareVectors
+from elmo_fast.nn import by_parts
+from elmo_fast.nn.at_rest import is_plain, tensors_of
+from elmo_fast.nn.layers.batch_layout import BiLmOutput, all_in_text_order, layers_to_write
+from elmo_fast.nn.layers.carried import RunState
+from elmo_fast.nn.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
+from elmo_fast.nn.layers.lstm import ElmoLstm
+from elmo_fast.nn.lookup import KeptVectors, TableLookup, TokenEncoder, WordCache, vectors_of_ids
+from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
+from elmo_fast.ops.backend import needs_gradient
+from elmo_fast.ops.device import refuse_capture, to_device
+from elmo_fast.ops.forked import threads_of_a_child
+from elmo_fast.ops.numerics import full_precision, numerics
+from elmo_fast.ops.projected_lstm.reference import State
+from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
+from elmo_fast.weights.datasets import check_shapes, expected_shapes, fingerprint, read_model
+from elmo_fast.weights.families import BILM_TF, Family
+from elmo_fast.weights.opening import WARM_TEXT, ModelOptions
+from elmo_fast.weights.options import Options
+from elmo_fast.weights.sources import ModelFiles, find_model
+
+
+class BiLm(OutsideGraphs):
+    """A bidirectional language model (Peters et al. 2018) with bilm-tf's weights and AllenNLP's parts and parameters.
+
+    `weights` are arrays by dataset name (`read_weights`); they are copied, and not checked for NaN and infinities.
+    Further `arguments` are fields of `ModelOptions`, and replace those of `opening`. Without options, a subclass makes
+    the parts: `_token_embedder`, `_word_embedding` and `_elmo_lstm`.
+
+    16-bit parameters (`.half()`, `.bfloat16()`) run in precision `medium`, which rounds them to bf16; activations then
+    have the parameters' type, states stay fp32.
+    """
+
+    family: ClassVar[Family] = BILM_TF
+    words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
+    precision, backend = "highest", "auto"
+    _encoder: ClassVar[type[CharacterEncoder]] = CharacterEncoder
+    _warm_text = tuple(WARM_TEXT)
+    _table: TableLookup | None = None
+    _warm: tuple[tuple, State] | None = None  # what the state after the warm text was computed from, and the state
+
+    def __init__(self, options: Options | None = None, weights: Mapping[str, np.ndarray] | None = None,
+                 opening: ModelOptions | None = None, **arguments):
+        super().__init__()
+        self._spare = SpareVectors()
+        if options is not None:
+            self._set(options, weights, gathered(ModelOptions, arguments, opening))
+
+    @threads_of_a_child()
+    def _set(self, options: Options, weights: Mapping[str, np.ndarray], opening: ModelOptions) -> None:
+        self.options, self.num_layers = options, options.n_layers  # layers of representations, the token layer included
+        self.precision, self.backend = check_precision(opening.precision), check_backend(opening.backend)
+        self.warm_text = opening.warm_text
+        self._check(weights)
+        source = WordEmbedder if options.char_cnn is None else self._encoder
+        choice = self.precision, self.backend
+        self._token_embedder = source.of_weights(options, weights, opening.requires_grad, *choice)
+        self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
+        self._elmo_lstm = ElmoLstm.of_weights(options.lstm, weights, opening.requires_grad, opening.state, *choice)
+        self.token_table = opening.token_table
+
+    def _check(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Raise `ConfigurationError` for weights whose names or shapes do not match the options."""
+        check_shapes("weights", expected_shapes(self.options, weights), weights)
+
+    @classmethod
+    def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike,
+                   opening: ModelOptions | None = None, **arguments) -> "BiLm":
+        """Read a model from two paths or URLs; other arguments are those of `BiLm`."""
+        return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), opening, **arguments)
+
+    @classmethod
+    def from_model(cls, model: str | os.PathLike | ModelFiles, opening: ModelOptions | None = None,
+                   **arguments) -> "BiLm":
+        """Read a model, an argument or a result of `find_model`; other arguments are those of `BiLm`."""
+        opening = gathered(ModelOptions, arguments, opening)
+        files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
+        if opening.allow_nonfinite:
+            files = replace(files, allow_nonfinite=True)
+        return cls._read(files, opening)
+
+    @classmethod
+    def _read(cls, files: ModelFiles, opening: ModelOptions) -> "BiLm":
+        return cls(*read_model(files), opening)
+
+    # ---- parts and attributes ----------------------------------------------------------------------------------------
+
+    @property
+    def token_source(self) -> TokenSource:
+        """The char encoder, or the embedding of a model that reads word ids."""
+        return self._token_embedder
+
+    @property
+    def lstm(self) -> ElmoLstm:
+        """The LSTM layers and their carried states."""
+        return self._elmo_lstm
+
+    @property
+    def state(self) -> str:
+        """`carry`, `zero` or `warm`; may be set."""
+        return getattr(self._elmo_lstm, "state", "carry")
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._elmo_lstm.state = state
+
+    @property
+    def warm_text(self) -> tuple[Sequence[str], ...]:
+        """The tokenized sentences before every text in state `warm`; may be set."""
+        return self._warm_text
+
+    @warm_text.setter
+    def warm_text(self, text: Sequence[Sequence[str]]) -> None:
+        self._warm_text = tuple(check_batch(text, "warm_text"))
+
+    @property
+    def token_table(self) -> TokenTable | None:
+        """The table that token vectors come from, or None; may be set, also to a table's file.
+
+        A table of another model or of a lower precision is refused. Calls are refused if the char encoder was changed
+        after the table was set.
+        """
+        return None if self._table is None else self._table.table
+
+    @token_table.setter
+    def token_table(self, table: TokenTable | str | os.PathLike | None) -> None:
+        self._table = None if table is None else self.tokens.look_up_in(table, self.fingerprint)
+
+    @property
+    def tokens(self) -> TokenEncoder:
+        """Computes vectors of tokens with the current table, device, backend and precision.
+
+        Raises `RuntimeError` while a CUDA graph is captured, as all calls that need token vectors do.
+        """
+        like = self._like
+        refuse_capture(like.device)
+        source = self._modules.get("_token_embedder")  # None if a user of cached words has deleted it
+        return TokenEncoder(source, self._table, self._modules.get("_word_embedding"), like.device, self.backend,
+                            self._precision)
+
+    @property
+    def _like(self) -> torch.Tensor:
+        """A parameter, with the device and type of all."""
+        lstm = self._elmo_lstm
+        return lstm.like if isinstance(lstm, ElmoLstm) else next(tensors_of(self))
+
+    @property
+    def _precision(self) -> str:
+        return self.precision if self._like.dtype in (torch.float32, torch.float64) else "medium"
+
+    @property
+    def computes_in(self) -> str:
+        """The precision of products without gradients: `highest` if the device does not support `precision`."""
+        return self.tokens.computes_in
+
+    def get_output_dim(self) -> int:
+        """Values of one token in one layer: 2 P."""
+        return self.options.output_dim
+
+    def reset_states(self) -> None:
+        """Forget the carried states."""
+        self._elmo_lstm.reset_states()
+
+    @threads_of_a_child()
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
+        with torch.no_grad():
+            weights = {**self._token_embedder.weights(), **self._elmo_lstm.weights()}
+            return {name: value.detach().float().cpu().numpy().copy() for name, value in weights.items()}
+
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that identify the network's options and the current weights."""
+        return fingerprint(self.weights(), self.options)
+
+    def cache_words(self, words: Sequence[str]) -> None:
+        """Store the vectors of `words` for `forward(..., word_inputs=)`: word number k is `words[k]`, 0 is padding."""
+        tokens, source = self.tokens, self._token_embedder
+        check_sentence(words, "words")
+        with torch.no_grad(), numerics(self._precision, tokens.device):
+            ids = source.token_ids([*source.boundaries, *words]).to(tokens.device)
+            vectors = torch.cat([source.encode_rows(rows, self.backend) for rows in ids.split(1024)])
+        self._word_embedding = WordCache(vectors[2:], vectors[:2], self._like.requires_grad)
+
+    def warmup(self) -> None:
+        """On a GPU, compile, load and tune the kernels and pack the weights, so that the first call is fast."""
+        if self._like.device.type == "cuda":
+            self._token_embedder.warmup(self.backend)
+            with torch.no_grad():
+                self.embed_tokens([[]], "zero")
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    @outside_graphs
+    @threads_of_a_child()
+    def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
+                word_inputs: torch.Tensor | None = None, *, state: str | None = None) -> BiLmOutput:
+        """Representations of a batch of sentences given as ids.
+
+        `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters, and also with
+        a token table, whose ids are rows + 1), zero past a sentence's end. With `boundaries="add"`, `<S>` and `</S>`
+        are put around every sentence, also an empty one, and the result has T + 2 positions; with `"present"` the ids
+        include them and the result has T. `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers of words
+        given to `cache_words`, or otherwise ids of the token table, without boundaries; for a larger number the
+        characters are read, and without larger numbers `ids` may be None. `state` is the state of this call, by default
+        the model's. Raises `ValueError` for ids of another shape, type or range.
+
+        If a part (`_token_embedder`, `_word_embedding`, `_elmo_lstm`) or a part of it has hooks or was replaced, the
+        parts are called as modules, with AllenNLP's arguments and results, except with `"present"`.
+
+        Ids on a GPU are copied to the host, the only time that the call waits for the GPU. Raises `RuntimeError` while
+        a CUDA graph is captured.
+        """
+        encoder, state = self.tokens, self._state_of_call(state)
+        if boundaries == "add" and not self.is_plain:
+            return by_parts.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
+                                    self._initial_state(state))
+        vectors, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
+                                else encoder.numbered_batch(word_inputs, ids))
+        layers = self._run_batch(vectors, index, mask.sum(1).numpy(), state, mask.flatten())
+        return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in layers],
+                          to_device(mask, encoder.device))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the parts need not be called: they are ours, without hooks."""
+        source, words = self._modules.get("_token_embedder"), self._modules.get("_word_embedding")
+        return (isinstance(self._elmo_lstm, ElmoLstm) and self._elmo_lstm.is_plain
+                and (source is None or (isinstance(source, TokenSource) and source.is_plain))
+                and (words is None or is_plain(words, frozenset({WordCache.forward}))))
+
+    @outside_graphs
+    @threads_of_a_child()
+    def encode(self, tokens: Sequence[str]) -> torch.Tensor:
+        """Vectors of tokens without context: [tokens, P]."""
+        return self.tokens.strings(check_sentence(tokens, "tokens"))
+
+    @outside_graphs
+    def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """Vectors without context of tokens given as ids above zero: int [N, C], or word ids [N] -> [N, P]."""
+        vectors, index, _ = self.tokens.batch(ids[None], "present")
+        return vectors[index]
+
+    @outside_graphs
+    @threads_of_a_child()
+    def embed_tokens(self, batch: Sequence[Sequence[str]],
+                     state: str | None = None) -> tuple[list[torch.Tensor], np.ndarray]:
+        """Representations of tokenized sentences, laid end to end with their boundaries.
+
+        Returns a list of [N, 2 P], token layer first, and the positions of each sentence, int64 [sentences],
+        `<S>` and `</S>` included. `state` is that of this call, by default the model's.
+        """
+        state, (first, last) = self._state_of_call(state), self._token_embedder.boundaries
+        unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
+        return self._run_batch(self.tokens.strings(unique), torch.from_numpy(index), lengths, state), lengths
+
+    @threads_of_a_child()
+    def begin(self, slots: int, state: str | None = None) -> RunState:
+        """The state in which `slots` slots start; `state` is by default the model's."""
+        state = self._state_of_call(state)
+        return self._elmo_lstm.begin(slots, full_precision(self._like), state == "carry", self._initial_state(state))
+
+    def _kept_vectors(self, encoder: TokenEncoder) -> KeptVectors | None:
+        """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
+        source = encoder.source
+        if source is None or needs_gradient(source.tensors()) or not self._elmo_lstm.can_write(self.backend):
+            return None
+        return functools.partial(vectors_of_ids, self._spare, encoder.key)
+
+    def _run_batch(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray, state: str,
+                   mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Representations of sentences laid end to end: a list of [N, 2 P], token layer first.
+
+        `index` int [N], best on the host, is the row of `vectors` [R, P] at each position, `lengths` int [sentences]
+        count the positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False.
+        Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
+        """
+        schedule, lstm = batch_schedule(lengths), self._elmo_lstm
+        rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
+        places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
+        writes = lstm.can_write(self.backend) and not needs_gradient([vectors])
+        if writes:
+            made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places,
+                                              len(index) if mask is None else len(mask))
+        with lstm.exclusive(state == "carry"):
+            begin = self.begin(schedule.slots.size, state)
+            if writes:
+                last = lstm.write(vectors, rows.numpy(), schedule, begin, addresses, self._precision)
+            else:
+                with numerics(self._precision, vectors.device):
+                    layers, last = lstm.run(vectors, rows, schedule, begin, self.backend, self._precision)
+            if state == "carry":
+                lstm.store_state(last)
+        if not writes:
+            made = all_in_text_order(vectors, index, layers, schedule.tokens, places, len(index) if mask is None else
+                                     len(mask))
+        return [layer.to(self._like.dtype) for layer in made]
+
+    def _state_of_call(self, state: str | None) -> str:
+        """The state that a call names, by default the model's."""
+        return self.state if state is None else check_choice("state", state, STATES)
+
+    def _initial_state(self, state: str) -> State | None:
+        """(h [L, 2 P], c [L, 2 D]) after the warm text if `state` is `warm`, otherwise None."""
+        if state != "warm":
+            return None
+        if not isinstance(self._token_embedder, TokenSource) or not isinstance(self._elmo_lstm, ElmoLstm):
+            raise RuntimeError("state: expected 'carry' or 'zero' for a biLM whose parts were replaced, got 'warm'")
+        made_of = (self.warm_text, self.backend, self._token_embedder.at_rest(), self._elmo_lstm.at_rest())
+        warm = self._warm
+        if warm is None or warm[0] != made_of:
+            self._warm = warm = made_of, self._run_warm_text()
+        return warm[1]
+
+    @torch.inference_mode(False)  # the state is kept, and a training step may read it
+    def _run_warm_text(self) -> State:
+        """The state after the warm text, in precision `highest` also inside a call of lower precision."""
+        source, lstm, (first, last) = self._token_embedder, self._elmo_lstm, self._token_embedder.boundaries
+        tokens = [token for sentence in self.warm_text for token in (first, *sentence, last)]
+        lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
+        device = self._like.device
+        with torch.no_grad(), numerics("highest", device):
+            vectors = source.encode_rows(to_device(source.token_ids(tokens), device), self.backend)
+            schedule = make_schedule(lengths, np.zeros_like(lengths))
+            begin = RunState(lstm.zero_state(1, full_precision(vectors)), None)
+            if lstm.can_write(self.backend):
+                outputs = np.empty((lstm.num_layers, 2, lengths.sum(), lstm.hidden_size), np.float32)
+                h, c = lstm.write(vectors, schedule.tokens, schedule, begin, addresses_of(outputs))
+            else:
+                _, (h, c) = lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, begin, self.backend)
+        return h[:, 0], c[:, 0]
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in super().__getstate__().items() if name != "_warm"}
