@@ -1,9 +1,7 @@
 # elmo-fast serve, with the bundled model:
 #   docker build -t elmo-fast .
 #   docker run --rm -p 127.0.0.1:8000:8000 elmo-fast
-# PyTorch is what pip finds, which for Linux is gigabytes with CUDA. Without a GPU give pip the place of the CPU wheels:
-#   docker build --build-arg TORCH_FLAGS="--index-url ADDRESS" -t elmo-fast .
-# docs/serving.md has the rest: other models, keys, a GPU.
+# docs/serving.md has the rest: other models, keys.
 
 FROM python:3.12-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
@@ -12,10 +10,6 @@ COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
-# Triton compiles its launcher where it runs.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-ARG TORCH_FLAGS=""
-RUN pip install --no-cache-dir torch ${TORCH_FLAGS}
 COPY --from=build /wheels /wheels
 RUN pip install --no-cache-dir "$(echo /wheels/*.whl)[serve,remote]" \
     && useradd --create-home --uid 10001 elmo

@@ -1,25 +1,25 @@
-# make embed     set up, then embed examples/sentences.txt
+# make embed     set up without torch, then embed examples/sentences.txt
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
 # make test-all  set up, then run the long tests, which `make test` leaves out, and `make test-integrations`
 # make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
 # make bench     set up, then measure the tables of speed anew (ALLENNLP=PATH of a checkout of 0.9; eight minutes)
 # make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
-# make venv      set up only: an environment with torch, the build tools and this checkout, installed editable
+# make venv      set up for the tests only: an environment with torch, the build tools and this checkout, editable
 # make native    build the native module again and say what came of it
 # make clean     remove what was built; the environment stays
 #
 # Overrides, each as NAME=value:
 #   PYTHON       the interpreter to make the environment from (3.11 or newer)
 #   VENV         the environment; one that exists is used as it is
-#   TORCH        what to install when the environment has no torch of at least 2.6. It goes in before the package,
-#                whose own requirement it then meets. For a machine without a GPU give pip the place of the CPU
+#   TORCH        what to install for the tests when the environment has no torch of at least 2.6. It goes in before
+#                the extras, whose requirement it then meets. For a machine without a GPU give pip the place of the CPU
 #                wheels (PIP_FIND_LINKS, PIP_INDEX_URL): a quarter of a gigabyte instead of several.
 #   VENV_FLAGS   for `python -m venv`
 #   PIP_FLAGS    for every `pip install`
 #   PYTEST_FLAGS for pytest
 #   INTEGRATIONS the extra that test-integrations installs, by default `test-all`; `flair` wants a VENV of its own
-# Without a network, with an interpreter that has torch, pip and the build tools already:
+# Without a network, with an interpreter that has pip, the build tools and, for the tests, torch and pytest already:
 #   make test VENV_FLAGS="--system-site-packages --without-pip" PIP_FLAGS=--no-deps
 # (--without-pip, because the setuptools that a new environment brings would hide the newer one underneath.)
 
@@ -34,6 +34,7 @@ INTEGRATIONS ?= test-all
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q $(PIP_FLAGS)
 TOOLS := $(VENV)/.elmo-fast-tools
+TESTED := $(VENV)/.elmo-fast-test
 LINTERS := $(VENV)/.elmo-fast-linters
 # Tests of code that works with optional libraries.
 WITH_LIBRARIES := tests/integrations tests/scale tests/serve tests/compat/test_elmoformanylangs.py \
@@ -58,23 +59,28 @@ APART := $(PY) -c 'import xdist; print("-n 1")' 2>/dev/null || true
 
 .PHONY: venv native embed test test-all test-integrations bench docs lint clean FORCE
 
-venv: $(INSTALLED)
+venv: $(TESTED)
 
 $(PY):
 	$(PYTHON) -c '$(HAS_PYTHON)'
 	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 
 $(TOOLS): pyproject.toml | $(PY)
-	$(PY) -c '$(HAS_TORCH)' 2>/dev/null || $(PIP) "$(TORCH)"
 	$(PIP) "setuptools>=77" "cmake>=3.18" ninja "pybind11>=2.12"
 	touch $@
 
 # The build tools of the environment itself, not fresh ones in isolation: a rebuild compiles only what changed.
 $(INSTALLED): $(TOOLS) $(SOURCES) $(if $(wildcard $(RECORD)),,FORCE)
-	$(PIP) --no-build-isolation -e ".[test,remote]"
+	$(PIP) --no-build-isolation -e .
 	rm -f $(VENV)/.elmo-fast-installed*
 	touch $@
 	@$(PY) -c '$(SAY_NATIVE)'
+
+# By its name the package is what is installed, and is not built again.
+$(TESTED): pyproject.toml $(INSTALLED)
+	$(PY) -c '$(HAS_TORCH)' 2>/dev/null || $(PIP) "$(TORCH)"
+	$(PIP) "elmo-fast[test,remote]"
+	touch $@
 
 native: FORCE
 	rm -f $(INSTALLED)
@@ -86,12 +92,12 @@ embed: $(INSTALLED)
 	$(VENV)/bin/elmo-fast embed examples/sentences.txt build/embeddings.hdf5 --all
 	@$(PY) examples/show_hdf5.py build/embeddings.hdf5
 
-test: $(INSTALLED)
+test: $(TESTED)
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q $$($(PARALLEL)) $(PYTEST_FLAGS)
 
 # ziglang compiles for macOS and Windows; tests that need it are skipped where it cannot be had. tests/native builds
 # modules on all cores by itself.
-test-all: $(INSTALLED)
+test-all: $(TESTED)
 	@$(PY) -c 'import ziglang' 2>/dev/null || $(PIP) ziglang || true
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -m long $$($(PARALLEL)) \
 		$(addprefix --ignore=,$(WITH_LIBRARIES) tests/native) $(PYTEST_FLAGS)
@@ -101,12 +107,12 @@ test-all: $(INSTALLED)
 test-integrations: $(LIBRARIES)
 	$(PY) -m pytest -q -m long $$($(APART)) $(WITH_LIBRARIES) $(PYTEST_FLAGS)
 
-$(LIBRARIES): pyproject.toml $(INSTALLED)
+$(LIBRARIES): pyproject.toml $(TESTED)
 	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"
 	$(PIP) --no-deps elmoformanylangs
 	touch $@
 
-bench: $(INSTALLED)
+bench: $(TESTED)
 	for model in small medium original; do \
 		$(PY) -m benchmarks.bench_embed --model $$model $(if $(ALLENNLP),--allennlp $(ALLENNLP)) || exit 1; done
 	$(PY) -m benchmarks.report
@@ -123,7 +129,7 @@ lint: $(LINTERS)
 	find csrc benchmarks/gpu -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
 	$(VENV)/bin/mypy
 
-$(LINTERS): pyproject.toml $(INSTALLED)
+$(LINTERS): pyproject.toml $(TESTED)
 	$(PIP) --no-build-isolation -e ".[dev]"
 	touch $@
 

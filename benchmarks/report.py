@@ -92,6 +92,12 @@ def latency() -> str:
     return markdown(head, lines)
 
 
+def start() -> str:
+    """Seconds and memory of processes from their start to their end."""
+    return markdown(["process", "seconds", "MiB"],
+                    [[f"`{row['way']}`", f"{row['median']:.2f}", f"{row['mib']:.0f}"] for row in rows("start")])
+
+
 def host() -> str:
     """The host's share of a stream."""
     least, most = (f(row["median"] for size in ("bundled", "small") for row in rows(f"latency-{size}-amx", way="host"))
@@ -215,6 +221,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "precision levels": choosing.precision_levels, "medium sentence": lambda: choosing.sentence_ratios("medium"),
     "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table, "train": train,
     "train ratio": train_ratio, "reference": reference, "io": io, "io memory": io_memory, "io machine": io_machine,
+    "start": start, "start machine": lambda: machine("start"),
     "serve": serve, "serve machine": lambda: machine("serve-small")}
 
 

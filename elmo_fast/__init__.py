@@ -6,6 +6,8 @@ Public names are imported at their first use: `import elmo_fast` itself loads no
 import importlib
 from typing import TYPE_CHECKING
 
+from elmo_fast.environment import VERSION
+
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo, load
     from elmo_fast.embed.build_table import build_token_table, corpus_words, write_token_table
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from elmo_fast.weights.datasets import random_weights, read_weights, write_weights
     from elmo_fast.weights.options import Options
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "ContextIndex", "Elmo", "ElmoEmbedder", "Embeddings",
     "FastaRecord", "LoadedElmo", "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary",

@@ -11,6 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+VERSION = "0.1.0"
+_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
+
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
@@ -22,8 +25,8 @@ def extra(name: str) -> Iterator[None]:
 
 
 def install_line(extra: str) -> str:
-    """The command, run in a checkout, that installs the libraries of an extra: no package index has elmo-fast."""
-    return f'pip install ".[{extra}]" (in a checkout of elmo-fast)'
+    """The command that adds the libraries of an extra to this installation: pip leaves elmo-fast itself as it is."""
+    return f'pip install "elmo-fast[{extra}]"'
 
 
 def version(package: str) -> str:
@@ -34,6 +37,22 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def may_have_gpu() -> bool:
+    """Whether PyTorch may see a GPU: it is installed, is no build for CPUs, and there is a driver. Imports no torch."""
+    build = version("torch")
+    if build == "not installed" or build.endswith("+cpu"):
+        return False
+    if "rocm" in build or sys.platform not in _DRIVERS:
+        return True
+    import ctypes
+
+    try:
+        ctypes.CDLL(_DRIVERS[sys.platform])
+    except OSError:
+        return False
+    return True
 
 
 def cache_directory() -> Path:

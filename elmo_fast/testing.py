@@ -4,14 +4,15 @@ The commit message must justify a loosened tolerance.
 """
 
 import copy
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from elmo_fast import arguments
 from elmo_fast.engine.precision import OPERANDS
 from elmo_fast.train.config import FILTERS
 from elmo_fast.weights.options import Options
+
+if TYPE_CHECKING:
+    import torch
 
 # Relative Frobenius error of a layer against the float64 reference, by the operand type of its matrix products.
 AGAINST_FLOAT64 = {name: operands.tolerance for name, operands in OPERANDS.items()}
@@ -28,7 +29,7 @@ TINY = {
 }
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(actual: "torch.Tensor", expected: "torch.Tensor") -> float:
     """|actual - expected| / |expected|, Frobenius norms in float64."""
     actual, expected = actual.double(), expected.double()
     return float((actual - expected).norm() / expected.norm())

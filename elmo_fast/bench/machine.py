@@ -3,7 +3,9 @@
 import importlib.metadata
 import platform
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -30,10 +32,8 @@ def _cpu() -> dict:
     }
 
 
-def _gpu() -> dict | None:
-    import torch
-
-    if not torch.cuda.is_available():
+def _gpu(torch: ModuleType | None) -> dict | None:
+    if torch is None or not torch.cuda.is_available():
         return None
     facts = torch.cuda.get_device_properties(0)
     return {
@@ -46,17 +46,16 @@ def _gpu() -> dict | None:
 
 
 def machine() -> dict:
-    """Return the facts that decide a timing, without host names and paths."""
-    import torch
-
+    """Return the facts that decide a timing, without host names and paths; those of torch where it is imported."""
+    torch = sys.modules.get("torch")
     return {
         "cpu": _cpu(),
-        "gpu": _gpu(),
+        "gpu": _gpu(torch),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
+        "torch": torch and torch.__version__,
+        "torch_threads": torch and torch.get_num_threads(),
+        "cuda": torch and torch.version.cuda,
+        "cudnn": torch and torch.backends.cudnn.version(),
         "triton": version_of("triton"),
         "numpy": np.__version__,
     }

@@ -1,27 +1,29 @@
 """`elmo-fast bench`: speed, latency and memory of a model on this machine, after a check of its numbers."""
 
+import functools
+import importlib.util
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from elmo_fast.bench.machine import machine, version_of
 from elmo_fast.bench.timing import generated_sentences, rounded, take_turns
-from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.embedder import Embedder
+from elmo_fast.embed.opening import default_device, embedder_of, read_files
 from elmo_fast.embed.progress import progress_bar
+from elmo_fast.engine.native import NativeModel, threads
 from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.environment import peak_memory
 from elmo_fast.files.atomic import atomic_path, check_target
 from elmo_fast.ops.backend import OPS, resolve
-from elmo_fast.ops.device import available_device
 from elmo_fast.text.readers import open_texts
-from elmo_fast.weights.families.models import open_bilm
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import find_model, name_of
 
@@ -33,30 +35,42 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
           seconds: float = 30.0, text_file: str | os.PathLike | None = None, *, progress: bool = False) -> dict:
     """Measure a model for about `seconds`: a document with the machine, the settings and one row per variant.
 
-    The variants are the default backend and plain torch, or torch alone where no native kernel runs. A variant is first
-    compared with the reference path; `RuntimeError` if the difference exceeds the precision's `model_tolerance`. The
-    text is generated unless a file is given; 64 sentences run at a time, in the warm state. Variants are timed by turns
-    in five rounds. `progress` shows a bar if stderr is a terminal.
+    The variants are the engine, plain torch where it is installed, and without both NumPy. A variant is first compared
+    with the reference, which NumPy computes; `RuntimeError` if the difference exceeds the precision's
+    `model_tolerance`. The text is generated unless a file is given; 64 sentences run at a time, in the warm state.
+    Variants are timed by turns in five rounds. `progress` shows a bar if stderr is a terminal.
     """
-    text = _read(text_file)
-    # Unlike `load`, keeps the fp32 weights: the other backends read them.
-    elmo = LoadedElmo(open_bilm(find_model(model), ModelOptions("warm", precision)).to(available_device(device)))
-    weight = next(elmo.bilm.parameters())
-    backends = {op: resolve(op, "auto", weight) for op in OPS}
-    variants = {"engine": "auto", "torch": "torch"} if "native" in backends.values() else {"torch": "torch"}
+    text, files, device = _read(text_file), find_model(model), device or default_device()
+    options, weights = read_files(files, ModelOptions())
+    opened = functools.partial(embedder_of, files.family, options, weights)
+    first = opened(ModelOptions("warm", precision), device)
+    backends = _backends(first)
+    variants = {"engine": first} if "native" in backends.values() else {}
+    if importlib.util.find_spec("torch"):
+        variants["torch"] = opened(ModelOptions("warm", precision, "torch"), device)
+    variants = variants or {"reference": first}
+    reference = opened(ModelOptions("warm", backend="reference"), "cpu")
     limit = PRECISIONS[precision].model_tolerance
-    errors = _check(elmo, variants, limit)
-    sentences = _fitting(elmo, variants, text, seconds)
-    rows = [{**row, "error": errors[row["variant"]]} for row in _time(elmo, variants, sentences, progress)]
+    errors = _check(reference, variants, limit)
+    sentences = _fitting(variants, text, seconds)
+    rows = [{**row, "error": errors[row["variant"]]} for row in _time(variants, sentences, progress)]
     settings = {
-        "model": name_of(model), "precision": precision, "computes_in": elmo.bilm.computes_in,
-        "device": str(weight.device), "state": "warm", "slots": SLOTS,
+        "model": name_of(model), "precision": precision, "computes_in": first.model.computes_in,
+        "device": str(first.model.device), "state": "warm", "slots": SLOTS, "threads": threads(),
         "text": "generated (Zipf)" if text_file is None else Path(text_file).name, "sentences": len(sentences),
         "tokens": sum(map(len, sentences)), "sentence_tokens": SENTENCE_TOKENS, "rounds": ROUNDS,
-        "parameters": sum(values.numel() for values in elmo.bilm.parameters()), "backends": backends,
+        "parameters": sum(values.size for values in weights.values()), "backends": backends,
         "memory_mib": _memory(), "limit": limit}
     return {"schema": 1, "name": "bench", "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "version": version_of("elmo-fast"), "machine": machine(), "settings": settings, "results": rounded(rows)}
+
+
+def _backends(embedder: Embedder) -> dict[str, str]:
+    """The backend of every op of a model that was opened with the backend `auto`."""
+    if hasattr(embedder.model, "bilm"):
+        weight = next(embedder.model.bilm.parameters())
+        return {op: resolve(op, "auto", weight) for op in OPS}
+    return dict.fromkeys(OPS, "native" if isinstance(embedder.model, NativeModel) else "reference")
 
 
 def _read(text_file: str | os.PathLike | None) -> list[list[str]]:
@@ -66,40 +80,38 @@ def _read(text_file: str | os.PathLike | None) -> list[list[str]]:
         return [list(text.tokens) for text in itertools.islice(texts, _MOST_SENTENCES)]
 
 
-def _embed(elmo: LoadedElmo, backend: str, sentences: list[list[str]]) -> list[np.ndarray]:
-    elmo.bilm.backend = backend
-    return list(elmo.vectors(sentences, SLOTS))
+def _embed(embedder: Embedder, sentences: list[list[str]]) -> list[np.ndarray]:
+    return list(embedder.stream(sentences, SLOTS))
 
 
-def _check(elmo: LoadedElmo, variants: dict[str, str], limit: float) -> dict[str, float]:
-    """The largest difference of each variant from the reference path, relative to the largest value."""
+def _check(reference: Embedder, variants: dict[str, Embedder], limit: float) -> dict[str, float]:
+    """The largest difference of each variant from the reference, relative to the largest value."""
     sentences = generated_sentences(8)
-    # The variants run first: they use the warm state that the first call computes.
-    results = {name: _embed(elmo, backend, sentences) for name, backend in variants.items()}
-    expected = _embed(elmo, "reference", sentences)
+    results = {name: _embed(embedder, sentences) for name, embedder in variants.items()}
+    expected = _embed(reference, sentences)
     largest, errors = max(float(np.abs(vectors).max()) for vectors in expected), {}
     for name, actual in results.items():
         errors[name] = max(float(np.abs(a - b).max()) for a, b in zip(actual, expected)) / largest
         if not errors[name] <= limit:
-            raise RuntimeError(f"{name}: expected numbers within {limit:.0e} of the reference "
-                               f"path's, got {errors[name]:.1e}; please report this")
+            raise RuntimeError(f"{name}: expected numbers within {limit:.0e} of the reference's, got "
+                               f"{errors[name]:.1e}; please report this")
     return errors
 
 
-def _fitting(elmo: LoadedElmo, variants: dict[str, str], text: list[list[str]], seconds: float) -> list[list[str]]:
+def _fitting(variants: dict[str, Embedder], text: list[list[str]], seconds: float) -> list[list[str]]:
     """The sentences of a round: as many as all rounds, and one to warm up, run in `seconds`."""
     sample = text[:SLOTS]
-    once = sum(_seconds(lambda backend=backend: _embed(elmo, backend, sample)) for backend in variants.values())
+    once = sum(_seconds(functools.partial(_embed, embedder, sample)) for embedder in variants.values())
     return text[: max(int(len(sample) * 0.7 * seconds / (ROUNDS + 1) / once), len(sample))]
 
 
-def _time(elmo: LoadedElmo, variants: dict[str, str], sentences: list[list[str]], progress: bool) -> list[dict]:
+def _time(variants: dict[str, Embedder], sentences: list[list[str]], progress: bool) -> list[dict]:
     sentence = next(tokens for tokens in generated_sentences(_MOST_SENTENCES) if len(tokens) == SENTENCE_TOKENS)
     tokens, turns, rows = sum(map(len, sentences)), {}, []
-    for name, backend in variants.items():
-        turns[name, "text"] = lambda backend=backend: _seconds(lambda: _embed(elmo, backend, sentences))
-        turns[name, "sentence"] = lambda backend=backend: min(
-            _seconds(lambda: _embed(elmo, backend, [sentence])) for _ in range(5))
+    for name, embedder in variants.items():
+        turns[name, "text"] = functools.partial(_seconds, functools.partial(_embed, embedder, sentences))
+        turns[name, "sentence"] = lambda embedder=embedder: min(
+            _seconds(functools.partial(_embed, embedder, [sentence])) for _ in range(5))
     with progress_bar((1 + ROUNDS) * len(turns), "measurements", progress) as bar:
         for turn in turns.values():
             turn()
@@ -122,7 +134,8 @@ def _memory() -> dict[str, float]:
     """Peak memory in MiB: of the process, where the system reports it, and of the GPU."""
     peak = peak_memory()
     memory = {} if peak is None else {"process": peak / 2**20}
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_available():
         memory["gpu"] = torch.cuda.max_memory_allocated() / 2**20
     return rounded(memory)
 
@@ -133,7 +146,8 @@ def report(document: dict) -> Iterator[str]:
     chip = host["gpu"]["name"] if facts["device"].startswith("cuda") else host["cpu"]["model"]
     precision, computes_in = facts["precision"], facts["computes_in"]
     memory = ", ".join(f"{name} {mib:,.0f} MiB" for name, mib in facts["memory_mib"].items())
-    yield f"{chip}, {host['cpu']['cores']} cores, torch {host['torch']}, {host['torch_threads']} threads"
+    torch = host["torch"] and f"torch {host['torch']}"
+    yield f"{chip}, {host['cpu']['cores']} cores, {torch or 'no torch'}, {facts['threads']} threads"
     yield (f"model {facts['model']}, {facts['parameters'] / 1e6:.1f} M parameters, {precision}"
            + ("" if precision == computes_in else f" (runs as {computes_in})"))
     yield "backends " + ", ".join(f"{op}: {backend}" for op, backend in facts["backends"].items())
@@ -142,7 +156,7 @@ def report(document: dict) -> Iterator[str]:
     for row in document["results"]:
         yield f"{row['variant']:16}{row['tokens_per_s']:>12,.0f}{row['sentence_ms']:>13.2f} ms{row['error']:>14.1e}"
     yield f"peak memory: {memory or 'not known on this system'}"
-    yield "difference: from the reference path, of the largest value"
+    yield "difference: from the reference, of the largest value"
 
 
 def command(model: str, device: str | None, precision: str, text_file: str | None, json_file: str | None,

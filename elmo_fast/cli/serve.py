@@ -2,9 +2,9 @@
 
 import dataclasses
 
-import elmo_fast
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES
 from elmo_fast.cli.flags import add_command, at_least, checked_type, pop_fields
+from elmo_fast.environment import VERSION
 from elmo_fast.serve.limits import Limits
 from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 
@@ -35,4 +35,4 @@ def _serve(host, port, **flags) -> None:
     from elmo_fast.embed.jobs import ModelChoice
     from elmo_fast.serve.server import run
 
-    run(pop_fields(ModelChoice, flags), pop_fields(Limits, flags), elmo_fast.__version__, address=(host, port), **flags)
+    run(pop_fields(ModelChoice, flags), pop_fields(Limits, flags), VERSION, address=(host, port), **flags)

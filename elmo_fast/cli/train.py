@@ -7,7 +7,7 @@ import sys
 from elmo_fast.arguments import SIZES, check_file
 from elmo_fast.cli.flags import DEVICE_HELP, SHARED, add_command, at_least, checked_type
 from elmo_fast.engine.precision import TRAINED
-from elmo_fast.environment import install_line
+from elmo_fast.environment import extra, install_line
 from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 from elmo_fast.train.run_files import check_run, choose, find_tf_checkpoint
@@ -153,7 +153,8 @@ def train(**arguments) -> None:
     _find_texts(train=arguments["train"], heldout=arguments["heldout"])
     if arguments["resume"] or arguments["resume_from"]:
         check_run(arguments["run_directory"])
-    from elmo_fast.train.setup import start_or_resume
+    with extra("torch"):
+        from elmo_fast.train.setup import start_or_resume
 
     start_or_resume(**{name: value for name, value in arguments.items() if value is not None})
 
@@ -176,7 +177,8 @@ def _vocab(inputs, output, **limits) -> list[str]:
 
 def _perplexity(**arguments) -> list[str]:
     _find_texts(text=arguments["text"])
-    from elmo_fast.train.evaluate import perplexity_of
+    with extra("torch"):
+        from elmo_fast.train.evaluate import perplexity_of
 
     return [str(perplexity_of(**arguments))]
 
@@ -189,7 +191,8 @@ def _export(source, output, from_module, options_file, float16, mantissa_bits, a
         choose(source, run_options["checkpoint"])
     else:
         check_file("--from-module", from_module)
-    from elmo_fast.train.export import export_run, export_state_dict
+    with extra("torch"):
+        from elmo_fast.train.export import export_run, export_state_dict
 
     if from_module is not None:
         export_state_dict(from_module, options_file, output, float16, mantissa_bits, allow_nonfinite)

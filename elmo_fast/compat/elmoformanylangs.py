@@ -8,14 +8,17 @@ from numbers import Integral
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, check_path, shown
 from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+from elmo_fast.environment import extra
 from elmo_fast.nn.manylangs import ManyLangsBiLm
 from elmo_fast.text.batching import check_batch
 from elmo_fast.weights.families.manylangs import read_config
 from elmo_fast.weights.sources import find_model
+
+with extra("torch"):
+    import torch
 
 
 class Embedder:

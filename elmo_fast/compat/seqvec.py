@@ -38,7 +38,7 @@ from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import MODEL_NAMES, ModelFiles, find_model, is_name
 
 if TYPE_CHECKING:
-    from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+    from elmo_fast.embed.embedder import Embedder
 
 _DEFAULT_DIRECTORY = "model"
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
@@ -47,19 +47,18 @@ logger = logging.getLogger(__name__)
 
 
 def get_elmo_model(model_dir: str | os.PathLike | None, cpu: bool, *, device: str | None = None,
-                   **arguments) -> "ElmoEmbedder":
+                   opening: ModelOptions | None = None, **arguments) -> "Embedder":
     """Load the model in a directory or archive, or of a name or URL (see `find_model`), on the first GPU unless `cpu`.
 
     None is the directory `model` if it exists. If it does not, and for an empty directory, the published model is
-    downloaded into the cache. `FileNotFoundError` for another path that does not exist. `arguments` are keyword
-    arguments of `ElmoEmbedder`, and `device`, in place of `cpu`, as in `load`.
+    downloaded into the cache. `FileNotFoundError` for another path that does not exist. `arguments` are fields of
+    `ModelOptions`, and `device`, in place of `cpu`, as in `load`. On a GPU, and with the backend `torch`, the model is
+    an `ElmoEmbedder`.
     """
-    files = _find(model_dir)
-    from elmo_fast.embed.elmo_embedder import ElmoEmbedder
-    from elmo_fast.ops.device import available_device
+    files, opening = _find(model_dir), gathered(ModelOptions, arguments, opening)
+    from elmo_fast.embed.opening import default_device, open_embedder
 
-    index = available_device("cpu" if cpu else device).index
-    return ElmoEmbedder(files.options_file, files.weight_file, -1 if index is None else index, **arguments)
+    return open_embedder(files, opening, "cpu" if cpu else device or default_device())
 
 
 def _find(model_dir: str | os.PathLike | None) -> ModelFiles:
@@ -75,7 +74,7 @@ def _find(model_dir: str | os.PathLike | None) -> ModelFiles:
 
 
 @functools.lru_cache(maxsize=1)
-def _cpu_model(model_dir: str | os.PathLike | None, **arguments) -> "ElmoEmbedder":
+def _cpu_model(model_dir: str | os.PathLike | None, **arguments) -> "Embedder":
     return get_elmo_model(model_dir, cpu=True, **arguments)
 
 
@@ -137,7 +136,7 @@ def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> n
     return embedding.mean(axis=0) if per_protein else embedding
 
 
-def embed_with_fallback(batch: list[tuple[str, str]], model: "ElmoEmbedder",
+def embed_with_fallback(batch: list[tuple[str, str]], model: "Embedder",
                         model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the identifier and layers [layers, L, 2 P] of every (identifier, sequence) in a batch.
 
@@ -226,7 +225,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
         layout = layout_of(output_path)
         target = Target(output_path, layout, form, options_of(layout, forget_sentences=True))
         runner = Runner(model, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
-                        model.elmo_bilm.state)
+                        model.state)
         texts = (Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered)
         written = write_corpus(texts, runner, target, resume=options.resume, lock=part,
                                progress=Progress(options.progress, len(ordered), "sequences"))
@@ -263,7 +262,7 @@ def _sorted_by_length(sequences: dict[str, str]) -> list[tuple[str, str]]:
     return sorted(sequences.items(), key=lambda item: len(item[1]))
 
 
-def _embed_alone(identifier: str, sequence: str, model: "ElmoEmbedder", model_dir) -> np.ndarray:
+def _embed_alone(identifier: str, sequence: str, model: "Embedder", model_dir) -> np.ndarray:
     try:
         return model.embed_sentence(list(sequence))
     except RuntimeError as error:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, gathered, shown
 from elmo_fast.embed.elmo_embedder import ElmoEmbedder
 from elmo_fast.engine.stream import SlotStream
+from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.nn.softmax_head import SoftmaxHead
 from elmo_fast.ops.projected_lstm.reference import State
@@ -22,6 +22,9 @@ from elmo_fast.vectors.spec import mix_layers
 from elmo_fast.weights.families import SOFTMAX_FILE
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import ModelFiles, find_model
+
+with extra("torch"):
+    import torch
 
 
 class ElmoModel:

@@ -18,7 +18,6 @@ from elmo_fast.embed.opening import embedder_of, read_files
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.engine.model import State
-from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
@@ -105,8 +104,7 @@ class LoadedElmo:
         if hasattr(self.model, "bilm"):
             return self.model.bilm
         family, options, weights = self.read_weights()
-        with extra("torch"):
-            return pkgutil.resolve_name(family.bilm)(options, weights, self._opening).eval()
+        return pkgutil.resolve_name(family.bilm)(options, weights, self._opening).eval()
 
     def read_weights(self) -> tuple[Family, Options, Weights]:
         """The family, options and weights: the current ones of a biLM, or those of the files, which are read again."""

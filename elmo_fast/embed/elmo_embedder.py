@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, LAYERS, check_choice, shown
 from elmo_fast.embed.embedder import Embedder
@@ -15,6 +14,7 @@ from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.engine.model import State
 from elmo_fast.engine.stream import SlotStream
+from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
 from elmo_fast.nn.bilm import BiLm
@@ -23,11 +23,14 @@ from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.nn.torch_model import TorchModel
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.numerics import full_precision
-from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
+from elmo_fast.text.batching import check_iterable, check_sentence
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.spec import OutputSpec, Target
 from elmo_fast.weights.public import NAMED_MODELS
+
+with extra("torch"):
+    import torch
 
 DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE = (file.url for file in NAMED_MODELS["original"][0])
 
@@ -98,18 +101,9 @@ class ElmoEmbedder(Embedder):
         inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]
         return torch.stack([layer for layer, _ in inner], dim=1), inner[0][1].long()
 
-    def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:
-        """Vectors of one tokenized sentence: float32 [layers, tokens, 2 P]."""
-        return self.embed_batch([check_sentence(sentence)])[0]
-
     @outside_graphs
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Vectors of a batch, float32 [layers, tokens, 2 P] per sentence; an empty sentence has 0 tokens.
-
-        A single empty sentence does not change the carried states, as in AllenNLP; in a larger batch an empty sentence
-        runs as `<S> </S>`.
-        """
-        return self.batch(check_batch(batch), self.elmo_bilm.state)
+        return super().embed_batch(batch)
 
     def batch(self, batch: list[tuple[str, ...]], state: str, stream: SlotStream | None = None) -> list[np.ndarray]:
         if not self._runs_padded() or not batch or (len(batch) == 1 and not len(batch[0])):

@@ -16,8 +16,8 @@ from elmo_fast.engine.backend import runs_as
 from elmo_fast.engine.model import Model, State
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.engine.tokens import SpareVectors
-from elmo_fast.environment import version
-from elmo_fast.text.batching import groups_of
+from elmo_fast.environment import VERSION
+from elmo_fast.text.batching import check_batch, check_sentence, groups_of
 from elmo_fast.text.readers import Text
 
 _WIDE = 512  # values per vector from which a layer's weights exceed a core's private cache
@@ -53,7 +53,7 @@ class Runner:
         """JSON values that are equal where the same texts give the same vectors."""
         model, table = self.embedder.model, self.embedder.model.token_table
         device = str(model.device).partition(":")[0]
-        found = {"version": version("elmo-fast"), "model": model.fingerprint, "state": self.state,
+        found = {"version": VERSION, "model": model.fingerprint, "state": self.state,
                  "precision": model.precision, "backend": model.backend, "device": device,
                  "effective precision": runs_as(model.computes_in) if device == "cpu" else model.computes_in,
                  "token_table": table and [table.fingerprint, len(table), table.storage, table.unknown]}
@@ -101,6 +101,18 @@ class Embedder:
         if state in FREE_STATES and not self._runs_padded():
             return self._slot_stream(batch_size, state).run(sentences)
         return self._in_batches(sentences, batch_size, state)
+
+    def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:
+        """Vectors of one tokenized sentence: float32 [layers, tokens, 2 P]."""
+        return self.embed_batch([check_sentence(sentence)])[0]
+
+    def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """Vectors of a batch, float32 [layers, tokens, 2 P] per sentence; an empty sentence has 0 tokens.
+
+        A single empty sentence does not change the carried states, as in AllenNLP; in a larger batch an empty sentence
+        runs as `<S> </S>`.
+        """
+        return self.batch(check_batch(batch), self.state)
 
     def batch(self, batch: list[tuple[str, ...]], state: str, stream: SlotStream | None = None) -> list[np.ndarray]:
         """Vectors of the sentences of a batch; a single empty sentence leaves carried states unchanged."""

@@ -10,7 +10,7 @@ from elmo_fast.engine.native import NativeModel, why_unsupported
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.engine.reference import NumpyModel
 from elmo_fast.engine.table import TokenTable
-from elmo_fast.environment import extra
+from elmo_fast.environment import may_have_gpu
 from elmo_fast.weights.datasets import Weights
 from elmo_fast.weights.families import Family
 from elmo_fast.weights.opening import ModelOptions
@@ -27,6 +27,15 @@ def open_embedder(files: ModelFiles, opening: ModelOptions, device: str = "cpu")
     return embedder_of(files.family, *read_files(files, opening), opening, device)
 
 
+def default_device() -> str:
+    """The first GPU if there is one, else the CPU. PyTorch is imported only where it may see a GPU."""
+    if not may_have_gpu():
+        return "cpu"
+    from elmo_fast.ops.device import available_device
+
+    return str(available_device(None))
+
+
 def read_files(files: ModelFiles, opening: ModelOptions) -> tuple[Options, Weights]:
     """Options and float32 weights of a model of any family."""
     allowed = files.allow_nonfinite or opening.allow_nonfinite
@@ -36,9 +45,8 @@ def read_files(files: ModelFiles, opening: ModelOptions) -> tuple[Options, Weigh
 def embedder_of(family: Family, options: Options, weights: Weights, opening: ModelOptions, device: str) -> Embedder:
     """As `open_embedder`, from arrays, which the embedder does not keep."""
     if check_backend(opening.backend) == "torch" or str(device) != "cpu":
-        with extra("torch"):
-            from elmo_fast.embed.elmo_embedder import ElmoEmbedder
-            from elmo_fast.ops.device import available_device
+        from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+        from elmo_fast.ops.device import available_device
 
         bilm = pkgutil.resolve_name(family.bilm)(options, weights, opening)
         return ElmoEmbedder.from_bilm(bilm.to(available_device(device)))

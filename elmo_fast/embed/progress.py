@@ -1,21 +1,43 @@
 """Progress bars on stderr, of texts and tokens and of other units."""
 
+import contextlib
 import io
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 # Texts per second, also below one: tqdm's own format then has seconds per text, with a gap in the unit.
 _FORMATS = {"known": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]",
             "unknown": "{n_fmt}{unit} [{elapsed}, {rate_noinv_fmt}{postfix}]"}
 
 
-def progress_bar(total: int | None, unit: str, how: bool = True, **options: Any) -> tqdm:
+class _Hidden(contextlib.AbstractContextManager):
+    """A bar that is not shown, for which tqdm is not imported."""
+
+    disable = True
+
+    def __exit__(self, *_) -> None:
+        pass
+
+    def update(self, count: int = 1) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def progress_bar(total: int | None, unit: str, how: bool = True, **options: Any) -> "tqdm | _Hidden":
     """tqdm's bar on stderr if that is a terminal and `how` is true; `unit` in the plural, `options` are tqdm's."""
-    return tqdm(**{"total": total, "unit": f" {unit}", "disable": None if how else True,
-                   "bar_format": _FORMATS["unknown" if total is None else "known"], **options})
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not how or not (is_terminal or "file" in options):
+        return _Hidden()
+    from tqdm import tqdm
+
+    return tqdm(**{"total": total, "unit": f" {unit}", "bar_format": _FORMATS[
+        "unknown" if total is None else "known"], **options})
 
 
 class Progress:
@@ -25,7 +47,7 @@ class Progress:
     """
 
     def __init__(self, how: bool | str, total: int | None = None, unit: str = "sentences"):
-        as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False}
+        as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80}
         self._how = {"total": total, "unit": unit, "how": bool(how), **(as_lines if how == "lines" else {})}
 
     def __enter__(self) -> "Progress":
@@ -46,8 +68,8 @@ class Progress:
         if not self._bar.disable:
             self._tokens += tokens
             rate = self._tokens / max(time.monotonic() - self._begin, 1e-3)
-            self._bar.set_postfix_str(f"{tqdm.format_sizeof(self._tokens)} tokens, {tqdm.format_sizeof(rate)}/s",
-                                      refresh=False)
+            count, rate = map(self._bar.format_sizeof, (self._tokens, rate))
+            self._bar.set_postfix_str(f"{count} tokens, {rate}/s", refresh=False)
             self._bar.update(texts)
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from elmo_fast.arguments import check_path
 from elmo_fast.environment import cache_directory, install_line
 from elmo_fast.errors import MissingModelError, UnavailableError
@@ -157,6 +155,7 @@ def _download_web(url: str, name: str, path: Path) -> None:
     A download may take hours, as long as bytes arrive. data.bioembeddings.com answers 406 to clients without a name.
     """
     import pooch
+    from tqdm import tqdm
 
     # The bar needs a total before the server sends one, because pooch asks for the bar's truth value.
     with tqdm(desc=name, total=1, unit="B", unit_scale=True, leave=False, disable=None) as bar:

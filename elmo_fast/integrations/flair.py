@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import torch
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, gathered
 from elmo_fast.embed.api import Layers, LoadedElmo
@@ -18,6 +17,7 @@ from elmo_fast.weights.sources import DEFAULT_MODEL
 
 with extra("flair"):
     import flair
+    import torch
     from flair.data import Sentence
     from flair.embeddings.base import TokenEmbeddings, register_embeddings
 

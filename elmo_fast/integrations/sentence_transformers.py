@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-import torch
-
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, shown
 from elmo_fast.embed.api import Layers, LoadedElmo
 from elmo_fast.environment import extra
@@ -17,6 +15,8 @@ from elmo_fast.train.export import export_module
 from elmo_fast.weights.sources import DEFAULT_MODEL
 
 with extra("sentence-transformers"):
+    import torch
+
     try:
         from sentence_transformers.sentence_transformer.modules import InputModule
     except ModuleNotFoundError:  # before version 6

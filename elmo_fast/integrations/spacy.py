@@ -9,8 +9,9 @@ import numpy as np
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, check_count
 from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.environment import extra
+from elmo_fast.files.atomic import atomic_directory
 from elmo_fast.integrations import check_arguments, token_vectors, width
-from elmo_fast.train.export import export_module
+from elmo_fast.weights.datasets import OPTIONS_FILE, write_model
 from elmo_fast.weights.sources import DEFAULT_MODEL
 
 with extra("spacy"):
@@ -79,7 +80,9 @@ class ElmoPipe(Pipe):
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
         """Write the model into the directory `path`."""
-        export_module(self.elmo.bilm, path)
+        _, options, weights = self.elmo.read_weights()
+        with atomic_directory(path, last=OPTIONS_FILE) as folder:
+            write_model(folder, options.to_dict(), weights, options.vocabulary)
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> "ElmoPipe":
         """Load the model in the directory `path` instead of the configured model."""

@@ -85,7 +85,7 @@ def why_no_triton(device: "torch.device") -> str | None:
     try:
         version = triton_version()
     except ImportError as error:
-        return f"triton cannot be imported ({error}); {install_line('triton')} brings it"
+        return f"triton cannot be imported ({error}); {install_line('gpu')} brings it"
     if importlib.util.find_spec("elmo_fast.kernels") is None:
         return "this is a checkout that is not installed, which has no package elmo_fast.kernels: pip install -e ."
     needed, torch_version = _TRITON_ON_10 if capability[0] == 10 else _TRITON

@@ -3,7 +3,6 @@
 torch, whose import takes seconds, is imported only where it may see a GPU.
 """
 
-import ctypes
 import platform
 import sys
 from typing import TYPE_CHECKING
@@ -11,13 +10,12 @@ from typing import TYPE_CHECKING
 from elmo_fast.arguments import SIZES
 from elmo_fast.engine.backend import native_build, runs_as, supports_precision
 from elmo_fast.engine.precision import PRECISIONS
-from elmo_fast.environment import affinity, cores, cpu_quota, version
+from elmo_fast.environment import affinity, cores, cpu_quota, may_have_gpu, version
 from elmo_fast.ops.backend import LADDER, OPS, resolve, why_no_triton, why_not
 
 if TYPE_CHECKING:
     import torch
 
-_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "pooch", "fsspec", "tqdm")
 
 
@@ -35,23 +33,11 @@ def report() -> list[str]:
 
 def _gpu_devices() -> list["torch.device"]:
     """The GPUs that torch can use; torch is not imported if it is a build for CPUs, or there is no NVIDIA driver."""
-    if "torch" not in sys.modules and not _may_have_gpu(version("torch")):
+    if "torch" not in sys.modules and not may_have_gpu():
         return []
     import torch
 
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-
-
-def _may_have_gpu(torch_version: str) -> bool:
-    if torch_version == "not installed" or torch_version.endswith("+cpu"):
-        return False
-    if "rocm" in torch_version or sys.platform not in _DRIVERS:
-        return True
-    try:
-        ctypes.CDLL(_DRIVERS[sys.platform])
-    except OSError:
-        return False
-    return True
 
 
 def lstm_lines(device: "torch.device") -> list[str]:
@@ -80,7 +66,7 @@ def _processor() -> list[str]:
         number = sys.modules["torch"].get_num_threads()
         threads = f"threads      {min(number, cores())}: the least of PyTorch's {number}, {limits}"
     else:
-        threads = f"threads      at most {cores()}: the least of PyTorch's, {limits}"
+        threads = f"threads      at most {cores()}: the least of PyTorch's or OMP_NUM_THREADS, {limits}"
     if module is None:
         return [threads, f"native       not there: {reason}"]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}{_other_engines(module)}",

@@ -22,11 +22,12 @@ from elmo_fast.files.json import parse_json, read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
 from elmo_fast.nn.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.config import NETWORK_KEYS, TrainConfig
+from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.run_files import OPTIONS_FILE, VOCABULARY_FILE, choose, folder, in_order
 from elmo_fast.weights.datasets import check_finite, check_shapes, read_model
 from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.options import NETWORK_KEYS
 from elmo_fast.weights.sources import find_model
 
 FORMAT = 3  # formats 1 and 2, whose `files` do not hold the options, can be read too

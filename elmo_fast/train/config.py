@@ -10,12 +10,11 @@ from typing import Any
 from elmo_fast.arguments import SIZES, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
-from elmo_fast.weights.options import Options
+from elmo_fast.weights.options import NETWORK_KEYS, Options
 
 DECAYS = ("constant", "linear", "cosine")
 OPTIMIZERS = ("adagrad", "adamw")
 _ADAMW = {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}  # AdamW's defaults, unlike the fields'
-NETWORK_KEYS = "bidirectional", "lstm", "char_cnn", "n_tokens_vocab"
 _MAX_INTEGER = (1 << 63) - 1
 FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 

@@ -1,7 +1,6 @@
 """Writes a trained or fine-tuned model as the files that this engine, AllenNLP and bilm-tf load."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,19 @@ from elmo_fast.files.tensors import described, is_plain, load_tensors
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.softmax_head import SOFTMAX
 from elmo_fast.train import checkpoint as runs
-from elmo_fast.train.config import NETWORK_KEYS
 from elmo_fast.train.run_files import RUN_FILE, in_order
-from elmo_fast.weights.datasets import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
+from elmo_fast.weights.datasets import (
+    check_finite,
+    expected_shapes,
+    lstm_name,
+    with_vocabulary,
+    write_model,
+    write_weights,
+)
 from elmo_fast.weights.families import SOFTMAX_FILE
 from elmo_fast.weights.options import Options
 from elmo_fast.weights.sources import vocabulary_in
 
-WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
 # AllenNLP's tensors of the projections that keep the size, which a model may lack, and their datasets.
 _OPTIONAL = {"_token_embedder._projection.weight": "CNN_proj/W_proj",
@@ -44,7 +48,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, softmax: bo
             raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP "
                                      "and bilm-tf support no other; got a forward model")
         encoder = {name: values for name, values in weights.items() if name not in SOFTMAX}
-        _write(folder, {"bidirectional": True, **config.model.to_dict()}, encoder, storage)
+        write_model(folder, {"bidirectional": True, **config.model.to_dict()}, encoder, **storage)
         if softmax:
             write_weights(folder / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, **storage)
         runs.copy_vocabulary(os.fspath(Path(run) / runs.VOCABULARY_FILE), folder)
@@ -68,10 +72,7 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
     _check_is_no_run(output)
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
         options = bilms[0].options
-        _write(folder, options.to_dict(), bilms[0].weights(), storage)
-        if options.vocabulary is not None:
-            text = "".join(f"{word}\n" for word in options.vocabulary)
-            (folder / runs.VOCABULARY_FILE).write_bytes(text.encode())
+        write_model(folder, options.to_dict(), bilms[0].weights(), options.vocabulary, **storage)
 
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
@@ -115,8 +116,3 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
 def _storage(float16: bool, mantissa_bits: int | None) -> dict[str, Any]:
     """Arguments of `write_weights`."""
     return {"dtype": np.float16 if float16 else np.float32, "mantissa_bits": mantissa_bits}
-
-
-def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], storage: dict) -> None:
-    write_weights(output / WEIGHTS_FILE, weights, **storage)
-    runs.write_json(output / runs.OPTIONS_FILE, {name: content[name] for name in content if name in NETWORK_KEYS})

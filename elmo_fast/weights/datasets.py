@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -15,17 +17,18 @@ from elmo_fast.arguments import check_count
 from elmo_fast.environment import memory_size
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import check_target
+from elmo_fast.files.atomic import check_target, write_bytes
 from elmo_fast.files.hdf5 import atomic_hdf5, datasets_of, open_hdf5
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.weights.families import BILM_TF, FAMILIES
-from elmo_fast.weights.options import N_CHARACTERS, Options
+from elmo_fast.weights.options import N_CHARACTERS, NETWORK_KEYS, Options
 from elmo_fast.weights.sources import ModelFiles
 
 _MANTISSA = 10  # bits of float16's
 _COMPRESSED = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 
+OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "options.json", "weights.hdf5", "vocab.txt"
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
 LSTM_DATASETS = ("W_0", "B", "W_P_0")
@@ -196,6 +199,18 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
                 raise ConfigurationError(f"{dataset}: expected values that float16 holds, got {np.abs(values).max():g}")
             file.create_dataset(dataset, data=stored, **_COMPRESSED if is_short and stored.size else {})
             stops.check()
+
+
+def write_model(folder: Path, content: Mapping[str, Any], weights: Weights, vocabulary: Sequence[str] | None = None,
+                dtype: type = np.float32, mantissa_bits: int | None = None) -> None:
+    """Write a model's files into a directory: `weights.hdf5` as `write_weights` does, `vocab.txt` if words are given,
+    and `options.json` with the keys of `content` that describe the network.
+    """
+    write_weights(folder / WEIGHTS_FILE, weights, dtype, mantissa_bits)
+    network = {name: content[name] for name in content if name in NETWORK_KEYS}
+    write_bytes(folder / OPTIONS_FILE, (json.dumps(network, indent=1) + "\n").encode())
+    if vocabulary is not None:
+        write_bytes(folder / VOCABULARY_FILE, "".join(f"{word}\n" for word in vocabulary).encode())
 
 
 def _rounded(values: np.ndarray, mantissa_bits: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
 from elmo_fast.weights.ids import CharacterIds, TokenIds, WordIds
 
 N_CHARACTERS = (261, 262)
+NETWORK_KEYS = "bidirectional", "lstm", "char_cnn", "n_tokens_vocab"
 # Larger than in any known model, like MOST_CELLS.
 MOST_LAYERS, MOST_WORDS = 1000, (1 << 31) - 1
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from elmo_fast.bench import run as bench_run
-from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.embedder import Embedder
 from tests.support.files import run, write_model
 
 
@@ -27,10 +27,10 @@ def test_the_rows_are_consistent(document):
 
 
 def test_wrong_numbers_end_the_run(tmp_path, monkeypatch):
-    original = LoadedElmo.vectors
-    monkeypatch.setattr(LoadedElmo, "vectors", lambda elmo, *arguments: (
-        vectors + (elmo.bilm.backend == "torch") for vectors in original(elmo, *arguments)))
-    with pytest.raises(RuntimeError, match="torch: expected numbers within 1e-05 of the reference path's, got"):
+    original = Embedder.stream
+    monkeypatch.setattr(Embedder, "stream", lambda embedder, *arguments: (
+        vectors + (embedder.model.backend == "torch") for vectors in original(embedder, *arguments)))
+    with pytest.raises(RuntimeError, match="torch: expected numbers within 1e-05 of the reference's, got"):
         bench_run.bench(write_model(tmp_path / "model"), "cpu", seconds=1.0)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import elmo_fast
-from elmo_fast import ElmoEmbedder, Options, random_weights
+from elmo_fast import ElmoEmbedder, Options, cli, random_weights
 from elmo_fast.engine.model import Model
 from elmo_fast.ops.backend import OPS, resolve
 from tests.support.engines import EXACT, isa, needs_native
@@ -189,6 +189,12 @@ def test_a_failure_is_reported_in_one_line_and_leaves_nothing(capsys, folder, mo
         assert_refused(result, "", status)
         assert message in result[2]
     assert "out.hdf5" not in names(folder) and not list(folder.glob("*.part"))
+
+
+@pytest.mark.parametrize("names", cli.COMMANDS.values(), ids=lambda names: names[0])
+def test_a_parser_of_a_command_has_the_commands_of_its_module(names):
+    (commands,) = (action.choices for action in cli.make_parser(names[-1])._actions if isinstance(action.choices, dict))
+    assert list(commands) == names
 
 
 def test_help_and_version(capsys):

@@ -195,6 +195,6 @@ def test_without_matplotlib(capsys, folder, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run(capsys, "compare", "a", "b", "-o", "a.png", "--model", model)
     assert result[:2] == (1, "") and result[2].count("\n") == 1
-    assert result[2].endswith('pip install ".[plots]" (in a checkout of elmo-fast)\n')
+    assert result[2].endswith('pip install "elmo-fast[plots]"\n')
     assert run(capsys, "compare", "a", "b", "-o", "a.html", "--model", model)[0] == 0
     assert run(capsys, "nearest", "in.txt", "--word", "play", "-o", "n.html", "--model", model)[0] == 0

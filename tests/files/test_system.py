@@ -44,7 +44,7 @@ for module in pkgutil.walk_packages(elmo_fast.__path__, "elmo_fast."):
         try:
             importlib.import_module(module.name)
         except ImportError as error:  # of an optional library
-            assert 'pip install ".[' in str(error) or (
+            assert 'pip install "elmo-fast[' in str(error) or (
                 error.name not in ("fcntl", "grp", "pwd", "resource") and "halted" not in str(error)), module
 elmo = elmo_fast.load("model")
 for _ in range(2):  # once in place of nothing, once of a file

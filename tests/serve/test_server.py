@@ -189,7 +189,7 @@ def test_a_port_in_use_and_a_bad_key_are_a_line(serve, capsys, tmp_path):
     assert status == 2 and "--api-key-file: expected one line with a key" in errors
     status, _, errors = run(capsys, "serve", "--api-key-file", tmp_path / "none")
     assert status == 2 and "none" in errors
-    for flags in (("--state", "carry"), ("--backend", "reference")):
+    for flags in (("--state", "carry"), ("--backend", "numpy")):
         status, _, errors = run(capsys, "serve", *flags)
         assert status == 2 and flags[1] in errors
 

@@ -279,7 +279,7 @@ def test_a_closed_stdin_is_refused(monkeypatch):
 def test_an_absent_library_names_its_extra(write, monkeypatch, name, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, f"{module}.parquet", None)
-    with pytest.raises(ImportError, match=rf'pip install "\.\[{extra}\]" [(]in a checkout of elmo-fast[)]$'):
+    with pytest.raises(ImportError, match=rf'pip install "elmo-fast\[{extra}\]"$'):
         open_texts(write(name, b""))
 
 

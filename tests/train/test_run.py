@@ -179,10 +179,10 @@ def test_extras_are_optional_without_a_warning(tmp_path, corpus, monkeypatch, ca
     with caplog.at_level(logging.WARNING):
         start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=3)
     last = read_log(tmp_path / "run")[-1]
-    assert last["kind"] == "note" and 'pip install ".[plots]"' in last["text"]
+    assert last["kind"] == "note" and 'pip install "elmo-fast[plots]"' in last["text"]
     assert "loss.png" not in names(tmp_path / "run") and not caplog.records
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r'pip install "\.\[tensorboard\]"'):
+    with pytest.raises(ImportError, match=r'pip install "elmo-fast\[tensorboard\]"'):
         start_or_resume(tmp_path / "other", **corpus, **QUIET, max_steps=3, tensorboard=True)
 
 

@@ -31,7 +31,7 @@ def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys):
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     for python, message, expected in (
         (program(tmp_path / "bare", f'exec {sys.executable} -S -E "$@"'),
-         'pip install ".[tensorflow]" (in a checkout of elmo-fast), or name', 1),
+         'pip install "elmo-fast[tensorflow]", or name', 1),
         (program(tmp_path / "dies", "echo bad luck >&2; exit 3"), "ended with status 3 (bad luck)", 1),
         (str(tmp_path / "absent"), "tensorflow_python: expected a Python, got", 2),
     ):

