@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from elmo_fast.environment import VERSION
 
 if TYPE_CHECKING:
+    from elmo_fast.compat.elmo_embedder import ElmoEmbedder
     from elmo_fast.embed.api import LoadedElmo, load
     from elmo_fast.embed.build_table import build_token_table, corpus_words, write_token_table
-    from elmo_fast.embed.elmo_embedder import ElmoEmbedder
     from elmo_fast.engine.table import TokenTable
     from elmo_fast.errors import ConfigurationError
     from elmo_fast.explore.comparison import compare
@@ -42,7 +42,7 @@ _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
     "explore.comparison": ("compare",),
     "explore.contexts": ("ContextIndex",),
-    "embed.elmo_embedder": ("ElmoEmbedder",),
+    "compat.elmo_embedder": ("ElmoEmbedder",),
     "vectors.open": ("Embeddings", "open_embeddings"),
     "text.readers": ("open_texts",),
     "nn.layers.batch_layout": ("BiLmOutput", "remove_boundaries"),

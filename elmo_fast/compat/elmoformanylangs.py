@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, check_path, shown
-from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+from elmo_fast.compat.elmo_embedder import ElmoEmbedder
 from elmo_fast.environment import extra
 from elmo_fast.nn.manylangs import ManyLangsBiLm
 from elmo_fast.text.batching import check_batch

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from elmo_fast.arguments import LAYERS, check_choice, check_count, check_path, gathered, shown
-from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+from elmo_fast.compat.elmo_embedder import ElmoEmbedder
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError

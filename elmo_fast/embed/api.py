@@ -89,9 +89,9 @@ class LoadedElmo:
 
     def __init__(self, source: "Embedder | BiLm"):
         if not isinstance(source, Embedder):
-            from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+            from elmo_fast.embed.bilm_embedder import BiLmEmbedder
 
-            source = ElmoEmbedder.from_bilm(source)
+            source = BiLmEmbedder(source)
         self.embedder, self.model = source, source.model
         self._name: str | None = None  # of the model, for `repr`
         self._opening = ModelOptions()

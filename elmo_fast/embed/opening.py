@@ -45,11 +45,11 @@ def read_files(files: ModelFiles, opening: ModelOptions) -> tuple[Options, Weigh
 def embedder_of(family: Family, options: Options, weights: Weights, opening: ModelOptions, device: str) -> Embedder:
     """As `open_embedder`, from arrays, which the embedder does not keep."""
     if check_backend(opening.backend) == "torch" or str(device) != "cpu":
-        from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+        from elmo_fast.embed.bilm_embedder import BiLmEmbedder
         from elmo_fast.ops.device import available_device
 
         bilm = pkgutil.resolve_name(family.bilm)(options, weights, opening)
-        return ElmoEmbedder.from_bilm(bilm.to(available_device(device)))
+        return BiLmEmbedder(bilm.to(available_device(device)))
     return Embedder(model_of(options, weights, opening), opening.state)
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+from elmo_fast.compat.elmo_embedder import ElmoEmbedder
 from elmo_fast.files import stops
 from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
 from tests.support.files import names, paths, start, write_model

@@ -27,7 +27,7 @@ INSTALL = 'pip install "elmo-fast[torch]"'
 # Rooms of torch, and the files in them that other rooms import.
 ROOMS = "nn", "ops", "train", "compat"
 FREE = "ops.backend", "ops.doctor", "train.config", "train.run_files", "compat.seqvec"
-OTHERS = "embed.elmo_embedder", "integrations.flair", "integrations.sentence_transformers"
+OTHERS = "embed.bilm_embedder", "integrations.flair", "integrations.sentence_transformers"
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 import elmo_fast
 from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddings
-from elmo_fast.embed.elmo_embedder import ElmoEmbedder
+from elmo_fast.compat.elmo_embedder import ElmoEmbedder
 from elmo_fast.vectors.layouts.arrays import write_arrays
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec

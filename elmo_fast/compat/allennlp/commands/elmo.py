@@ -7,11 +7,11 @@ import sys
 from typing import IO
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, LAYERS, check_file
+from elmo_fast.compat import elmo_embedder as embedder
 from elmo_fast.compat.allennlp.common.checks import ConfigurationError, raises_either
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
-from elmo_fast.embed import elmo_embedder as embedder
-from elmo_fast.embed.elmo_embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
+from elmo_fast.compat.elmo_embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 
 __all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError", "Elmo",
            "ElmoEmbedder", "batch_to_ids", "elmo_command"]

@@ -13,7 +13,7 @@ import torch
 from elmo_fast.arguments import check_count, check_file, check_path
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.compat.allennlp.common.checks import raises_either
-from elmo_fast.embed.elmo_embedder import torch_device
+from elmo_fast.compat.elmo_embedder import torch_device
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path
 from elmo_fast.nn.bilm import BiLm

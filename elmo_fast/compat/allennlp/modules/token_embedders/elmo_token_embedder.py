@@ -11,7 +11,7 @@ from elmo_fast.arguments import shown
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.compat.allennlp.common.checks import raises_either
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
-from elmo_fast.embed.elmo_embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
+from elmo_fast.compat.elmo_embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.nn.outside_graphs import outside_graphs
 

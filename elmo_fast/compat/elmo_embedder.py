@@ -1,7 +1,5 @@
 """`ElmoEmbedder`: tokenized sentences to NumPy arrays and HDF5 files, as AllenNLP's class of that name."""
 
-import contextlib
-import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
@@ -9,20 +7,14 @@ from typing import IO
 import numpy as np
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, LAYERS, check_choice, shown
-from elmo_fast.embed.embedder import Embedder
+from elmo_fast.embed.bilm_embedder import BiLmEmbedder
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import write_corpus
-from elmo_fast.engine.model import State
-from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
 from elmo_fast.nn.bilm import BiLm
-from elmo_fast.nn.layers.batch_layout import remove_boundaries
 from elmo_fast.nn.outside_graphs import outside_graphs
-from elmo_fast.nn.torch_model import TorchModel
-from elmo_fast.ops.device import to_host
-from elmo_fast.ops.numerics import full_precision
 from elmo_fast.text.batching import check_iterable, check_sentence
 from elmo_fast.text.readers import read_lines, scan
 from elmo_fast.vectors import layouts
@@ -35,7 +27,7 @@ with extra("torch"):
 DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE = (file.url for file in NAMED_MODELS["original"][0])
 
 
-class ElmoEmbedder(Embedder):
+class ElmoEmbedder(BiLmEmbedder):
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
     With `state="carry"`, as in AllenNLP, a sentence embedded twice gives different vectors. `options_file` and
@@ -59,58 +51,16 @@ class ElmoEmbedder(Embedder):
         return embedder
 
     def _take(self, bilm: BiLm, cuda_device: int) -> None:
-        self.elmo_bilm, self.cuda_device = bilm, cuda_device
-        super().__init__(TorchModel(bilm))
-
-    def copy(self, memo: dict) -> "ElmoEmbedder":
-        return self.from_bilm(copy.deepcopy(self.elmo_bilm, memo))
-
-    def __getstate__(self) -> dict:
-        return {"elmo_bilm": self.elmo_bilm, "cuda_device": self.cuda_device}
-
-    def __setstate__(self, state: dict) -> None:
-        self._take(state["elmo_bilm"], state["cuda_device"])
-
-    @property
-    def state(self) -> str:
-        return self.elmo_bilm.state
-
-    @property
-    def carried(self) -> State | None:
-        """The states that `elmo_bilm` carries."""
-        states = self.elmo_bilm.lstm._states
-        return states and tuple(value.detach().cpu().numpy() for value in states)
-
-    @carried.setter
-    def carried(self, states: State | None) -> None:
-        like = full_precision(self.elmo_bilm.lstm.like)
-        if states is not None or self.elmo_bilm.lstm._states is not None:
-            self.elmo_bilm.lstm._states = states and tuple(torch.from_numpy(value).to(like) for value in states)
-
-    def exclusive(self, carried: bool) -> contextlib.AbstractContextManager:
-        return self.elmo_bilm.lstm.exclusive(carried)
+        super().__init__(bilm)
+        self.cuda_device = cuda_device
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
         return self._padded(batch, self.elmo_bilm.state)
 
-    def _padded(self, batch: Sequence[Sequence[str]], state: str) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = self.elmo_bilm.token_source.batch_ids(batch)
-        with torch.no_grad():
-            output = self.elmo_bilm(ids, state=state)
-        inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]
-        return torch.stack([layer for layer, _ in inner], dim=1), inner[0][1].long()
-
     @outside_graphs
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
         return super().embed_batch(batch)
-
-    def batch(self, batch: list[tuple[str, ...]], state: str, stream: SlotStream | None = None) -> list[np.ndarray]:
-        if not self._runs_padded() or not batch or (len(batch) == 1 and not len(batch[0])):
-            return super().batch(batch, state, stream)
-        embeddings, mask = self._padded(batch, state)
-        padded = to_host(embeddings.float()).numpy()
-        return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]],
                         batch_size: int | None = None) -> Iterator[np.ndarray]:
@@ -120,10 +70,6 @@ class ElmoEmbedder(Embedder):
         check_iterable(sentences, "sentences")
         checked = (check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
         return self.stream(checked, batch_size)
-
-    def _runs_padded(self) -> bool:
-        """Whether batches run padded, by a call of the module: for the reference backend, or if it has hooks."""
-        return self.elmo_bilm.backend == "reference" or not self.elmo_bilm.is_plain
 
     def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
                    batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,
