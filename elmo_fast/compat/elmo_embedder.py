@@ -46,7 +46,7 @@ class ElmoEmbedder(BiLmEmbedder):
     def from_bilm(cls, bilm: BiLm) -> "ElmoEmbedder":
         """An embedder of a biLM in memory, on the biLM's device."""
         embedder = cls.__new__(cls)
-        device = bilm.lstm.like.device
+        device = bilm.like.device
         embedder._take(bilm, -1 if device.index is None else device.index)
         return embedder
 

@@ -54,7 +54,7 @@ class BiLmEmbedder(Embedder):
 
     @carried.setter
     def carried(self, states: State | None) -> None:
-        like = full_precision(self.elmo_bilm.lstm.like)
+        like = full_precision(self.elmo_bilm.like)
         if states is not None or self.elmo_bilm.lstm._states is not None:
             self.elmo_bilm.lstm._states = states and tuple(torch.from_numpy(value).to(like) for value in states)
 

@@ -149,21 +149,20 @@ class BiLm(OutsideGraphs):
 
         Raises `RuntimeError` while a CUDA graph is captured, as all calls that need token vectors do.
         """
-        like = self._like
+        like = self.like
         refuse_capture(like.device)
         source = self._modules.get("_token_embedder")  # None if a user of cached words has deleted it
         return TokenEncoder(source, self._table, self._modules.get("_word_embedding"), like.device, self.backend,
                             self._precision)
 
     @property
-    def _like(self) -> torch.Tensor:
+    def like(self) -> torch.Tensor:
         """A parameter, with the device and type of all."""
-        lstm = self._elmo_lstm
-        return lstm.like if isinstance(lstm, ElmoLstm) else next(tensors_of(self))
+        return next(tensors_of(self))
 
     @property
     def _precision(self) -> str:
-        return self.precision if self._like.dtype in (torch.float32, torch.float64) else "medium"
+        return self.precision if self.like.dtype in (torch.float32, torch.float64) else "medium"
 
     @property
     def computes_in(self) -> str:
@@ -196,11 +195,11 @@ class BiLm(OutsideGraphs):
         with torch.no_grad(), numerics(self._precision, tokens.device):
             ids = source.token_ids([*source.boundaries, *words]).to(tokens.device)
             vectors = torch.cat([source.encode_rows(rows, self.backend) for rows in ids.split(1024)])
-        self._word_embedding = WordCache(vectors[2:], vectors[:2], self._like.requires_grad)
+        self._word_embedding = WordCache(vectors[2:], vectors[:2], self.like.requires_grad)
 
     def warmup(self) -> None:
         """On a GPU, compile, load and tune the kernels and pack the weights, so that the first call is fast."""
-        if self._like.device.type == "cuda":
+        if self.like.device.type == "cuda":
             self._token_embedder.warmup(self.backend)
             with torch.no_grad():
                 self.embed_tokens([[]], "zero")
@@ -274,7 +273,7 @@ class BiLm(OutsideGraphs):
     def begin(self, slots: int, state: str | None = None) -> RunState:
         """The state in which `slots` slots start; `state` is by default the model's."""
         state = self._state_of_call(state)
-        return self._elmo_lstm.begin(slots, full_precision(self._like), state == "carry", self._initial_state(state))
+        return self._elmo_lstm.begin(slots, full_precision(self.like), state == "carry", self._initial_state(state))
 
     def _kept_vectors(self, encoder: TokenEncoder) -> KeptVectors | None:
         """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
@@ -310,7 +309,7 @@ class BiLm(OutsideGraphs):
         if not writes:
             made = all_in_text_order(vectors, index, layers, schedule.tokens, places, len(index) if mask is None else
                                      len(mask))
-        return [layer.to(self._like.dtype) for layer in made]
+        return [layer.to(self.like.dtype) for layer in made]
 
     def _state_of_call(self, state: str | None) -> str:
         """The state that a call names, by default the model's."""
@@ -334,7 +333,7 @@ class BiLm(OutsideGraphs):
         source, lstm, (first, last) = self._token_embedder, self._elmo_lstm, self._token_embedder.boundaries
         tokens = [token for sentence in self.warm_text for token in (first, *sentence, last)]
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
-        device = self._like.device
+        device = self.like.device
         with torch.no_grad(), numerics("highest", device):
             vectors = source.encode_rows(to_device(source.token_ids(tokens), device), self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))

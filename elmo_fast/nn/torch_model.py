@@ -30,7 +30,7 @@ class TorchModel:
     backend: str = property(lambda self: self.bilm.backend)
     warm_text: tuple[Sequence[str], ...] = property(lambda self: self.bilm.warm_text)
     token_table: TokenTable | None = property(lambda self: self.bilm.token_table)
-    device: torch.device = property(lambda self: self.bilm.lstm.like.device)
+    device: torch.device = property(lambda self: self.bilm.like.device)
 
     @property
     def fingerprint(self) -> str:
@@ -46,7 +46,7 @@ class TorchModel:
     def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
         if state != "carry":
             return RunState(*map(_on_host, self.bilm.begin(slots, state)))
-        zeros = _on_host(self.bilm.lstm.zero_state(slots, full_precision(self.bilm.lstm.like)))
+        zeros = _on_host(self.bilm.lstm.zero_state(slots, full_precision(self.bilm.like)))
         for values, old in zip(zeros, carried or ()):
             values[:, : old.shape[1]] = old[:, :slots]
         return RunState(zeros, None)
@@ -55,7 +55,7 @@ class TorchModel:
     def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
             addresses: np.ndarray) -> RunState:
         bilm, lstm = self.bilm, self.bilm.lstm
-        device, precision = lstm.like.device, bilm.tokens.precision
+        device, precision = bilm.like.device, bilm.tokens.precision
         with torch.no_grad(), numerics(precision, device):
             begin = carried.RunState(*(None if part is None else tuple(
                 torch.from_numpy(values).to(device) for values in part) for part in state))

@@ -133,7 +133,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
             self._streams.pop(stream, None)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
-        return self.bilm.lstm.like.new_zeros(shape)
+        return self.bilm.like.new_zeros(shape)
 
     def _check_ids(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Check ids and return them on the model's device, with the mask of tokens, bool [n, T]."""
@@ -153,7 +153,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
             raise ValueError(f"ids: expected integers of shape [{', '.join(axes)}], got shape {tuple(ids.shape)}")
         if ids.numel() and ids.min() < 0:
             raise ValueError(f"ids: expected integers of at least 0, got {int(ids.min())}")
-        ids = ids.to(self.bilm.lstm.like.device)
+        ids = ids.to(self.bilm.like.device)
         return ids, (ids > 0).any(2) if self.use_character_inputs else ids > 0
 
 
