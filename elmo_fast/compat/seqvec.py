@@ -34,10 +34,12 @@ from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.arrays import WRITERS, write_arrays
 from elmo_fast.vectors.layouts.table import layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Selection, Target
+from elmo_fast.weights.datasets import check_is_hdf5
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import MODEL_NAMES, ModelFiles, find_model, is_name
 
 if TYPE_CHECKING:
+    from elmo_fast.compat.elmo_embedder import ElmoEmbedder
     from elmo_fast.embed.embedder import Embedder
 
 _DEFAULT_DIRECTORY = "model"
@@ -47,18 +49,30 @@ logger = logging.getLogger(__name__)
 
 
 def get_elmo_model(model_dir: str | os.PathLike | None, cpu: bool, *, device: str | None = None,
-                   opening: ModelOptions | None = None, **arguments) -> "Embedder":
+                   **arguments) -> "ElmoEmbedder":
     """Load the model in a directory or archive, or of a name or URL (see `find_model`), on the first GPU unless `cpu`.
 
     None is the directory `model` if it exists. If it does not, and for an empty directory, the published model is
-    downloaded into the cache. `FileNotFoundError` for another path that does not exist. `arguments` are fields of
-    `ModelOptions`, and `device`, in place of `cpu`, as in `load`. On a GPU, and with the backend `torch`, the model is
-    an `ElmoEmbedder`.
+    downloaded into the cache. `FileNotFoundError` for another path that does not exist. `arguments` are keyword
+    arguments of `ElmoEmbedder`, and `device`, in place of `cpu`, as in `load`.
     """
-    files, opening = _find(model_dir), gathered(ModelOptions, arguments, opening)
+    files = _find(model_dir)
+    from elmo_fast.compat.elmo_embedder import ElmoEmbedder
+    from elmo_fast.ops.device import available_device
+
+    index = available_device("cpu" if cpu else device).index
+    return ElmoEmbedder(files.options_file, files.weight_file, -1 if index is None else index, **arguments)
+
+
+def _open(model_dir: str | os.PathLike | None, cpu: bool, device: str | None = None,
+          opening: ModelOptions | None = None, **arguments) -> "Embedder":
+    """As `get_elmo_model`, without torch on the CPU."""
+    files = _find(model_dir)
     from elmo_fast.embed.opening import default_device, open_embedder
 
-    return open_embedder(files, opening, "cpu" if cpu else device or default_device())
+    check_is_hdf5(files)
+    device = "cpu" if cpu else device or default_device()
+    return open_embedder(files, gathered(ModelOptions, arguments, opening), device)
 
 
 def _find(model_dir: str | os.PathLike | None) -> ModelFiles:
@@ -75,7 +89,7 @@ def _find(model_dir: str | os.PathLike | None) -> ModelFiles:
 
 @functools.lru_cache(maxsize=1)
 def _cpu_model(model_dir: str | os.PathLike | None, **arguments) -> "Embedder":
-    return get_elmo_model(model_dir, cpu=True, **arguments)
+    return _open(model_dir, cpu=True, **arguments)
 
 
 def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
@@ -161,14 +175,14 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
     """Yield the identifier and embedding (see `process_embedding`) of every sequence, shortest first.
 
     A batch ends when it has more than `batchsize` residues, or after a sequence longer than half of `batchsize`. Input
-    and model (`get_elmo_model` with `arguments`) are read when the iteration starts.
+    and model (`arguments` are fields of `ModelOptions`) are read when the iteration starts.
     """
     check_count("batchsize", batchsize)
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
 
     def embeddings():
         ordered = _sorted_by_length(read_fasta_file(seq_dir, split_char, id_field))
-        model = get_elmo_model(model_dir, cpu, **arguments)
+        model = _open(model_dir, cpu, **arguments)
         with progress_bar(len(ordered), "sequences", progress) as bar:
             for batch in _batches(ordered, batchsize):
                 for identifier, layers in embed_with_fallback(batch, model, model_dir):
@@ -213,7 +227,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
                        dtype=check_choice("dtype", options.dtype, STORAGES, ConfigurationError))
     with locked(output_path) as part:
         ordered = _sorted_by_length(read_fasta_file(input_path, split_char, id_field))
-        model = get_elmo_model(model_dir, cpu, device=options.device, opening=options)
+        model = _open(model_dir, cpu, options.device, options)
         from elmo_fast.embed.embedder import Runner
         from elmo_fast.embed.run import write_corpus
 
@@ -266,7 +280,8 @@ def _embed_alone(identifier: str, sequence: str, model: "Embedder", model_dir) -
     try:
         return model.embed_sentence(list(sequence))
     except RuntimeError as error:
-        if getattr(model, "cuda_device", 0) < 0:
+        device = getattr(getattr(model, "model", None), "device", None)
+        if getattr(model, "cuda_device", -1 if str(device) == "cpu" else 0) < 0:
             raise
         logger.error("RuntimeError for %s with %d residues: %s", identifier, len(sequence), error)
         logger.error("Single sequence processing failed. Switching to CPU now. This slows down the embedding process.")

@@ -103,7 +103,7 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     assert vectors.shape == (7, 11) and vectors.dtype == torch.float32 and vectors.device.type == "cuda"
     assert first.dtype == dtype
     with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
-        char_cnn(torch.tensor([[0, 262]]), real["char_embed"], [(real["CNN/W_cnn_0"], real["CNN/b_cnn_0"])], "relu")
+        char_cnn(torch.tensor([[0, 262]]), weights["char_embed"], filters, "relu")
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (2, 5, 7)])
