@@ -1,13 +1,13 @@
 """A model at rest: its weights, packed or plain, which nothing changes; threads share it.
 
-`Model` has what the implementations share. An implementation has `_encode` (ids to vectors) and `_layers` (all LSTM
-layers over a schedule): `native` on the C++ engine, `reference` in NumPy.
+`Model` has what the implementations share. An implementation has `_encode` (ids to vectors) and `run` (all LSTM layers
+over a schedule): `native` on the C++ engine, `reference` in NumPy.
 """
 
 import ctypes
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +74,7 @@ class Model(ABC):
             values[:, : old.shape[1]] = old[:, :slots]
         return RunState(zeros, None)
 
+    @abstractmethod
     def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
             addresses: np.ndarray) -> RunState:
         """Run all LSTM layers over the packed rows of a schedule; returns the state after the last.
@@ -82,7 +83,6 @@ class Model(ABC):
         [L, 2, S]: where each layer writes the output float32 [P] of each direction at each packed row, in memory that
         the caller keeps; no two are equal. `state` is not changed.
         """
-        return run_in_order(self._layers, vectors, rows, schedule, state, addresses)
 
     @functools.cached_property
     def _warm(self) -> State:
@@ -101,23 +101,19 @@ class Model(ABC):
     def _encode(self, ids: np.ndarray) -> np.ndarray:
         """Ids int32 [N, ...] -> float32 [N, P]."""
 
-    @abstractmethod
-    def _layers(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: State,
-                initial: State | None, addresses: np.ndarray) -> None:
-        """`run`, with the slots of `state` in the order of the schedule; changes `state`."""
+
+def in_schedule_order(state: State, schedule: Schedule) -> State:
+    """A contiguous copy of a state, float32, with the slots in the order of the schedule."""
+    if schedule.is_in_order:
+        return tuple(np.array(values, np.float32, order="C") for values in state)
+    return tuple(values.take(schedule.slots, 1).astype(np.float32, copy=False) for values in state)
 
 
-def run_in_order(layers: Callable[..., None], vectors: np.ndarray, rows: np.ndarray, schedule: Schedule,
-                 state: RunState, addresses: np.ndarray) -> RunState:
-    """`Model.run` by `layers`, which are `Model._layers`."""
-    slots = None if schedule.is_in_order else schedule.slots
-    last = tuple(np.array(values, np.float32) if slots is None else values.take(slots, 1) for values in state.last)
-    layers(np.ascontiguousarray(vectors, np.float32), np.ascontiguousarray(rows, np.int32), schedule, last,
-           state.initial, addresses)
-    if slots is not None:
-        order = np.argsort(slots)
-        last = tuple(values.take(order, 1) for values in last)
-    return RunState(last, state.initial)
+def in_slot_order(state: State, schedule: Schedule) -> State:
+    """The inverse of `in_schedule_order`."""
+    if schedule.is_in_order:
+        return state
+    return tuple(values.take(np.argsort(schedule.slots), 1) for values in state)
 
 
 def addresses_of(outputs: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from elmo_fast.engine.backend import effective_precision, native_module, number_of
-from elmo_fast.engine.model import Model, State
+from elmo_fast.engine.model import Model, RunState, in_schedule_order, in_slot_order
 from elmo_fast.engine.schedule import Schedule
 from elmo_fast.environment import cores
 from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, Weights, lstm_name
@@ -38,8 +38,7 @@ class NativeModel(Model):
     def _encode(self, ids: np.ndarray) -> np.ndarray:
         return self._packed.encode(ids) if self._embedding is None else self._embedding[ids - 1]
 
-    def _layers(self, *arguments) -> None:
-        self._packed.run(*arguments)
+    run = property(lambda self: self._packed.run)
 
 
 class PackedWeights:
@@ -69,10 +68,11 @@ class PackedWeights:
         self._model.encode(ids.ctypes.data, _address(words), len(ids), vectors.ctypes.data, threads())
         return vectors
 
-    def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: State,
-            initial: State | None, addresses: np.ndarray) -> None:
-        """`Model._layers`."""
-        h, c = state
+    def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
+            addresses: np.ndarray) -> RunState:
+        """`Model.run`."""
+        vectors, rows = np.ascontiguousarray(vectors, np.float32), np.ascontiguousarray(rows, np.int32)
+        (h, c), initial = in_schedule_order(state.last, schedule), state.initial
         self._model.run(
             vectors=vectors.ctypes.data, vector_count=len(vectors), rows=rows.ctypes.data,
             steps=len(schedule.batch_sizes), batch_sizes=schedule.batch_sizes.ctypes.data, packed_rows=rows.shape[1],
@@ -80,6 +80,7 @@ class PackedWeights:
             initial_h=0 if initial is None else initial[0].ctypes.data,
             initial_c=0 if initial is None else initial[1].ctypes.data, outputs=addresses.ctypes.data,
             slots=h.shape[1], h=h.ctypes.data, c=c.ctypes.data, threads=threads())
+        return RunState(in_slot_order((h, c), schedule), initial)
 
 
 def on_this_machine(precision: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elmo_fast.engine.model import Model, State, write_rows
+from elmo_fast.engine.model import Model, RunState, State, in_schedule_order, in_slot_order, write_rows
 from elmo_fast.engine.schedule import Schedule
 from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, Weights, lstm_name
 from elmo_fast.weights.opening import WARM_TEXT
@@ -95,17 +95,18 @@ class NumpyModel(Model):
     def _encode(self, ids: np.ndarray) -> np.ndarray:
         return token_vectors(ids, self._weights, self.options).astype(np.float32, copy=False)
 
-    def _layers(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: State,
-                initial: State | None, addresses: np.ndarray) -> None:
-        sizes = self.options.lstm
+    def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
+            addresses: np.ndarray) -> RunState:
+        sizes, initial, last = self.options.lstm, state.initial, in_schedule_order(state.last, schedule)
         clips = sizes.cell_clip or math.inf, sizes.proj_clip or math.inf
         inputs = [vectors[rows[direction]] for direction in DIRECTIONS]
         for layer in range(sizes.n_layers):
             for direction in DIRECTIONS:
-                begin = tuple(values[layer].reshape(len(values[layer]), 2, -1)[:, direction] for values in state)
+                begin = tuple(values[layer].reshape(len(values[layer]), 2, -1)[:, direction] for values in last)
                 first = initial and tuple(values[layer].reshape(2, -1)[direction] for values in initial)
                 weights = [self._weights.get(lstm_name(direction, layer, name)) for name in LSTM_DATASETS]
                 x = inputs[direction].astype(next(iter(self._weights.values())).dtype, copy=False)
                 out = lstm(x, schedule.batch_sizes, begin, first, schedule.sequence_starts, weights, *clips)
                 inputs[direction] = out + x if layer and sizes.use_skip_connections else out
                 write_rows(inputs[direction], addresses[layer, direction])
+        return RunState(in_slot_order(last, schedule), initial)

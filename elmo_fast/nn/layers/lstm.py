@@ -198,7 +198,7 @@ class ElmoLstm(Stateful):
         packed = self._packed(effective_precision(precision))
         begin = engine.RunState(*(part and tuple(value.detach().float().contiguous().numpy() for value in part)
                                   for part in state))
-        last = engine.run_in_order(packed.run, vectors.detach().float().numpy(), rows, schedule, begin, addresses).last
+        last = packed.run(vectors.detach().float().numpy(), rows, schedule, begin, addresses).last
         return tuple(map(torch.from_numpy, last))
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, state: RunState,
