@@ -91,10 +91,14 @@ def _words(value: torch.Tensor) -> np.ndarray | None:
 
 
 def is_plain(module: nn.Module, forwards: frozenset) -> bool:
-    """Whether the module and all its parts have a `forward` of this set of functions, and no hooks."""
-    return not any(getattr(torch_module, f"_global{kind}") for kind in _HOOKS) and all(
-        type(part).forward in forwards and "forward" not in vars(part) and not any(map(vars(part).get, _HOOKS))
-        for part in module.modules())
+    """Whether the module and all its parts are ours, and have no hooks."""
+    return are_ours(module, forwards) and not any(getattr(torch_module, f"_global{kind}") for kind in _HOOKS) and (
+        not any(any(map(vars(part).get, _HOOKS)) for part in module.modules()))
+
+
+def are_ours(module: nn.Module, forwards: frozenset) -> bool:
+    """Whether the module and all its parts have a `forward` of this set of functions."""
+    return all(type(part).forward in forwards and "forward" not in vars(part) for part in module.modules())
 
 
 def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:

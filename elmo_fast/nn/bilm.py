@@ -11,7 +11,6 @@ import torch
 
 from elmo_fast.arguments import STATES, check_choice, check_path, gathered
 from elmo_fast.engine.backend import check_backend
-from elmo_fast.engine.model import addresses_of
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.engine.schedule import batch_schedule, make_schedule
 from elmo_fast.engine.table import TokenTable
@@ -221,7 +220,7 @@ class BiLm(OutsideGraphs):
         the model's. Raises `ValueError` for ids of another shape, type or range.
 
         If a part (`_token_embedder`, `_word_embedding`, `_elmo_lstm`) or a part of it has hooks or was replaced, the
-        parts are called as modules, with AllenNLP's arguments and results, except with `"present"`.
+        parts are called as modules, with AllenNLP's arguments and results; with `"present"` the LSTM alone.
 
         Ids on a GPU are copied to the host, the only time that the call waits for the GPU. Raises `RuntimeError` while
         a CUDA graph is captured.
@@ -239,22 +238,18 @@ class BiLm(OutsideGraphs):
     @property
     def is_plain(self) -> bool:
         """Whether the parts need not be called: they are ours, without hooks."""
-        source, words = self._modules.get("_token_embedder"), self._modules.get("_word_embedding")
-        return (isinstance(self._elmo_lstm, ElmoLstm) and self._elmo_lstm.is_plain
-                and (source is None or (isinstance(source, TokenSource) and source.is_plain))
+        source, words = map(self._modules.get, ("_token_embedder", "_word_embedding"))
+        return (self._has_plain_lstm() and (source is None or (isinstance(source, TokenSource) and source.is_plain))
                 and (words is None or is_plain(words, frozenset({WordCache.forward}))))
+
+    def _has_plain_lstm(self) -> bool:
+        return isinstance(self._elmo_lstm, ElmoLstm) and self._elmo_lstm.is_plain
 
     @outside_graphs
     @threads_of_a_child()
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
         return self.tokens.strings(check_sentence(tokens, "tokens"))
-
-    @outside_graphs
-    def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """Vectors without context of tokens given as ids above zero: int [N, C], or word ids [N] -> [N, P]."""
-        vectors, index, _ = self.tokens.batch(ids[None], "present")
-        return vectors[index]
 
     @outside_graphs
     @threads_of_a_child()
@@ -278,7 +273,8 @@ class BiLm(OutsideGraphs):
     def _kept_vectors(self, encoder: TokenEncoder) -> KeptVectors | None:
         """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
         source = encoder.source
-        if source is None or needs_gradient(source.tensors()) or not self._elmo_lstm.can_write(self.backend):
+        if source is None or needs_gradient(source.tensors()) or not (
+                self._has_plain_lstm() and self._elmo_lstm.can_write(self.backend)):
             return None
         return functools.partial(vectors_of_ids, self._spare, encoder.key)
 
@@ -291,6 +287,10 @@ class BiLm(OutsideGraphs):
         Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
         """
         schedule, lstm = batch_schedule(lengths), self._elmo_lstm
+        if not self._has_plain_lstm():
+            made = by_parts.run(lstm, vectors[index], lengths, state == "carry", self._initial_state(state))
+            return made if mask is None else [layer.new_zeros(len(mask), layer.shape[1]).masked_scatter(
+                mask[:, None].to(layer.device), layer) for layer in made]
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
         places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
         writes = lstm.can_write(self.backend) and not needs_gradient([vectors])
@@ -338,9 +338,8 @@ class BiLm(OutsideGraphs):
             vectors = source.encode_rows(to_device(source.token_ids(tokens), device), self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
             begin = RunState(lstm.zero_state(1, full_precision(vectors)), None)
-            if lstm.can_write(self.backend):
-                outputs = np.empty((lstm.num_layers, 2, lengths.sum(), lstm.hidden_size), np.float32)
-                h, c = lstm.write(vectors, schedule.tokens, schedule, begin, addresses_of(outputs))
+            if not lstm.has_own_cells:
+                h, c = by_parts.state_after(lstm, vectors, lengths)
             else:
                 _, (h, c) = lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, begin, self.backend)
         return h[:, 0], c[:, 0]

@@ -1,5 +1,6 @@
 """A biLM run by calls of its parts, with AllenNLP's arguments and results: where parts have hooks or were replaced."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,14 +23,46 @@ def forward(tokens: TokenEncoder, lstm: nn.Module, ids: torch.Tensor | None, wor
         if isinstance(module, (CharacterEncoder, ElmoLstm)):
             module.precision, module.backend = tokens.precision, tokens.backend
     vectors, mask = _token_layer(tokens, ids, words)
+    layers = _call(lstm, vectors, mask, carried, initial_state)
+    token_layer = torch.cat([vectors, vectors], dim=-1) * mask[..., None]
+    return BiLmOutput([token_layer, *layers.unbind(0)], mask > 0)
+
+
+def run(lstm: nn.Module, vectors: torch.Tensor, lengths: np.ndarray, carried: bool,
+        initial_state: State | None) -> list[torch.Tensor]:
+    """All layers of sentences laid end to end, [N, 2 P], token layer first, by a call of the LSTM as a module.
+
+    `vectors` [N, P] are those of the tokens, `lengths` int [sentences] count them.
+    """
+    counts = torch.from_numpy(lengths).to(vectors.device)
+    mask = torch.arange(int(lengths.max(initial=0)), device=vectors.device) < counts[:, None]
+    padded = vectors.new_zeros(*mask.shape, vectors.shape[1])
+    padded[mask] = vectors
+    layers = _call(lstm, padded, mask.long(), carried, initial_state)
+    return [torch.cat([vectors, vectors], dim=1), *(layer[mask] for layer in layers)]
+
+
+def state_after(lstm: ElmoLstm, vectors: torch.Tensor, lengths: np.ndarray) -> State:
+    """The state (h [L, 1, 2 P], c [L, 1, 2 D]) after sentences that follow each other from zeros; see `run`."""
+    with lstm.exclusive(True):
+        before, lstm._states = lstm._states, None
+        try:
+            for sentence in vectors.split(lengths.tolist()):
+                lstm(sentence[None], sentence.new_ones(1, len(sentence), dtype=torch.int64), carried=True)
+            return lstm._states
+        finally:
+            lstm._states = before
+
+
+def _call(lstm: nn.Module, vectors: torch.Tensor, mask: torch.Tensor, carried: bool,
+          initial_state: State | None) -> torch.Tensor:
+    """The LSTM's result [layers, B, T, 2 P] for vectors [B, T, P] and a mask int64 [B, T]."""
     arguments = {}
     if isinstance(lstm, ElmoLstm) and initial_state is not None:
         arguments["initial_state"] = initial_state
     if isinstance(lstm, ElmoLstm) and carried != (lstm.stateful and initial_state is None):
         arguments["carried"] = carried
-    layers = lstm(vectors, mask, **arguments)  # [layers, B, T + 2, 2 P]
-    token_layer = torch.cat([vectors, vectors], dim=-1) * mask[..., None]
-    return BiLmOutput([token_layer, *layers.unbind(0)], mask > 0)
+    return lstm(vectors, mask, **arguments)
 
 
 def _token_layer(tokens: TokenEncoder, ids: torch.Tensor | None,

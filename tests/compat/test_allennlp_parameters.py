@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.utils import parametrize
 
-from elmo_fast import batch_to_ids
+from elmo_fast import BiLm, batch_to_ids
 from elmo_fast.compat.allennlp import Elmo
 from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES
@@ -185,3 +185,25 @@ def test_quantized_parts(files):
     plain = layers(model(files))
     error = (layers(quantized) - plain).norm() / plain.norm()
     assert 1e-4 < error < 0.1
+
+
+@pytest.mark.parametrize("state", ["zero", "carry", "warm"])
+def test_every_call_of_a_bilm_uses_replaced_cells(files, state):
+    """Ids with and without boundaries, and strings."""
+    def edited(call):
+        bilm = BiLm.from_files(*files, state=state)
+        call(bilm._elmo_lstm)
+        return bilm
+
+    def replaced(lstm):
+        lstm.forward_layer_1.state_linearity = Low(lstm.forward_layer_1.state_linearity)
+
+    bounded = batch_to_ids([["<S>", *sentence, "</S>"] for sentence in SENTENCES])
+    calls = (lambda bilm: bilm(IDS).activations, lambda bilm: bilm(bounded, "present").activations,
+             lambda bilm: bilm.embed_tokens(SENTENCES)[0])
+    for call in calls:
+        by_parts, plain = edited(replaced), edited(lambda lstm: merged(
+            lstm.forward_layer_1.state_linearity, Low(lstm.forward_layer_1.state_linearity)))
+        for _ in range(2):
+            for actual, expected in zip(call(by_parts), call(plain), strict=True):
+                assert torch.allclose(actual, expected, atol=SAME_MODEL)

@@ -136,7 +136,7 @@ def test_a_model_of_words_looks_them_up():
     bilm = BiLm(WORD_IDS, values, state="zero", backend="native")
     for model in (NativeModel(WORD_IDS, values), NumpyModel(WORD_IDS, values)):
         ids = np.array([1, 9, 4], np.int32)
-        np.testing.assert_array_equal(model._encode(ids), bilm.encode_ids(torch.from_numpy(ids)).numpy())
+        np.testing.assert_array_equal(model._encode(ids), bilm.token_source.encode_rows(torch.from_numpy(ids)).numpy())
 
 
 def test_what_the_engine_does_not_support_is_named():

@@ -16,7 +16,7 @@ CALLS = {
     "sentences": lambda model: model.embed_tokens(SENTENCES),
     "texts": lambda model: LoadedElmo(model).embed(["a b"]),
     "tokens": lambda model: model.encode(["a"]),
-    "ids of tokens": lambda model: model.encode_ids(ROWS),
+    "ids of tokens": lambda model: model.tokens.batch(ROWS[None], "present"),
     "cached words": lambda model: model.cache_words(["a"]),
     "encoder": lambda model: model.token_source(IDS),
     "layers": lambda model: model.lstm(VECTORS, MASK),

@@ -112,7 +112,8 @@ class BidirectionalLanguageModel(OutsideGraphs):
         ids, mask = self._check_ids(ids)
         vectors = self._zeros(*mask.shape, self.bilm.get_output_dim() // 2)
         if mask.any():
-            vectors[mask] = self.bilm.encode_ids(ids[mask]).to(vectors.dtype)
+            unique, index, _ = self.bilm.tokens.batch(ids[mask][None], "present")
+            vectors[mask] = unique[index].to(vectors.dtype)
         return vectors
 
     def lstm_init_states(self, stream: Hashable = "") -> dict[str, list[list[torch.Tensor]]]:

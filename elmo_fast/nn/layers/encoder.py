@@ -11,7 +11,7 @@ from elmo_fast.engine.backend import check_backend, effective_precision
 from elmo_fast.engine.native import PackedWeights, on_this_machine
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.nn.at_rest import AtRest, is_plain
+from elmo_fast.nn.at_rest import AtRest, is_plain, tensors_of
 from elmo_fast.nn.layers import layout
 from elmo_fast.nn.layers.batch_layout import add_boundaries, checked_mask, unique_rows
 from elmo_fast.nn.layers.cell import linear_of
@@ -173,9 +173,7 @@ class CharacterEncoder(OutsideGraphs):
 
     def tensors(self) -> list[torch.Tensor]:
         """All parameters."""
-        parts = [part for part in (*self._convolutions, *self._highways._layers, self._projection) if part is not None]
-        tensors = [self._char_embedding_weights, *(value for part in parts for value in (part.weight, part.bias))]
-        return tensors if self.word_embed is None else [*tensors, self.word_embed]
+        return list(tensors_of(self))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Weights by dataset name, in bilm-tf's layout and in file order.

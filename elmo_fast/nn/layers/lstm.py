@@ -14,7 +14,7 @@ from elmo_fast.engine.native import PackedWeights, on_this_machine
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.engine.schedule import Schedule, make_schedule
 from elmo_fast.files.downloads import fetch
-from elmo_fast.nn.at_rest import AtRest, is_plain
+from elmo_fast.nn.at_rest import AtRest, are_ours, is_plain, tensors_of
 from elmo_fast.nn.layers.batch_layout import in_text_order
 from elmo_fast.nn.layers.carried import CarriedStates, RunState, Stateful
 from elmo_fast.nn.layers.cell import LstmCellWithProjection, check_lstm
@@ -125,10 +125,14 @@ class ElmoLstm(Stateful):
             (cell.memory_cell_clip_value, cell.state_projection_clip_value) == (options.cell_clip, options.proj_clip)
             for cell in (*self.forward_layers, *self.backward_layers))
 
+    @property
+    def has_own_cells(self) -> bool:
+        """Whether the cells are ours, with or without hooks."""
+        return are_ours(self, _FORWARDS)
+
     def tensors(self) -> list[torch.Tensor]:
-        """All parameters, layer by layer, those of the forward direction first."""
-        return [value for cells in zip(self.forward_layers, self.backward_layers) for cell in cells
-                for value in cell.parameters_in_order() if value is not None]
+        """All parameters."""
+        return list(tensors_of(self))
 
     def layer_weights(self) -> list[Layer]:
         """(W, B, W_P or None) of both directions of every layer, in bilm-tf's layout.
