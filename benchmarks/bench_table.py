@@ -154,7 +154,7 @@ def building_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict]
     def reference() -> int:
         with torch.no_grad(), numerics("highest", ids.device):
             for piece in ids.split(arguments.reference_batch):
-                encoder(piece, "reference")
+                encoder.encode_rows(piece, "reference")
         return len(ids)
 
     def build(precision: str, chosen: list[str]):
@@ -169,10 +169,10 @@ def building_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict]
         return turn
 
     with torch.no_grad():
-        expected = encoder(ids[:256], "reference").numpy()
+        expected = encoder.encode_rows(ids[:256], "reference").numpy()
     turns, errors = {("vectors", "reference", "highest"): reference}, {}
     for precision in precisions(arguments):
-        found = build(precision, some[:256]).vectors(np.arange(len(expected))).numpy()
+        found = build(precision, some[:256]).vectors(np.arange(len(expected)))
         errors[precision] = agreement.relative_error([found], [expected])
         agreement.require(f"building in {model} in {precision} against reference", errors[precision],
                           agreement.limit(precision))

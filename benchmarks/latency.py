@@ -21,14 +21,14 @@ import torch
 
 from benchmarks import common, models, workloads
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine.backend import native_module
+from elmo_fast.engine.native import NativeModel
 from elmo_fast.environment import cores
-from elmo_fast.nn.bilm import BiLm
-from elmo_fast.nn.lookup import TokenEncoder
 
 TOKENS = (1, 5, 25, 100)
 SECONDS = 0.5  # of calls in a turn
-KERNELS = ("char_cnn_forward", "linear_forward", "lstm_forward", "lstm_forward_at")
+KERNELS = ("encode", "run")  # methods of the native model
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def busy(processes: int) -> Iterator[None]:
 @contextlib.contextmanager
 def engine_clock() -> Iterator[list[float]]:
     """A list whose only number counts the seconds inside the native module during the body."""
-    module, spent = native_module()[0], [0.0]
+    model, spent = native_module()[0].Model, [0.0]
 
     def timed(kernel: Callable) -> Callable:
         def run(*given, **named):
@@ -57,8 +57,8 @@ def engine_clock() -> Iterator[list[float]]:
         return run
 
     with contextlib.ExitStack() as stack:
-        for name in KERNELS if module else ():
-            stack.enter_context(mock.patch.object(module, name, timed(getattr(module, name))))
+        for name in KERNELS:
+            stack.enter_context(mock.patch.object(model, name, timed(getattr(model, name))))
         yield spent
 
 
@@ -81,16 +81,10 @@ def calls_in_a_turn(call: Callable[[], object], threads: int, samples: list[tupl
 def host_seconds(elmo: LoadedElmo, sentences: list[list[str]], slots: int, state: str, rounds: int) -> list[float]:
     """CPU seconds per token of streams whose model is replaced, after a first stream."""
     count = len({token for sentence in sentences for token in sentence}) + 2
-    vectors = torch.zeros(count, elmo.bilm.token_source.dim)
-
-    def run(bilm, tokens, rows, schedule, state=None, addresses=None):
-        if addresses is None:
-            raise RuntimeError("expected the native engine, which writes its outputs to addresses")
-        return [], state
-
+    vectors = np.zeros((count, elmo.dim // 2), np.float32)
     samples, tokens = [], sum(map(len, sentences))
-    with (mock.patch.object(BiLm, "run", run),
-          mock.patch.object(TokenEncoder, "strings", lambda _, new: vectors[: len(new)])):
+    with (mock.patch.object(NativeModel, "run", lambda _, vectors, rows, schedule, state, addresses: state),
+          mock.patch.object(NativeModel, "encode", lambda _, new: vectors[: len(new)])):
         for _ in range(rounds + 1):
             start = time.process_time()
             for _ in elmo.vectors(sentences, slots, state):
@@ -134,7 +128,8 @@ def run(arguments: argparse.Namespace) -> dict:
     text = long_text[: arguments.batches * arguments.batch_size]
     default = torch.get_num_threads()
     threads, facts = sorted({1, default}), {"workload": arguments.workload, "model": arguments.model}
-    elmo = LoadedElmo(models.build(arguments.model, backend="auto", state="warm"))
+    bilm = models.build(arguments.model, backend="auto", state="warm")
+    elmo = LoadedElmo(Embedder(NativeModel(bilm.options, bilm.weights())))
     sentences, results = sentences_of(long_text), []
     processes = cores()
     for load, others in (("idle", 0), ("busy", processes)):

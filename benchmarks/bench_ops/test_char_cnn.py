@@ -26,7 +26,7 @@ from elmo_fast.weights.datasets import random_weights
 def encoder(size: str, device: torch.device) -> CharacterEncoder:
     """The char encoder with random weights of a size; one LSTM layer is drawn beside it and dropped."""
     options = Options.from_dict(common.standard_options(size, n_layers=1))
-    return CharacterEncoder(options, random_weights(options, seed=cases.SEED)).eval().to(device)
+    return CharacterEncoder.of_weights(options, random_weights(options, seed=cases.SEED)).eval().to(device)
 
 
 @functools.cache
@@ -37,9 +37,9 @@ def token_ids(batch: int, device: torch.device) -> torch.Tensor:
 
 
 def convolve(model: CharacterEncoder, ids: torch.Tensor, backend: str, dtype=torch.float32) -> torch.Tensor:
-    filters = [(getattr(model, f"W_cnn_{k}").to(dtype), getattr(model, f"b_cnn_{k}").to(dtype))
-               for k in range(len(model.options.filters))]
-    return char_cnn(ids, model.char_embed.to(dtype), filters, model.options.activation, backend=backend)
+    weights = {name: value.to(dtype) for name, value in model.weights().items()}
+    filters = [(weights[f"CNN/W_cnn_{k}"], weights[f"CNN/b_cnn_{k}"]) for k in range(len(model.options.filters))]
+    return char_cnn(ids, weights["char_embed"], filters, model.options.activation, backend=backend)
 
 
 @functools.lru_cache(maxsize=1)
@@ -50,9 +50,9 @@ def expected(what: str, size: str, batch: int, device: torch.device) -> torch.Te
         if what == "char_cnn":
             return convolve(model, ids, "reference", torch.float64)
         if size != "small":
-            return model(ids, "reference")
+            return model.encode_rows(ids, "reference")
         try:
-            return model.double()(ids, "reference")
+            return model.double().encode_rows(ids, "reference")
         finally:
             model.float()
 
@@ -81,4 +81,5 @@ def test_char_cnn(request, benchmark, device, backend, precision, batch):
 @pytest.mark.parametrize("size", cases.SIZES)
 def test_char_encoder(request, benchmark, device, size, batch, backend, precision):
     model, ids = encoder(size, device), token_ids(batch, device)
-    measure(request, benchmark, device, "encoder", size, batch, backend, precision, lambda name: model(ids, name))
+    measure(request, benchmark, device, "encoder", size, batch, backend, precision,
+            lambda name: model.encode_rows(ids, name))
