@@ -167,7 +167,7 @@ def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, change
 def raising(error):
     def failing(*_):
         raise error
-    return lambda _, patch: patch.setattr(Model, "run", failing)
+    return lambda _, patch: patch.setattr(Model, "begin", failing)
 
 
 @pytest.mark.parametrize("fault, status, message", [

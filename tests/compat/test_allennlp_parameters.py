@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from elmo_fast import BiLm, batch_to_ids
 from elmo_fast.compat.allennlp import Elmo
 from elmo_fast.testing import SAME_MODEL
+from tests.support.migrating import runs
 from tests.support.models import SENTENCES
 
 IDS = batch_to_ids(SENTENCES)
@@ -49,6 +50,7 @@ def test_values_that_are_written(files, write, requires_grad):
     assert torch.equal(layers(elmo), layers(loaded)) and not torch.allclose(layers(elmo), before, atol=1e-2)
 
 
+@runs("names of parameters, values in place")
 def test_names(files):
     elmo = model(files, requires_grad=True)
     names = list(elmo.state_dict())
