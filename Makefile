@@ -66,18 +66,21 @@ $(PY):
 	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
 
 $(TOOLS): pyproject.toml | $(PY)
-	$(PIP) "setuptools>=77" "cmake>=3.18" ninja "pybind11>=2.12"
+	@echo "installing cmake, ninja and pybind11"
+	@$(PIP) "setuptools>=77" "cmake>=3.18" ninja "pybind11>=2.12"
 	touch $@
 
 # The build tools of the environment itself, not fresh ones in isolation: a rebuild compiles only what changed.
 $(INSTALLED): $(TOOLS) $(SOURCES) $(if $(wildcard $(RECORD)),,FORCE)
-	$(PIP) --no-build-isolation -e .
+	@echo "compiling the native module: about a minute on two cores (ELMO_FAST_NO_NATIVE=1 leaves it out)"
+	@begun=$$(date +%s); $(PIP) --no-build-isolation -e . && echo "compiled and installed in $$(($$(date +%s) - begun)) s"
 	rm -f $(VENV)/.elmo-fast-installed*
 	touch $@
 	@$(PY) -c '$(SAY_NATIVE)'
 
 # By its name the package is what is installed, and is not built again.
 $(TESTED): pyproject.toml $(INSTALLED)
+	@echo "installing what the tests need"
 	$(PY) -c '$(HAS_TORCH)' 2>/dev/null || $(PIP) "$(TORCH)"
 	$(PIP) "elmo-fast[test,remote]"
 	touch $@

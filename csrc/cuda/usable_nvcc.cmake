@@ -3,10 +3,13 @@
 set(elmo_fast_oldest_nvcc 12.1)  # the first with st.async
 
 function(elmo_fast_usable_nvcc reason)
+  find_program(ELMO_FAST_NVIDIA_SMI nvidia-smi)  # comes with the driver
   find_program(ELMO_FAST_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin PATHS /usr/local/cuda/bin)
   set(why "")
   if(NOT ELMO_FAST_CUDA)
     set(why "the build leaves them out (ELMO_FAST_CUDA=${ELMO_FAST_CUDA})")
+  elseif(ELMO_FAST_CUDA STREQUAL "AUTO" AND NOT ELMO_FAST_NVIDIA_SMI)
+    set(why "nvidia-smi was not found, so no NVIDIA driver (ELMO_FAST_CUDA=ON builds them all the same)")
   elseif(NOT ELMO_FAST_NVCC)
     set(why "nvcc was not found")
   else()

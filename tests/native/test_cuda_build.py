@@ -19,13 +19,14 @@ FAKES = {
     "no compiler at all": ("echo libc.so.6: cannot open shared object file\nexit 127\n",
                            "NVCC does not run: libc.so.6: cannot open shared object file"),
 }
+NOWHERE = [f"-DCMAKE_FIND_ROOT_PATH{rule}" for rule in ("=/nowhere", "_MODE_PROGRAM=ONLY")]
 pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
 
 
 def reason(folder: Path, *arguments) -> str:
     """The reason from the check alone, without configuring the project."""
     (folder / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.18)\nproject(check LANGUAGES NONE)\noption(ELMO_FAST_CUDA \"\" ON)\n"
+        "cmake_minimum_required(VERSION 3.18)\nproject(check LANGUAGES NONE)\n"
         f'include("{ROOT}/csrc/cuda/usable_nvcc.cmake")\nelmo_fast_usable_nvcc(why)\n'
         'message(STATUS "why: <${why}>")\n')
     return re.search("why: <(.*)>", configure(folder, folder / "build", *arguments))[1]
@@ -35,7 +36,7 @@ def reason(folder: Path, *arguments) -> str:
 @pytest.mark.parametrize("script, expected", FAKES.values(), ids=FAKES)
 def test_the_project_is_built_without_kernels_where_nvcc_is_unusable(script, expected, tmp_path):
     pytest.importorskip("pybind11")
-    output = configure(ROOT, tmp_path / "build", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
+    output = configure(ROOT, tmp_path / "build", "-DELMO_FAST_CUDA=ON", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
                        *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("GENERIC", "AVX2", "AVX512", "AMX")))
     assert f"elmo-fast: no CUDA kernels: {expected.replace('NVCC', f'{tmp_path}/nvcc')}\n" in output
     definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
@@ -44,15 +45,23 @@ def test_the_project_is_built_without_kernels_where_nvcc_is_unusable(script, exp
 
 
 def test_a_missing_compiler_and_a_disabled_option_are_reasons(tmp_path):
-    nowhere = [f"-DCMAKE_FIND_ROOT_PATH{rule}" for rule in ("=/nowhere", "_MODE_PROGRAM=ONLY")]
-    assert reason(tmp_path, "-DELMO_FAST_NVCC=ELMO_FAST_NVCC-NOTFOUND", *nowhere) == "nvcc was not found"
+    assert reason(tmp_path, "-DELMO_FAST_NVCC=ELMO_FAST_NVCC-NOTFOUND", "-DELMO_FAST_CUDA=ON", *NOWHERE) == (
+        "nvcc was not found")
     assert "ELMO_FAST_CUDA=OFF" in reason(tmp_path, "-DELMO_FAST_CUDA=OFF")
+
+
+def test_a_machine_without_a_driver_gets_kernels_only_on_request(tmp_path):
+    nvcc = f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', NEW)}"
+    automatic = [nvcc, "-DELMO_FAST_CUDA=AUTO", *NOWHERE]
+    assert "no NVIDIA driver (ELMO_FAST_CUDA=ON builds" in reason(tmp_path, *automatic)
+    assert not reason(tmp_path, *automatic, f"-DELMO_FAST_NVIDIA_SMI={program(tmp_path / 'nvidia-smi', 'exit 0')}")
+    assert not reason(tmp_path, nvcc, "-DELMO_FAST_CUDA=ON", *NOWHERE)
 
 
 def test_a_usable_compiler_is_tried(tmp_path):
     """The trial uses the flags of the kernels and of the environment."""
     nvcc = program(tmp_path / "nvcc", NEW + f'echo "$@" >>{tmp_path}/calls\n')
-    assert not reason(tmp_path, f"-DELMO_FAST_NVCC={nvcc}", "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
+    assert not reason(tmp_path, "-DELMO_FAST_CUDA=ON", f"-DELMO_FAST_NVCC={nvcc}", "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
     (call,) = (tmp_path / "calls").read_text().splitlines()
     assert "-allow-unsupported-compiler" in call and "trial.cu" in call
     assert "arch=compute_90a,code=sm_90a" in call and "arch=compute_90,code=compute_90" in call
