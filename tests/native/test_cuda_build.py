@@ -36,7 +36,8 @@ def reason(folder: Path, *arguments) -> str:
 @pytest.mark.parametrize("script, expected", FAKES.values(), ids=FAKES)
 def test_the_project_is_built_without_kernels_where_nvcc_is_unusable(script, expected, tmp_path):
     pytest.importorskip("pybind11")
-    output = configure(ROOT, tmp_path / "build", "-DELMO_FAST_CUDA=ON", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
+    nvcc = program(tmp_path / "nvcc", script)
+    output = configure(ROOT, tmp_path / "build", "-DELMO_FAST_CUDA=ON", f"-DELMO_FAST_NVCC={nvcc}",
                        *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("GENERIC", "AVX2", "AVX512", "AMX")))
     assert f"elmo-fast: no CUDA kernels: {expected.replace('NVCC', f'{tmp_path}/nvcc')}\n" in output
     definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
@@ -61,7 +62,8 @@ def test_a_machine_without_a_driver_gets_kernels_only_on_request(tmp_path):
 def test_a_usable_compiler_is_tried(tmp_path):
     """The trial uses the flags of the kernels and of the environment."""
     nvcc = program(tmp_path / "nvcc", NEW + f'echo "$@" >>{tmp_path}/calls\n')
-    assert not reason(tmp_path, "-DELMO_FAST_CUDA=ON", f"-DELMO_FAST_NVCC={nvcc}", "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
+    assert not reason(tmp_path, "-DELMO_FAST_CUDA=ON", f"-DELMO_FAST_NVCC={nvcc}",
+                      "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
     (call,) = (tmp_path / "calls").read_text().splitlines()
     assert "-allow-unsupported-compiler" in call and "trial.cu" in call
     assert "arch=compute_90a,code=sm_90a" in call and "arch=compute_90,code=compute_90" in call

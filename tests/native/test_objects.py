@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engines import native, needs_native
+from tests.support.instructions import feature, instructions
 from tests.support.native_program import COMPILER, ROOT, printed
 
 BUILD = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
@@ -20,16 +21,50 @@ pytestmark = [needs_native, pytest.mark.skipif(not (shutil.which("objdump") and 
                                                reason="needs binutils and a compiler"),
               pytest.mark.skipif(not (BUILD / "compile_commands.json").exists(), reason="not built in this checkout"),
               pytest.mark.skipif("avx2" not in (native.engines() if native else ()), reason="for x86")]
-# Patterns of the instructions that an instruction set adds, in the output of objdump.
-BRINGS = {
-    "avx2": r"%ymm|\tv[a-z]|\t(?:andn|bextr|bls[a-z]+|[ps](?:dep|ext)|rorx|mulx|s[ah][lr]x|tzcnt|lzcnt|movbe) ",
-    "avx512": r"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{1to",
-    "vnni": r"\tvpdp",
-    "bf16": r"\tv(?:dpbf16ps|cvtne2?ps2?bf16)",
-    "amx": r"%tmm|\t(?:ld|st)tilecfg|\ttilerelease"}
-SETS = {"generic": (), "avx2": ("avx2",), "avx_vnni": ("avx2", "vnni"), "avx512": ("avx2", "avx512"),
-        "avx512_vnni": ("avx2", "avx512", "vnni"), "avx512_bf16": ("avx2", "avx512", "vnni", "bf16"),
-        "amx": ("avx2", "avx512", "bf16", "amx")}
+_AVX2 = {"base", "avx2", "fma"}
+_AVX512 = {*_AVX2, "avx512"}
+SETS = {"generic": {"base"}, "avx2": _AVX2, "avx_vnni": {*_AVX2, "avx_vnni"}, "avx512": _AVX512,
+        "avx512_vnni": {*_AVX512, "avx512_vnni"}, "avx512_bf16": {*_AVX512, "avx512_vnni", "avx512_bf16"},
+        "amx": {*_AVX512, "avx512_bf16", "amx"}}
+# Instructions by the feature that they need; `other` may be in no object.
+PLANTED = {
+    "base": ["addps %xmm1, %xmm2", "mulsd (%rax), %xmm9", "cvtdq2ps %xmm0, %xmm1", "lock cmpxchg %rcx, (%rdx)",
+             "fldt (%rax)", "pshufd $1, %xmm1, %xmm2", "movq %xmm8, %rax", "cpuid", "xgetbv", "mfence", "sfence",
+             "ldmxcsr (%rax)", "cmpxchg8b (%rax)", "prefetcht0 (%rax)", "endbr64", "nopw 0x0(%rax,%rax,1)",
+             "cs nopw 0x0(%rax,%rax,1)", "rep movsb", "fistpl (%rax)", "bsf %eax, %ecx"],
+    "avx2": ["vaddps %ymm1, %ymm2, %ymm3", "vpmaddubsw %ymm1, %ymm2, %ymm3", "vpmaddwd %ymm1, %ymm2, %ymm9",
+             "vgatherdps %ymm1, (%rax,%ymm2,4), %ymm3", "vpermq $1, %ymm1, %ymm2", "vroundps $1, %ymm1, %ymm2",
+             "vzeroupper", "vmovdqu (%rax), %xmm9", "vpsllvd %ymm1, %ymm2, %ymm3", "vmaskmovps (%rax), %ymm1, %ymm2"],
+    "fma": ["vfmadd231ps %ymm1, %ymm2, %ymm3", "vfnmadd213ss %xmm1, %xmm2, %xmm3",
+            "vfmsubadd132pd (%rax), %ymm2, %ymm8"],
+    "avx512": ["vaddps %zmm1, %zmm2, %zmm3", "vpternlogd $1, %ymm1, %ymm2, %ymm3", "vaddps %ymm16, %ymm2, %ymm3",
+               "kmovw %eax, %k1", "kshiftrw $1, %k1, %k2", "vpermt2w %zmm1, %zmm2, %zmm3",
+               "vcvtps2ph $0, %zmm1, %ymm2", "vpmovusdb %zmm1, %xmm2", "vrndscaleps $1, %zmm1, %zmm2",
+               "vaddps (%rax){1to16}, %zmm1, %zmm2", "vpmovm2d %k1, %zmm2", "vandps %zmm1, %zmm2, %zmm3",
+               "vpmullq %ymm1, %ymm2, %ymm3", "vfmadd231ps %zmm1, %zmm2, %zmm3", "vpermw %zmm1, %zmm2, %zmm3",
+               "vrangeps $1, %zmm1, %zmm2, %zmm3"],
+    "avx_vnni": ["{vex} vpdpbusd %ymm1, %ymm2, %ymm3", "{vex} vpdpwssds %xmm1, %xmm2, %xmm3"],
+    "avx512_vnni": ["vpdpbusd %zmm1, %zmm2, %zmm3", "vpdpwssd %ymm16, %ymm2, %ymm3"],
+    "avx512_bf16": ["vdpbf16ps %zmm1, %zmm2, %zmm3", "vcvtne2ps2bf16 %zmm1, %zmm2, %zmm3",
+                    "vcvtneps2bf16 %zmm1, %ymm2"],
+    "amx": ["tdpbf16ps %tmm1, %tmm2, %tmm3", "tdpbssd %tmm1, %tmm2, %tmm3", "tileloadd (%rax,%rcx,1), %tmm0",
+            "tilerelease", "ldtilecfg (%rax)", "sttilecfg (%rax)", "tilezero %tmm1", "tilestored %tmm1, (%rax,%rcx,1)",
+            "tileloaddt1 (%rax,%rcx,1), %tmm0"],
+    "other": ["pshufb %xmm1, %xmm2", "roundps $1, %xmm1, %xmm2", "popcnt %eax, %ecx", "lzcnt %eax, %ecx",
+              "tzcnt %eax, %ecx", "haddps %xmm1, %xmm2", "movddup %xmm1, %xmm2", "lddqu (%rax), %xmm1",
+              "fisttpl (%rax)", "crc32b %al, %ecx", "movbe (%rax), %ecx", "aesenc %xmm1, %xmm2",
+              "pclmulqdq $1, %xmm1, %xmm2", "sha1rnds4 $1, %xmm1, %xmm2", "cmpxchg16b (%rax)", "rdrand %eax",
+              "xsave (%rax)", "clwb (%rax)", "rdtscp", "adcx %eax, %ecx", "palignr $1, %xmm1, %xmm2",
+              "pmulld %xmm1, %xmm2", "extrq $1, $2, %xmm1", "andn %eax, %ecx, %edx", "mulx %eax, %ecx, %edx",
+              "shlx %eax, %ecx, %edx", "vcvtph2ps %xmm1, %ymm2", "vfmaddps %xmm1, %xmm2, %xmm3, %xmm4",
+              "vgf2p8mulb %ymm1, %ymm2, %ymm3", "vgf2p8affineqb $1, %zmm1, %zmm2, %zmm3",
+              "vaesenc %ymm1, %ymm2, %ymm3", "vpclmulqdq $1, %zmm1, %zmm2, %zmm3", "vpermb %zmm1, %zmm2, %zmm3",
+              "vpermi2b %zmm1, %zmm2, %zmm3", "vpmultishiftqb %zmm1, %zmm2, %zmm3", "vpcompressb %zmm1, %zmm2",
+              "vpshldvd %zmm1, %zmm2, %zmm3", "vpopcntd %zmm1, %zmm2", "vpopcntb %zmm1, %zmm2",
+              "vpmadd52luq %zmm1, %zmm2, %zmm3", "vplzcntd %zmm1, %zmm2", "vpconflictd %zmm1, %zmm2",
+              "vpbroadcastmb2q %k1, %zmm2", "vaddph %zmm1, %zmm2, %zmm3", "vfmadd231ph %zmm1, %zmm2, %zmm3",
+              "vrndscaleph $1, %zmm1, %zmm2", "vp2intersectd %zmm1, %zmm2, %k2", "vrcp28ps %zmm1, %zmm2",
+              "vpcomb $1, %xmm1, %xmm2, %xmm3"]}
 MACROS = {"__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4.1", "__SSE4_2__": "sse4.2", "__AVX__": "avx",
           "__POPCNT__": "popcnt", "__XSAVE__": "xsave", "__F16C__": "f16c", "__FMA__": "fma", "__AVX2__": "avx2",
           "__BMI__": "bmi1", "__BMI2__": "bmi2", "__LZCNT__": "lzcnt", "__MOVBE__": "movbe", "__AVX512F__": "avx512f",
@@ -50,12 +85,8 @@ def objects(build: Path) -> dict[Path, str | None]:
 def faults(path: Path, name: str | None) -> list[str]:
     """Faults of an object of the engine `name`, or of no engine."""
     allowed = SETS[name or "generic"]
-    above = re.compile("|".join(pattern for level, pattern in BRINGS.items() if level not in allowed) or "(?!)")
-    messages, symbol = [], ""
-    for line in printed(["objdump", "-dC", "--no-show-raw-insn", path]).splitlines():
-        symbol = line if line.endswith(">:") else symbol
-        if line.startswith(" ") and above.search(line):
-            messages.append(f"above its set in {symbol} {line.strip()}")
+    messages = [f"{needed} in {symbol} {text}" for symbol, code, text in instructions(path)
+                if (needed := feature(code)) not in allowed]
     if name is None:
         return messages
     symbols = [line.split(maxsplit=2) for line in printed(["nm", "-C", "--defined-only", path]).splitlines()]
@@ -92,9 +123,15 @@ def test_every_object_stays_within_its_instruction_set():
     engines = objects(BUILD)
     assert {*SETS} == {name for name in engines.values() if name} and list(engines.values()).count(None) > 5
     assert not [fault for path, name in engines.items() for fault in faults(path, name)]
-    for name in ("avx2", "avx512", "amx"):  # the patterns match the instructions of each set
-        (path,) = [path for path, engine in engines.items() if engine == name]
-        assert len(re.findall(BRINGS[name], printed(["objdump", "-d", "--no-show-raw-insn", path]))) > 100
+
+
+@pytest.mark.parametrize("needed", PLANTED)
+def test_features_are_read_from_the_bytes_of_instructions(needed, tmp_path):
+    (tmp_path / "planted.s").write_text("".join(f"{line}\n" for line in PLANTED[needed]))
+    printed([COMPILER, "-c", tmp_path / "planted.s", "-o", tmp_path / "planted.o"])
+    code = [(text, feature(code)) for _, code, text in instructions(tmp_path / "planted.o")]
+    assert len(code) == len(PLANTED[needed])
+    assert not [line for line in code if line[1] != needed]
 
 
 def test_detection_checks_every_feature_of_the_flags():
