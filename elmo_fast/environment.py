@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from elmo_fast.errors import ConfigurationError
+
 VERSION = "0.1.0"
 _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
@@ -56,10 +58,18 @@ def may_have_gpu() -> bool:
 
 
 def cache_directory() -> Path:
-    """Directory of downloaded models and GPU measurements: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
-    if folder := os.environ.get("ELMO_FAST_CACHE"):
-        return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
+    """Directory of downloaded models: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache.
+
+    Raises `ConfigurationError` where the system knows no home directory and no variable names the cache.
+    """
+    folder = os.environ.get("ELMO_FAST_CACHE")
+    try:
+        if folder:
+            return Path(folder).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
+    except RuntimeError as error:
+        raise ConfigurationError(f"cache of models: expected ELMO_FAST_CACHE to name a directory, or a user with a home "
+                                 f"directory, got neither ({error})") from None
 
 
 def cores() -> int:

@@ -37,6 +37,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Downloads go to a directory of the run, never to the user's cache."""
+    monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
 def poisoned_memory():
     """Fill uninitialized tensors with NaN, so that a read of an unwritten value is detected."""
     if not torch.are_deterministic_algorithms_enabled():  # setting the flag takes a millisecond

@@ -1,3 +1,4 @@
+import pwd
 import sys
 import zipfile
 
@@ -184,6 +185,20 @@ def test_the_folder_of_the_cache(monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(cache_path("https://h/a")) == expected
+
+
+def test_a_user_without_a_home_is_told_the_variable(monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    for name in ("ELMO_FAST_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigurationError, match="expected ELMO_FAST_CACHE to name a directory"):
+        cache_path("https://h/a")
+    monkeypatch.setenv("ELMO_FAST_CACHE", "~/cache")
+    with pytest.raises(ConfigurationError, match="expected ELMO_FAST_CACHE to name a directory"):
+        cache_path("https://h/a")
 
 
 def test_a_missing_extra_is_named(monkeypatch, model):
