@@ -13,17 +13,18 @@ from tests.support.files import python
 from tests.support.native_program import COMPILER, NINJA, ROOT, compiles, native_module
 
 pytestmark = [pytest.mark.long, needs_native, pytest.mark.skipif(not (COMPILER and NINJA), reason="needs g++, ninja")]
-SANITIZERS = {  # flags, library, options, tests
-    "address": ("-fsanitize=address,undefined -fno-sanitize-recover=all", "libasan.so", "detect_leaks=0", [
+HERE = [engine for engine, needed in (native.engines() if native else {}).items()
+        if all(native.cpu_features()[name] for name in needed if needed[name])]
+SANITIZERS = {  # flags, library, options, engines, tests; threads do not depend on the instruction set
+    "address": ("-fsanitize=address,undefined -fno-sanitize-recover=all", "libasan.so", "detect_leaks=0", HERE, [
         "tests/ops/test_projected_lstm.py::test_agrees_with_float64",
         "tests/ops/test_gradients.py::test_any_number_of_threads_gives_the_same_bits",
         "tests/ops/test_char_cnn.py", "tests/ops/test_linear.py", "tests/ops/test_native_cpu.py"]),
-    "thread": ("-fsanitize=thread", "libtsan.so", "halt_on_error=1 ignore_noninstrumented_modules=1", [
+    "thread": ("-fsanitize=thread", "libtsan.so", "halt_on_error=1 ignore_noninstrumented_modules=1", ["generic"], [
         "tests/ops/test_projected_lstm.py::test_same_bits_in_any_batch_for_threads_and_chunks",
         "tests/ops/test_gradients.py::test_any_number_of_threads_gives_the_same_bits",
         "tests/ops/test_linear.py::test_agrees_with_float64",
         "tests/ops/test_threads.py::test_every_choice_of_threads_gives_the_same_bits[own]"])}
-LATE_ENGINES = {"avx_vnni": "avx_vnni", "avx512_bf16": "avx512_bf16", "amx": "amx_bf16"}  # compiled where supported
 IN_PLACE = """
 import importlib.util
 import sys
@@ -43,18 +44,18 @@ def run_tests(module, tests, folder, **environment):
                   PYTHONPATH=f"{folder}{os.pathsep}{ROOT}", OMP_NUM_THREADS="2", **environment).stdout
 
 
-@pytest.mark.parametrize("name, tests", [(name, tests) for name in SANITIZERS for tests in SANITIZERS[name][-1]])
-def test_the_engine_passes_the_sanitizers(name, tests, tmp_path):
-    flags, library, options, _ = SANITIZERS[name]
+@pytest.mark.parametrize("name", SANITIZERS)
+def test_the_engine_passes_the_sanitizers(name, tmp_path):
+    flags, library, options, engines, tests = SANITIZERS[name]
     if not compiles(*flags.split()):
         pytest.skip(f"no g++ with {flags}")
-    left_out = [f"-DELMO_FAST_HAS_{engine.upper()}=OFF" for engine, feature in LATE_ENGINES.items()
-                if not native.cpu_features()[feature]]
+    left_out = [f"-DELMO_FAST_HAS_{engine.upper().replace('-', '_')}=OFF" for engine in native.engines()
+                if engine not in engines]
     module = native_module(name, f"-DCMAKE_CXX_FLAGS=-O1 -g1 {flags}", "-DCMAKE_BUILD_TYPE=Checked", *left_out)
     # libstdc++ too: a sanitizer looks up its exception functions when the process starts
     preloaded = [subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
                  for name in (library, "libstdc++.so")]
-    run_tests(module, [tests], tmp_path, LD_PRELOAD=" ".join(preloaded), ASAN_OPTIONS=options, TSAN_OPTIONS=options)
+    run_tests(module, tests, tmp_path, LD_PRELOAD=" ".join(preloaded), ASAN_OPTIONS=options, TSAN_OPTIONS=options)
 
 
 @pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")

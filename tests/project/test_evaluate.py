@@ -167,10 +167,12 @@ def test_the_command(tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("task", ["pos", "mr"])
-def test_the_figures_of_the_docs(shared, capsys, task):
-    """elmo_fast/pretrained/README.md has the lines of the bundled model, and its figures within a point."""
-    assert command.main(["--task", task, "--data", str(shared / "text")]) == 0
+def test_the_figures_of_the_docs(shared, capsys):
+    """elmo_fast/pretrained/README.md has the lines of the bundled model, and its figures within a point.
+
+    Of its two tasks the one whose probe reads every layer: the other takes twice as long.
+    """
+    assert command.main(["--task", "pos", "--data", str(shared / "text")]) == 0
     out = capsys.readouterr().out
     page = (ROOT / "elmo_fast/pretrained/README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)

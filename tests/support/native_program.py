@@ -35,7 +35,7 @@ def built(name: str, target: str, *definitions: str) -> Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the tests of another process may need the same build
         configure(ROOT, folder, f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DELMO_FAST_CUDA=OFF", *definitions)
-        printed([CMAKE, "--build", folder, "--target", target])
+        printed(["nice", CMAKE, "--build", folder, "--target", target])  # on all cores, beside other tests
     return folder
 
 
