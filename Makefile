@@ -2,6 +2,7 @@
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
 # make test-all  set up, then run the long tests, which `make test` leaves out, and `make test-integrations`
 # make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
+# make test-flair  the tests of flair, in an environment beside VENV that sees its packages
 # make bench     set up, then measure the tables of speed anew (ALLENNLP=PATH of a checkout of 0.9; eight minutes)
 # make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
@@ -18,7 +19,6 @@
 #   VENV_FLAGS   for `python -m venv`
 #   PIP_FLAGS    for every `pip install`
 #   PYTEST_FLAGS for pytest
-#   INTEGRATIONS the extra that test-integrations installs, by default `test-all`; `flair` wants a VENV of its own
 # Without a network, with an interpreter that has pip, the build tools and, for the tests, torch and pytest already:
 #   make test VENV_FLAGS="--system-site-packages --without-pip" PIP_FLAGS=--no-deps
 # (--without-pip, because the setuptools that a new environment brings would hide the newer one underneath.)
@@ -29,7 +29,6 @@ TORCH ?= torch==2.13.0
 VENV_FLAGS ?=
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-INTEGRATIONS ?= test-all
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q $(PIP_FLAGS)
@@ -41,7 +40,8 @@ WITH_LIBRARIES := tests/integrations tests/scale tests/serve tests/compat/test_e
 	tests/project/test_site.py tests/project/test_notebooks.py tests/vectors/test_layouts.py \
 	tests/vectors/test_open_embeddings.py
 SITE := $(VENV)/.elmo-fast-docs
-LIBRARIES := $(VENV)/.elmo-fast-$(INTEGRATIONS)
+LIBRARIES := $(VENV)/.elmo-fast-test-all
+FLAIR := $(VENV)-flair
 # Named after the checkout: two of them may share an environment, and the last one installed is the one it runs.
 INSTALLED := $(VENV)/.elmo-fast-installed$(subst /,-,$(CURDIR))
 SOURCES := setup.py CMakeLists.txt $(shell find csrc)
@@ -52,12 +52,16 @@ HAS_TORCH := from importlib.metadata import version; v = version("torch").split(
 SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"]; \
 	print("native module:", why and "none, because " + why or "built"); why or \
 	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
+# Writes a file into an environment's packages that adds those of this one.
+SEES_PACKAGES := import sys, sysconfig; here = sysconfig.get_path("purelib"); \
+	there = sysconfig.get_path("purelib", vars={"base": sys.argv[1]}); \
+	open(there + "/packages.pth", "w").write(f"import site; site.addsitedir({here!r})\n")
 # As many processes as cores, where pytest-xdist is; their waiting threads sleep, as spinning ones would hold a core.
 PARALLEL := $(PY) -c 'import xdist; print("-n auto --maxprocesses 4 --dist worksteal")' 2>/dev/null || true
 # One beside pytest's: a library that ends it, as Ray does when its cluster is lost, fails one test and not the run.
 APART := $(PY) -c 'import xdist; print("-n 1")' 2>/dev/null || true
 
-.PHONY: venv native embed test test-all test-integrations bench docs lint clean FORCE
+.PHONY: venv native embed test test-all test-integrations test-flair bench docs lint clean FORCE
 
 venv: $(TESTED)
 
@@ -98,21 +102,29 @@ embed: $(INSTALLED)
 test: $(TESTED)
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q $$($(PARALLEL)) $(PYTEST_FLAGS)
 
-# ziglang compiles for macOS and Windows; tests that need it are skipped where it cannot be had. tests/native builds
-# modules on all cores by itself.
+# ziglang compiles for macOS and Windows; tests that need it are skipped where it cannot be had.
 test-all: $(TESTED)
 	@$(PY) -c 'import ziglang' 2>/dev/null || $(PIP) ziglang || true
-	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -m long $$($(PARALLEL)) \
-		$(addprefix --ignore=,$(WITH_LIBRARIES) tests/native) $(PYTEST_FLAGS)
-	$(PY) -m pytest -q -m long tests/native $(PYTEST_FLAGS)
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q -m long --durations=25 $$($(PARALLEL)) \
+		$(addprefix --ignore=,$(WITH_LIBRARIES)) $(PYTEST_FLAGS)
 	$(MAKE) test-integrations
 
 test-integrations: $(LIBRARIES)
-	$(PY) -m pytest -q -m long $$($(APART)) $(WITH_LIBRARIES) $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long --durations=25 $$($(APART)) $(WITH_LIBRARIES) $(PYTEST_FLAGS)
 
 $(LIBRARIES): pyproject.toml $(TESTED)
-	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"
+	$(PIP) "elmo-fast[test-all]"
 	$(PIP) --no-deps elmoformanylangs
+	touch $@
+
+test-flair: $(FLAIR)/.elmo-fast-flair
+	$(FLAIR)/bin/python -m pytest -q -m long tests/integrations/test_flair.py $(PYTEST_FLAGS)
+
+# flair wants a transformers before 5, which the other libraries have left.
+$(FLAIR)/.elmo-fast-flair: pyproject.toml $(TESTED)
+	$(PY) -m venv $(VENV_FLAGS) --without-pip $(FLAIR)
+	$(PY) -c '$(SEES_PACKAGES)' $(FLAIR)
+	$(FLAIR)/bin/python -m pip install -q $(PIP_FLAGS) "elmo-fast[flair]"
 	touch $@
 
 bench: $(TESTED)

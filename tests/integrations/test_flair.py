@@ -13,7 +13,7 @@ from tests.support.files import write_model
 from tests.support.manylangs import write_manylangs
 
 pytestmark = pytest.mark.long
-pytest.importorskip("flair", reason="flair is not installed: make test-integrations INTEGRATIONS=flair")
+pytest.importorskip("flair", reason="flair is not installed: make test-flair")
 
 from flair.data import Dictionary, Sentence  # noqa: E402
 from flair.embeddings import DocumentPoolEmbeddings, StackedEmbeddings  # noqa: E402
