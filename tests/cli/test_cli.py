@@ -11,6 +11,7 @@ import elmo_fast
 from elmo_fast import ElmoEmbedder, Options, cli, random_weights
 from elmo_fast.engine.model import Model
 from elmo_fast.ops.backend import OPS, resolve
+from elmo_fast.testing import SAME_MODEL
 from tests.support.engines import EXACT, isa, needs_native
 from tests.support.files import names, paths, python, read_hdf5, run, start, tiny, write_model
 from tests.support.grid import mostly_long
@@ -109,8 +110,9 @@ def test_layers_weights_and_pooled_blanks(capsys, folder, model):
         mixed = layers[0] - 0.5 * layers[1] + 0.25 * layers[2]
         np.testing.assert_array_equal(arrays["layer"][key], layers[1])
         for name in ("spaces", "first", "commas", "equals"):
-            np.testing.assert_allclose(arrays[name][key], mixed, rtol=0, atol=1e-6)
-        np.testing.assert_allclose(arrays["both"][key], mixed.mean(0) if len(mixed) else np.zeros(8), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(arrays[name][key], mixed, rtol=0, atol=SAME_MODEL)
+        pooled = mixed.mean(0) if len(mixed) else np.zeros(8)
+        np.testing.assert_allclose(arrays["both"][key], pooled, rtol=0, atol=SAME_MODEL)
     assert arrays["all"]["3"].shape == (3, 0, 8) and arrays["both"]["3"].tolist() == [0] * 8
 
 

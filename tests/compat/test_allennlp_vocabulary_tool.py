@@ -10,6 +10,7 @@ import pytest
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.allennlp import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.allennlp.tools import create_elmo_embeddings_from_vocab as tool
+from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names
 from tests.support.migrating import runs
 
@@ -40,7 +41,7 @@ def test_files(files, tmp_path, count, batch_size):
     words, values = read_vectors(out)
     first, *rest = path.read_text(encoding="utf-8").splitlines()
     assert words == [first, "<S>", "</S>", *(word for word in rest if word not in ("<S>", "</S>"))]
-    np.testing.assert_allclose(values, BiLm.from_files(*files).encode(words).detach().numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(values, BiLm.from_files(*files).encode(words).detach().numpy(), rtol=0, atol=SAME_MODEL)
     create_elmo_embeddings_from_vocab(path, *files, out, batch_size)
     np.testing.assert_array_equal(values, read_vectors(out)[1])
     assert (values == values.astype(str).astype(np.float32)).all() and len(np.unique(values)) > 20

@@ -9,6 +9,7 @@ import torch
 from elmo_fast import ConfigurationError, ElmoEmbedder
 from elmo_fast.arguments import SEQVEC_LAYERS
 from elmo_fast.compat import allennlp, seqvec
+from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, paths, read_hdf5, run, tiny, write_model
 from tests.support.migrating import runs
 
@@ -51,7 +52,7 @@ def test_batches_shortest_first_end_where_seqvec_ends_them(folder, fasta, tmp_pa
         for key, values in arrays.items():
             assert values.dtype == np.float32 and values.shape == (len(PROTEINS[key]), 8)
             truth = layers[key].sum(0) if layer == "sum" else layers[key][2]
-            np.testing.assert_allclose(values, truth, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(values, truth, rtol=0, atol=SAME_MODEL)
 
 
 @runs("`get_elmo_model(model_dir, cpu)`", "`ElmoEmbedder(options, weights, cuda_device)` of AllenNLP")
@@ -61,7 +62,7 @@ def test_embedders(folder, tmp_path, monkeypatch):
                      allennlp.commands.elmo.ElmoEmbedder(*map(str, paths(folder)), cuda_device=-1)):
         vectors = embedder.embed_batch([list(sequence.upper()) for sequence in PROTEINS.values()])
         for actual, layer in zip(vectors, layers.values(), strict=True):
-            np.testing.assert_allclose(actual, layer, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(actual, layer, rtol=0, atol=SAME_MODEL)
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "pooch", None)
     (tmp_path / "empty").mkdir()
@@ -84,7 +85,7 @@ def test_a_generator_is_saved(folder, fasta, tmp_path):
     seqvec.save_from_generator(tmp_path / "x.npz", True, seqvec.get_embeddings(fasta, folder, per_protein=True))
     layers, arrays = expected(folder, [["P4", "P1", "P3", "P2"]]), np.load(tmp_path / "x.npz")
     for key in PROTEINS:
-        np.testing.assert_allclose(arrays[key], layers[key].sum(0).mean(0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(arrays[key], layers[key].sum(0).mean(0), rtol=0, atol=SAME_MODEL)
 
 
 def test_a_sequence_under_two_identifiers(folder, tmp_path):
@@ -92,9 +93,9 @@ def test_a_sequence_under_two_identifiers(folder, tmp_path):
     seqvec.embed_fasta(tmp_path / "twins.fasta", tmp_path / "x.h5", folder, state="zero", progress=False)
     arrays = read_hdf5(tmp_path / "x.h5")
     assert {key: values.shape for key, values in arrays.items()} == dict.fromkeys("123", (5, 8))
-    np.testing.assert_allclose(arrays["1"], arrays["2"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(arrays["1"], arrays["2"], rtol=0, atol=SAME_MODEL)
     truth = ElmoEmbedder(*paths(folder), state="zero").embed_sentence(list("MKX*#")).sum(0)
-    np.testing.assert_allclose(arrays["3"], truth, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(arrays["3"], truth, rtol=0, atol=SAME_MODEL)
 
 
 @runs("`create_arg_parser()`, `main()`")
@@ -214,7 +215,7 @@ def test_the_command(folder, fasta, tmp_path, capsys, suffix, layer, mixed):
     keys = range(4) if suffix == "npy" else [f"sp|{key}" for key in order]
     assert suffix == "npy" or set(arrays) == set(keys)
     for key, layers in zip(keys, expected(folder, [[key] for key in order], "zero").values()):
-        np.testing.assert_allclose(arrays[key], mixed(layers).mean(0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(arrays[key], mixed(layers).mean(0), rtol=0, atol=SAME_MODEL)
 
 
 def test_float16_in_a_file_named_hdf5(folder, fasta, tmp_path, capsys):

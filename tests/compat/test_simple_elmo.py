@@ -10,6 +10,7 @@ import pytest
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat import bilm
 from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, tiny, write_model
 from tests.support.manylangs import write_manylangs
 from tests.support.migrating import runs
@@ -45,7 +46,7 @@ def by_batches(bilm, texts, size, warmup):
 def check(vectors, averages, layers, texts, arrays):
     for row, average, text, values in zip(vectors, averages, texts, arrays, strict=True):
         expected = {"all": values, "top": values[2], "average": (values[0] + values[1] + values[2]) / 3}[layers]
-        np.testing.assert_allclose(row[..., : len(text), :], expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(row[..., : len(text), :], expected, rtol=0, atol=SAME_MODEL)
         assert not row[..., len(text) :, :].any()
         mean = expected.mean(-2) if text else np.zeros_like(average)
         norm = np.sqrt((mean**2).sum(-1, keepdims=True)) if text else 1

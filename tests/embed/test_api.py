@@ -41,7 +41,7 @@ def test_texts_of_every_kind_have_the_vectors_of_single_texts(directory, model, 
     vectors = model.embed(SENTENCES, state=state, batch_size=batch_size)
     for values, tokens in zip(vectors, TOKENS, strict=True):
         assert values.dtype == np.float32
-        np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=SAME_MODEL)
 
 
 def test_states_of_calls(directory, model):
@@ -50,7 +50,7 @@ def test_states_of_calls(directory, model):
     with pytest.raises(ValueError, match="layers: expected one of"):
         model.embed(SENTENCES, pool="mean", layers="some")
     first, second = (model.embed([TOKENS[0]], state="carry")[0] for _ in range(2))
-    np.testing.assert_allclose(first, alone(directory, TOKENS[0], "zero"), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(first, alone(directory, TOKENS[0], "zero"), rtol=0, atol=SAME_MODEL)
     assert abs(first - second).max() > 1e-3
 
 
@@ -106,7 +106,7 @@ def test_layers_and_pools(model, layers, factors, pool):
     for values, layer_values in zip(model.embed(SENTENCES, layers, pool=pool), model.embed(SENTENCES), strict=True):
         assert values.dtype == np.float32
         expected = POOLS[pool](np.tensordot(factors, layer_values.astype(np.float64), axes=1))
-        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(values, expected, rtol=0, atol=SAME_MODEL)
         assert values.shape == expected.shape
 
 
@@ -114,7 +114,7 @@ def test_one_vector_a_sentence(directory, model):
     vectors = model.encode(SENTENCES, batch_size=2)
     expected = np.stack([alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS])
     assert vectors.shape == (5, 8) and vectors.dtype == np.float32 and model.encode([]).shape == (0, 8)
-    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=SAME_MODEL)
     np.testing.assert_allclose(model.encode(SENTENCES[0]), vectors[0], rtol=0, atol=EXACT)
     np.testing.assert_array_equal(model.encode(SENTENCES, "zero"), model.embed(SENTENCES, "average", "zero", "mean"))
 
@@ -176,7 +176,7 @@ def test_a_list_that_the_caller_reuses(directory, tmp_path, backend, kind):
 def test_vectors_without_context_and_similarity(directory, model):
     vectors = model.encode_words(TOKENS[0])
     assert vectors.shape == (7, 4) and vectors.dtype == np.float32
-    np.testing.assert_allclose(vectors, alone(directory, TOKENS[0], "zero")[0, :, :4], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(vectors, alone(directory, TOKENS[0], "zero")[0, :, :4], rtol=0, atol=SAME_MODEL)
     first, second = (alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS[:2])
     expected = (first @ second) / np.sqrt((first @ first) * (second @ second))
     assert model.similarity(SENTENCES[0], SENTENCES[1]) == pytest.approx(expected, abs=1e-5)
@@ -225,7 +225,7 @@ def test_a_layer_by_its_number(model, tmp_path):
     index = ContextIndex.load(tmp_path / "index.h5")
     assert index.layers == 0
     first = expected[0][0] / np.linalg.norm(expected[0][0], axis=-1, keepdims=True)
-    np.testing.assert_allclose(index.vectors[: len(first)], first, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(index.vectors[: len(first)], first, rtol=0, atol=SAME_MODEL)
 
 
 TWICE = [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")]

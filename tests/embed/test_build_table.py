@@ -76,7 +76,7 @@ def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
     plain = embed()
     for extra in ([], ["--unknown", "encode"]):
         arrays = embed("--token-table", "t.hdf5", *extra)
-        assert all(np.allclose(arrays[key], values, rtol=0, atol=1e-6) for key, values in plain.items())
+        assert all(np.allclose(arrays[key], values, rtol=0, atol=SAME_MODEL) for key, values in plain.items())
     status, _, error = embed("--token-table", "t.hdf5", "--unknown", "error")
     assert status == 2 and "expected words of the table (6 words), got 'children', 'play', 'It', 'and'" in error
     assert run(capsys, "cache", "text.txt", "all.hdf5", "--corpus", "--storage", "float16", "--model", "model")[0] == 0

@@ -17,6 +17,7 @@ from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm
 from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.testing import SAME_MODEL
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.export import export_module, export_state_dict
 from tests.support.files import TINY, paths, read_hdf5, run
@@ -58,7 +59,7 @@ def expected(folder):
 
 def check(actual, expected):
     for values, truth in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(values, truth, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(values, truth, rtol=0, atol=SAME_MODEL)
 
 
 def of_elmo(elmo):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids, write_weights
+from elmo_fast.testing import SAME_MODEL
 from elmo_fast.train.export import export_module, export_state_dict
 from elmo_fast.weights.datasets import expected_shapes, lstm_name, read_weights
 from tests.support import plain
@@ -46,7 +47,7 @@ def expected(tokens):
 def test_the_projection_is_used(folder, backend):
     embedder = ElmoEmbedder(folder / "options.json", folder / "weights.hdf5", state="zero", backend=backend)
     for actual, tokens in zip(embedder.embed_sentences(SENTENCES[:3]), SENTENCES):
-        np.testing.assert_allclose(actual, expected(tokens), rtol=0, atol=2e-6)
+        np.testing.assert_allclose(actual, expected(tokens), rtol=0, atol=SAME_MODEL)
 
 
 def test_the_projection_round_trips_through_files_and_state_dicts(folder, tmp_path):

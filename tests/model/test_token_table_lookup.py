@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
+from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 
 KNOWN = sorted({word for sentence in SENTENCES[:3] for word in sentence})
@@ -27,7 +28,7 @@ def assert_same(actual, expected, backend="native"):
     for left, right in zip(actual, expected):
         left, right = torch.as_tensor(left), torch.as_tensor(right)
         assert left.dtype == right.dtype
-        torch.testing.assert_close(left, right, atol=0 if backend == "native" else 1e-6, rtol=0)
+        torch.testing.assert_close(left, right, atol=0 if backend == "native" else SAME_MODEL, rtol=0)
 
 
 @torch.no_grad()
@@ -100,7 +101,7 @@ def test_a_float16_table_is_close():
         layers, plain_layers = tabled.embed_tokens(SENTENCES[:3])[0], plain.embed_tokens(SENTENCES[:3])[0]
     assert tabled.token_table.storage == "float16"
     for layer, expected in zip(layers, plain_layers):
-        assert 0 < (layer - expected).abs().max() < 5e-3 * expected.abs().max()
+        assert 0 < relative_error(layer, expected) < AGAINST_FLOAT64["fp16"]
 
 
 def test_a_table_of_another_model_is_refused(tmp_path):

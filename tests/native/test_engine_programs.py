@@ -1,5 +1,5 @@
-"""Tests of the ops on other builds of the native module: with sanitizers, by clang, and with emulated AVX-512 and AMX
-(tests/native/engines/any_processor.cmake)."""
+"""Tests on lower levels of this processor, and tests of the ops on other builds of the native module: with sanitizers,
+by clang, and with emulated AVX-512 and AMX (tests/native/engines/any_processor.cmake)."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engines import native, needs_native
+from tests.support.engines import ISAS, native, needs_native
 from tests.support.files import python
 from tests.support.native_program import COMPILER, NINJA, ROOT, compiles, native_module
 
@@ -56,6 +56,13 @@ def test_the_engine_passes_the_sanitizers(name, tmp_path):
     preloaded = [subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
                  for name in (library, "libstdc++.so")]
     run_tests(module, tests, tmp_path, LD_PRELOAD=" ".join(preloaded), ASAN_OPTIONS=options, TSAN_OPTIONS=options)
+
+
+@pytest.mark.parametrize("level", ISAS[:-1])
+def test_numbers_on_a_lower_level(level):
+    """Whole models, as tests of ops run on every level by themselves."""
+    tests = ["tests/engine/test_model.py", "tests/model/test_fixtures.py", "tests/embed/test_precisions.py"]
+    python("-m", "pytest", "-xq", "-p", "no:cacheprovider", *tests, timeout=None, ELMO_FAST_CPU_ISA=level)
 
 
 @pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")

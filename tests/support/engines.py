@@ -48,7 +48,7 @@ class Engine(NamedTuple):
         if self.backend in ON_TRITON:
             return ON_TRITON[self.backend], GRADIENT_AGAINST_FLOAT64
         if self in BF16_WEIGHTS:
-            return 5e-3, GRADIENT_AGAINST_FLOAT64
+            return AGAINST_FLOAT64["bf16 weights"], GRADIENT_AGAINST_FLOAT64
         row = PRECISIONS[self.precision]
         return AGAINST_FLOAT64[row.bounded if self.backend == "cuda" else row.cpu], GRADIENT_AGAINST_FLOAT64
 

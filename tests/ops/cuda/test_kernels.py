@@ -15,6 +15,7 @@ from elmo_fast.nn.layers.token_vectors import token_vectors
 from elmo_fast.ops import backend, numerics
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import LARGEST_FP16, fits_fp16
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.models import bilm, options
 
 CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False, is_meta=False)
@@ -113,8 +114,8 @@ def test_sums_of_products_are_fp32(shape, dtype, out_dtype):
     a, b = torch.randn(shape).to(dtype), torch.randn(*shape[:-2], 7, 3).to(dtype)
     out = torch.full((*shape[:-1], 3), torch.nan, dtype=out_dtype)
     numerics.gemm(a, b, out)
-    limit = 1e-5 if out_dtype == torch.float32 else 2e-3
-    torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=limit, atol=limit)
+    limit = AGAINST_FLOAT64["ieee" if out_dtype == torch.float32 else "fp16"]
+    assert relative_error(out, a.double() @ b.double()) < limit
 
 
 def test_fp16_is_used_where_every_value_fits():

@@ -1,7 +1,7 @@
 """The Triton kernels, compiled by other versions of Triton that versions of torch bring.
 
 Runs tests of test_ptx_triton and test_cuda_lstm_paths, in one process per version, with the operands fp16 and tf32,
-whose tiles are those of all products on tensor cores, and without gradients, batch mates and most sizes of an LSTM step.
+whose tiles are those of all products on tensor cores; without gradients, batch mates and most sizes of an LSTM step.
 """
 
 import os
