@@ -58,8 +58,12 @@ SEES_PACKAGES := import sys, sysconfig; here = sysconfig.get_path("purelib"); \
 	open(there + "/packages.pth", "w").write(f"import site; site.addsitedir({here!r})\n")
 # As many processes as cores, where pytest-xdist is; their waiting threads sleep, as spinning ones would hold a core.
 PARALLEL := $(PY) -c 'import xdist; print("-n auto --maxprocesses 4 --dist worksteal")' 2>/dev/null || true
-# One beside pytest's: a library that ends it, as Ray does when its cluster is lost, fails one test and not the run.
-APART := $(PY) -c 'import xdist; print("-n 1")' 2>/dev/null || true
+# Two beside pytest's: a library that ends its process, as Ray does when its cluster is lost, fails one test and not the
+# run, and what waits for servers and browsers leaves its core to the other. A file's tests share a cluster or a site.
+APART := $(PY) -c 'import xdist; print("-n 2 --dist loadfile")' 2>/dev/null || true
+
+# Tests start hundreds of Pythons, which would each compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv native embed test test-all test-integrations test-flair bench docs lint clean FORCE
 

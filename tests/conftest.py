@@ -2,12 +2,14 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
+LONG = re.compile(r"^pytestmark = \[?pytest\.mark\.long\b", re.MULTILINE)
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy machine takes longer
 hypothesis.settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,6 +20,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser):
     parser.addoption("--until", type=float, default=float("inf"), metavar="SECONDS", help="skip the tests that have "
                      "not begun at this time, in seconds since the epoch")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out files of long tests alone, unless they are named, where none is run: they import large libraries."""
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    if config.option.markexpr != "not long" or collection_path.suffix != ".py" or collection_path in named:
+        return None
+    return LONG.search(collection_path.read_text(encoding="utf-8")) and True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +44,16 @@ def pytest_collection_modifyitems(items):
         if any(getattr(value, "runs_ptx", False) for value in values):
             item.add_marker(pytest.mark.long)
     assert not [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]{6}", item.nodeid)]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name the skips by reason, the most frequent first, in ten lines."""
+    counts = Counter(report.longrepr[2].removeprefix("Skipped: ")
+                     for report in terminalreporter.stats.get("skipped", ())).most_common()
+    for reason, count in counts[:9]:
+        terminalreporter.write_line(f"SKIPPED [{count}] {reason}")
+    if rest := counts[9:]:
+        terminalreporter.write_line(f"SKIPPED [{sum(count for _, count in rest)}] {len(rest)} more reasons")
 
 
 @pytest.fixture(autouse=True)

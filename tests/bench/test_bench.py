@@ -11,7 +11,7 @@ from tests.support.files import run, write_model
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory):
-    return bench_run.bench(write_model(tmp_path_factory.mktemp("model")), "cpu", seconds=1.0)
+    return bench_run.bench(write_model(tmp_path_factory.mktemp("model")), "cpu", seconds=0.2)
 
 
 def test_the_rows_are_consistent(document):
@@ -31,7 +31,7 @@ def test_wrong_numbers_end_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Embedder, "stream", lambda embedder, *arguments: (
         vectors + (embedder.model.backend == "torch") for vectors in original(embedder, *arguments)))
     with pytest.raises(RuntimeError, match="torch: expected numbers within 1e-05 of the reference's, got"):
-        bench_run.bench(write_model(tmp_path / "model"), "cpu", seconds=1.0)
+        bench_run.bench(write_model(tmp_path / "model"), "cpu", seconds=0.2)
 
 
 @pytest.mark.long

@@ -182,6 +182,7 @@ def test_another_network_in_place_of_the_lstm(files):
     assert torch.equal(second, bilm._elmo_lstm(first[..., :11], bilm(IDS)["mask"])[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*quantiz")
 def test_quantized_parts(files):
     quantized = torch.ao.quantization.quantize_dynamic(model(files), {nn.Linear}, dtype=torch.qint8)
     plain = layers(model(files))

@@ -1,8 +1,7 @@
 """Tests on lower levels of this processor, and tests of the ops on other builds of the native module: with sanitizers,
-by clang, and with emulated AVX-512 and AMX (tests/native/engines/any_processor.cmake)."""
+and with emulated AVX-512 and AMX (tests/native/engines/any_processor.cmake)."""
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -63,14 +62,6 @@ def test_numbers_on_a_lower_level(level):
     """Whole models, as tests of ops run on every level by themselves."""
     tests = ["tests/engine/test_model.py", "tests/model/test_fixtures.py", "tests/embed/test_precisions.py"]
     python("-m", "pytest", "-xq", "-p", "no:cacheprovider", *tests, timeout=None, ELMO_FAST_CPU_ISA=level)
-
-
-@pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")
-def test_the_ops_on_a_module_that_clang_built(tmp_path):
-    module = native_module("clang++", "-DCMAKE_CXX_COMPILER=clang++", "-DCMAKE_CXX_FLAGS=-Werror")
-    text = run_tests(module, ["tests/ops/test_linear.py", "tests/ops/test_native_cpu.py", "tests/ops/test_char_cnn.py",
-                              "tests/ops/test_gradients.py"], tmp_path)
-    assert "passed" in text
 
 
 def test_the_ops_on_the_engines_of_a_newer_processor(tmp_path):

@@ -134,11 +134,9 @@ def test_every_engine_of_aarch64():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("compiler", ["clang++", "clang++-19"])
-def test_other_compilers(compiler):
-    if not (X86 and shutil.which(compiler)):
-        pytest.skip(f"needs {compiler}")
-    program = check_engines(compiler, f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_CXX_FLAGS=-Werror")
+@pytest.mark.skipif(not (X86 and shutil.which("clang++")), reason="needs x86-64 and clang++")
+def test_another_compiler():
+    program = check_engines("clang++", "-DCMAKE_CXX_COMPILER=clang++", "-DCMAKE_CXX_FLAGS=-Werror", WITHOUT_MODULE)
     engines = {path.name.removesuffix(".dir") for path in (program.parent / "CMakeFiles").glob("engine_*.dir")}
     assert engines == {f"engine_{name}" for name in (
         "generic", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx")}

@@ -60,6 +60,7 @@ def test_saved_with_outputs_and_pictures_that_the_page_shows(name):
     assert pictures == len(list((ROOT / "docs" / "pictures").glob(f"{name}_*.png"))) == page.count(f"pictures/{name}_")
 
 
+@pytest.mark.long
 def test_no_sentence_of_the_books_was_saved(shared):
     notebook = json.loads((ROOT / "examples" / "meaning_change.ipynb").read_text(encoding="utf-8"))
     words = [line.split() for line in printed(notebook).splitlines()]

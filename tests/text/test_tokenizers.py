@@ -110,6 +110,7 @@ def interpreters():
     return paths
 
 
+@pytest.mark.long
 def test_every_interpreter_has_the_same_tokens(shared):
     """CPython's `re` has differed: possessive groups match wrongly in 3.11.0 to 3.11.4."""
     if not (paths := interpreters()):

@@ -86,6 +86,7 @@ def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
 
 
 @pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
 def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     """Fake CUDA tensors, which have no data, show the ops that run and the types of their operands and results."""
     monkeypatch.setattr("elmo_fast.nn.layers.token_vectors.fits_fp16", lambda *_: False)
