@@ -11,13 +11,14 @@ from elmo_fast.engine.backend import check_backend, effective_precision
 from elmo_fast.engine.native import PackedWeights, on_this_machine
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.nn.at_rest import AtRest, is_plain, tensors_of
+from elmo_fast.nn.at_rest import AtRest, is_plain
 from elmo_fast.nn.layers import layout
 from elmo_fast.nn.layers.batch_layout import add_boundaries, checked_mask, unique_rows
 from elmo_fast.nn.layers.cell import linear_of
 from elmo_fast.nn.layers.highway import Highway
+from elmo_fast.nn.layers.packed import Packed
 from elmo_fast.nn.layers.token_vectors import HIGHWAY, token_vectors, with_words, word_vectors
-from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
+from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.device import refuse_capture
@@ -29,7 +30,7 @@ from elmo_fast.weights.options import Options
 _WARMUP_TOKENS = 4096
 
 
-class CharacterEncoder(OutsideGraphs):
+class CharacterEncoder(Packed):
     """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
 
     Parameters and parts are those of AllenNLP's `_ElmoCharacterEncoder`: `_char_embedding_weights` [262, E],
@@ -171,10 +172,6 @@ class CharacterEncoder(OutsideGraphs):
                 and all(part.weight.shape[::2] == (count, width) and part.stride == (1,) and part.padding == (0,)
                         for part, (width, count) in zip(self._convolutions, self.options.filters)))
 
-    def tensors(self) -> list[torch.Tensor]:
-        """All parameters."""
-        return list(tensors_of(self))
-
     def weights(self) -> dict[str, torch.Tensor]:
         """Weights by dataset name, in bilm-tf's layout and in file order.
 
@@ -207,28 +204,10 @@ class CharacterEncoder(OutsideGraphs):
         with torch.no_grad():
             return self._at_rest.get(on_this_machine(precision), self.tensors(), pack)
 
-    def at_rest(self) -> object:
-        """What was made of the current parameters: another object after an edit."""
-        return self._at_rest.get("at rest", self.tensors(), object)
-
     def digest(self) -> str:
         """A fingerprint of the current weights."""
         return self._at_rest.get("digest", self.tensors(), lambda: fingerprint(
             {name.rpartition("/")[2]: value.detach().float().cpu().numpy() for name, value in self.weights().items()}))
-
-    def train(self, mode: bool = True) -> "CharacterEncoder":
-        if mode != self.training:
-            self._at_rest.drop()
-        return super().train(mode)
-
-    @torch.inference_mode(False)
-    def _apply(self, *arguments, **named) -> "CharacterEncoder":
-        return super()._apply(*arguments, **named)
-
-    def _replicate_for_data_parallel(self) -> "CharacterEncoder":
-        replica = super()._replicate_for_data_parallel()
-        replica._at_rest = AtRest()
-        return replica
 
     def warmup(self, backend: str = "auto") -> None:
         """Run 1 and 4096 tokens of English lengths, so that kernels are compiled and tuned for both counts."""
@@ -242,7 +221,7 @@ _FORWARDS = frozenset({CharacterEncoder.forward, nn.Conv1d.forward, Highway.forw
                        nn.Linear.forward})
 
 
-class WordEmbedder(OutsideGraphs):
+class WordEmbedder(Packed):
     """A table of word vectors, for models of words: ids [N], 1 to V, 0 for no token -> [N, P].
 
     Row k belongs to word k of the options' vocabulary, as in bilm-tf; words outside it are `<UNK>`. Without a
@@ -272,10 +251,6 @@ class WordEmbedder(OutsideGraphs):
         """The parameter."""
         return self.embedding
 
-    def tensors(self) -> list[torch.Tensor]:
-        """All parameters."""
-        return [self.embedding]
-
     def weights(self) -> dict[str, torch.Tensor]:
         """Weights by dataset name."""
         return {"embedding": self.embedding}
@@ -298,10 +273,6 @@ class WordEmbedder(OutsideGraphs):
     def digest(self) -> str:
         """A fingerprint of the current weights."""
         return fingerprint({"embedding": self.embedding.detach().float().cpu().numpy()})
-
-    def at_rest(self) -> object:
-        """What was made of the current parameters: another object after an edit."""
-        return self._at_rest.get("at rest", self.tensors(), object)
 
     def warmup(self, backend: str = "auto") -> None:
         """Does nothing: a table has nothing to compile."""

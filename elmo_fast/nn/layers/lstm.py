@@ -14,11 +14,12 @@ from elmo_fast.engine.native import PackedWeights, on_this_machine
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.engine.schedule import Schedule, make_schedule
 from elmo_fast.files.downloads import fetch
-from elmo_fast.nn.at_rest import AtRest, are_ours, is_plain, tensors_of
+from elmo_fast.nn.at_rest import AtRest, are_ours, is_plain
 from elmo_fast.nn.layers.batch_layout import in_text_order
 from elmo_fast.nn.layers.carried import CarriedStates, RunState, Stateful
 from elmo_fast.nn.layers.cell import LstmCellWithProjection, check_lstm
 from elmo_fast.nn.layers.layout import cell_weights
+from elmo_fast.nn.layers.packed import Packed
 from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.device import refuse_capture
@@ -31,7 +32,7 @@ from elmo_fast.weights.options import LstmOptions, Options
 Layer = tuple[LstmWeights, LstmWeights]
 
 
-class ElmoLstm(Stateful):
+class ElmoLstm(Packed, Stateful):
     """Bidirectional LSTM layers with projection, clipping and skip connections. From AllenNLP's `ElmoLstm`.
 
     The parts `forward_layer_k` and `backward_layer_k` are cells with AllenNLP's parameters. New weights are random and
@@ -130,10 +131,6 @@ class ElmoLstm(Stateful):
         """Whether the cells are ours, with or without hooks."""
         return are_ours(self, _FORWARDS)
 
-    def tensors(self) -> list[torch.Tensor]:
-        """All parameters."""
-        return list(tensors_of(self))
-
     def layer_weights(self) -> list[Layer]:
         """(W, B, W_P or None) of both directions of every layer, in bilm-tf's layout.
 
@@ -160,24 +157,6 @@ class ElmoLstm(Stateful):
             return PackedWeights(Options(self.options, None), weights, precision)
 
         return self._at_rest.get(on_this_machine(precision), self.tensors(), _detached(pack))
-
-    def at_rest(self) -> object:
-        """What was made of the current parameters: another object after an edit."""
-        return self._at_rest.get("at rest", self.tensors(), object)
-
-    def train(self, mode: bool = True) -> "ElmoLstm":
-        if mode != self.training:
-            self._at_rest.drop()
-        return super().train(mode)
-
-    @torch.inference_mode(False)
-    def _apply(self, *arguments, **named) -> "ElmoLstm":
-        return super()._apply(*arguments, **named)
-
-    def _replicate_for_data_parallel(self) -> "ElmoLstm":
-        replica = super()._replicate_for_data_parallel()
-        replica._at_rest = AtRest()
-        return replica
 
     # ---- runs --------------------------------------------------------------------------------------------------------
 
