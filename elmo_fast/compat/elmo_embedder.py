@@ -13,6 +13,7 @@ from elmo_fast.embed.run import write_corpus
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.lock import locked
+from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.text.batching import check_iterable, check_sentence
@@ -46,7 +47,7 @@ class ElmoEmbedder(BiLmEmbedder):
     def from_bilm(cls, bilm: BiLm) -> "ElmoEmbedder":
         """An embedder of a biLM in memory, on the biLM's device."""
         embedder = cls.__new__(cls)
-        device = bilm.like.device
+        device = parameter_of(bilm).device
         embedder._take(bilm, -1 if device.index is None else device.index)
         return embedder
 

@@ -110,7 +110,7 @@ class LoadedElmo:
         """The family, options and weights: the current ones of a biLM, or those of the files, which are read again."""
         if hasattr(self.model, "bilm"):
             bilm = self.model.bilm
-            return bilm.family, bilm.options, bilm.weights()
+            return bilm.options.family, bilm.options, bilm.weights()
         if self._read is None:
             raise RuntimeError("weights: expected a model of files or of a BiLm, got one of arrays")
         options, weights = self._read()

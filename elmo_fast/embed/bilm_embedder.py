@@ -10,6 +10,8 @@ from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine.model import State
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
+from elmo_fast.nn import by_parts
+from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.layers.batch_layout import remove_boundaries
 from elmo_fast.nn.torch_model import TorchModel
@@ -49,17 +51,17 @@ class BiLmEmbedder(Embedder):
     @property
     def carried(self) -> State | None:
         """The states that `elmo_bilm` carries."""
-        states = self.elmo_bilm.lstm._states
+        states = self.elmo_bilm._elmo_lstm._states
         return states and tuple(value.detach().cpu().numpy() for value in states)
 
     @carried.setter
     def carried(self, states: State | None) -> None:
-        like = full_precision(self.elmo_bilm.like)
-        if states is not None or self.elmo_bilm.lstm._states is not None:
-            self.elmo_bilm.lstm._states = states and tuple(torch.from_numpy(value).to(like) for value in states)
+        like = full_precision(parameter_of(self.elmo_bilm))
+        if states is not None or self.elmo_bilm._elmo_lstm._states is not None:
+            self.elmo_bilm._elmo_lstm._states = states and tuple(torch.from_numpy(value).to(like) for value in states)
 
     def exclusive(self, carried: bool) -> contextlib.AbstractContextManager:
-        return self.elmo_bilm.lstm.exclusive(carried)
+        return self.elmo_bilm._elmo_lstm.exclusive(carried)
 
     def batch(self, batch: list[tuple[str, ...]], state: str, stream: SlotStream | None = None) -> list[np.ndarray]:
         if not self._runs_padded() or not batch or (len(batch) == 1 and not len(batch[0])):
@@ -69,7 +71,7 @@ class BiLmEmbedder(Embedder):
         return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
 
     def _runs_padded(self) -> bool:
-        return self.elmo_bilm.backend == "reference" or not self.elmo_bilm.is_plain
+        return self.elmo_bilm.backend == "reference" or not by_parts.is_plain(self.elmo_bilm)
 
     def _padded(self, batch: Sequence[Sequence[str]], state: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""

@@ -101,6 +101,11 @@ def are_ours(module: nn.Module, forwards: frozenset) -> bool:
     return all(type(part).forward in forwards and "forward" not in vars(part) for part in module.modules())
 
 
+def parameter_of(module: nn.Module) -> torch.Tensor:
+    """A parameter of a module, with the device and type of all."""
+    return next(tensors_of(module))
+
+
 def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
     """The parameters of a module, and those that a replica of DataParallel has in their place."""
     for part in module.modules():

@@ -16,21 +16,20 @@ from elmo_fast.engine.schedule import batch_schedule, make_schedule
 from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.nn import by_parts
-from elmo_fast.nn.at_rest import is_plain, tensors_of
+from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.layers.batch_layout import BiLmOutput, all_in_text_order, layers_to_write
 from elmo_fast.nn.layers.carried import RunState
 from elmo_fast.nn.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.nn.layers.lstm import ElmoLstm
-from elmo_fast.nn.lookup import KeptVectors, TableLookup, TokenEncoder, WordCache, vectors_of_ids
+from elmo_fast.nn.lookup import KeptVectors, TableLookup, TokenEncoder, vectors_of_ids
 from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.ops.backend import needs_gradient
-from elmo_fast.ops.device import refuse_capture, to_device
+from elmo_fast.ops.device import to_device
 from elmo_fast.ops.forked import threads_of_a_child
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 from elmo_fast.weights.datasets import check_shapes, expected_shapes, fingerprint, read_model
-from elmo_fast.weights.families import BILM_TF, Family
 from elmo_fast.weights.opening import WARM_TEXT, ModelOptions
 from elmo_fast.weights.options import Options
 from elmo_fast.weights.sources import ModelFiles, find_model
@@ -47,8 +46,6 @@ class BiLm(OutsideGraphs):
     have the parameters' type, states stay fp32.
     """
 
-    family: ClassVar[Family] = BILM_TF
-    words_come_second = False  # whether the second argument of a call is word ids, as in AllenNLP's class
     precision, backend = "highest", "auto"
     _encoder: ClassVar[type[CharacterEncoder]] = CharacterEncoder
     _warm_text = tuple(WARM_TEXT)
@@ -107,11 +104,6 @@ class BiLm(OutsideGraphs):
         return self._token_embedder
 
     @property
-    def lstm(self) -> ElmoLstm:
-        """The LSTM layers and their carried states."""
-        return self._elmo_lstm
-
-    @property
     def state(self) -> str:
         """`carry`, `zero` or `warm`; may be set."""
         return getattr(self._elmo_lstm, "state", "carry")
@@ -140,33 +132,11 @@ class BiLm(OutsideGraphs):
 
     @token_table.setter
     def token_table(self, table: TokenTable | str | os.PathLike | None) -> None:
-        self._table = None if table is None else self.tokens.look_up_in(table, self.fingerprint)
-
-    @property
-    def tokens(self) -> TokenEncoder:
-        """Computes vectors of tokens with the current table, device, backend and precision.
-
-        Raises `RuntimeError` while a CUDA graph is captured, as all calls that need token vectors do.
-        """
-        like = self.like
-        refuse_capture(like.device)
-        source = self._modules.get("_token_embedder")  # None if a user of cached words has deleted it
-        return TokenEncoder(source, self._table, self._modules.get("_word_embedding"), like.device, self.backend,
-                            self._precision)
-
-    @property
-    def like(self) -> torch.Tensor:
-        """A parameter, with the device and type of all."""
-        return next(tensors_of(self))
+        self._table = None if table is None else TokenEncoder.of(self).look_up_in(table, self.fingerprint)
 
     @property
     def _precision(self) -> str:
-        return self.precision if self.like.dtype in (torch.float32, torch.float64) else "medium"
-
-    @property
-    def computes_in(self) -> str:
-        """The precision of products without gradients: `highest` if the device does not support `precision`."""
-        return self.tokens.computes_in
+        return self.precision if parameter_of(self).dtype in (torch.float32, torch.float64) else "medium"
 
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""
@@ -187,18 +157,9 @@ class BiLm(OutsideGraphs):
         """32 hexadecimal digits that identify the network's options and the current weights."""
         return fingerprint(self.weights(), self.options)
 
-    def cache_words(self, words: Sequence[str]) -> None:
-        """Store the vectors of `words` for `forward(..., word_inputs=)`: word number k is `words[k]`, 0 is padding."""
-        tokens, source = self.tokens, self._token_embedder
-        check_sentence(words, "words")
-        with torch.no_grad(), numerics(self._precision, tokens.device):
-            ids = source.token_ids([*source.boundaries, *words]).to(tokens.device)
-            vectors = torch.cat([source.encode_rows(rows, self.backend) for rows in ids.split(1024)])
-        self._word_embedding = WordCache(vectors[2:], vectors[:2], self.like.requires_grad)
-
     def warmup(self) -> None:
         """On a GPU, compile, load and tune the kernels and pack the weights, so that the first call is fast."""
-        if self.like.device.type == "cuda":
+        if parameter_of(self).device.type == "cuda":
             self._token_embedder.warmup(self.backend)
             with torch.no_grad():
                 self.embed_tokens([[]], "zero")
@@ -215,7 +176,7 @@ class BiLm(OutsideGraphs):
         a token table, whose ids are rows + 1), zero past a sentence's end. With `boundaries="add"`, `<S>` and `</S>`
         are put around every sentence, also an empty one, and the result has T + 2 positions; with `"present"` the ids
         include them and the result has T. `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers of words
-        given to `cache_words`, or otherwise ids of the token table, without boundaries; for a larger number the
+        that `Elmo` has cached, or otherwise ids of the token table, without boundaries; for a larger number the
         characters are read, and without larger numbers `ids` may be None. `state` is the state of this call, by default
         the model's. Raises `ValueError` for ids of another shape, type or range.
 
@@ -225,8 +186,8 @@ class BiLm(OutsideGraphs):
         Ids on a GPU are copied to the host, the only time that the call waits for the GPU. Raises `RuntimeError` while
         a CUDA graph is captured.
         """
-        encoder, state = self.tokens, self._state_of_call(state)
-        if boundaries == "add" and not self.is_plain:
+        encoder, state = TokenEncoder.of(self), self._state_of_call(state)
+        if boundaries == "add" and not by_parts.is_plain(self):
             return by_parts.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
                                     self._initial_state(state))
         vectors, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
@@ -235,21 +196,11 @@ class BiLm(OutsideGraphs):
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in layers],
                           to_device(mask, encoder.device))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the parts need not be called: they are ours, without hooks."""
-        source, words = map(self._modules.get, ("_token_embedder", "_word_embedding"))
-        return (self._has_plain_lstm() and (source is None or (isinstance(source, TokenSource) and source.is_plain))
-                and (words is None or is_plain(words, frozenset({WordCache.forward}))))
-
-    def _has_plain_lstm(self) -> bool:
-        return isinstance(self._elmo_lstm, ElmoLstm) and self._elmo_lstm.is_plain
-
     @outside_graphs
     @threads_of_a_child()
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
-        return self.tokens.strings(check_sentence(tokens, "tokens"))
+        return TokenEncoder.of(self).strings(check_sentence(tokens, "tokens"))
 
     @outside_graphs
     @threads_of_a_child()
@@ -262,19 +213,20 @@ class BiLm(OutsideGraphs):
         """
         state, (first, last) = self._state_of_call(state), self._token_embedder.boundaries
         unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
-        return self._run_batch(self.tokens.strings(unique), torch.from_numpy(index), lengths, state), lengths
+        return self._run_batch(TokenEncoder.of(self).strings(unique), torch.from_numpy(index), lengths, state), lengths
 
     @threads_of_a_child()
-    def begin(self, slots: int, state: str | None = None) -> RunState:
+    def _begin(self, slots: int, state: str | None = None) -> RunState:
         """The state in which `slots` slots start; `state` is by default the model's."""
         state = self._state_of_call(state)
-        return self._elmo_lstm.begin(slots, full_precision(self.like), state == "carry", self._initial_state(state))
+        like = full_precision(parameter_of(self))
+        return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
 
     def _kept_vectors(self, encoder: TokenEncoder) -> KeptVectors | None:
         """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
         source = encoder.source
         if source is None or needs_gradient(source.tensors()) or not (
-                self._has_plain_lstm() and self._elmo_lstm.can_write(self.backend)):
+                by_parts.has_plain_lstm(self) and self._elmo_lstm.can_write(self.backend)):
             return None
         return functools.partial(vectors_of_ids, self._spare, encoder.key)
 
@@ -286,8 +238,8 @@ class BiLm(OutsideGraphs):
         count the positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False.
         Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
         """
-        schedule, lstm = batch_schedule(lengths), self._elmo_lstm
-        if not self._has_plain_lstm():
+        schedule, lstm, dtype = batch_schedule(lengths), self._elmo_lstm, parameter_of(self).dtype
+        if not by_parts.has_plain_lstm(self):
             made = by_parts.run(lstm, vectors[index], lengths, state == "carry", self._initial_state(state))
             return made if mask is None else [layer.new_zeros(len(mask), layer.shape[1]).masked_scatter(
                 mask[:, None].to(layer.device), layer) for layer in made]
@@ -298,7 +250,7 @@ class BiLm(OutsideGraphs):
             made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places,
                                               len(index) if mask is None else len(mask))
         with lstm.exclusive(state == "carry"):
-            begin = self.begin(schedule.slots.size, state)
+            begin = self._begin(schedule.slots.size, state)
             if writes:
                 last = lstm.write(vectors, rows.numpy(), schedule, begin, addresses, self._precision)
             else:
@@ -309,7 +261,7 @@ class BiLm(OutsideGraphs):
         if not writes:
             made = all_in_text_order(vectors, index, layers, schedule.tokens, places, len(index) if mask is None else
                                      len(mask))
-        return [layer.to(self.like.dtype) for layer in made]
+        return [layer.to(dtype) for layer in made]
 
     def _state_of_call(self, state: str | None) -> str:
         """The state that a call names, by default the model's."""
@@ -333,7 +285,7 @@ class BiLm(OutsideGraphs):
         source, lstm, (first, last) = self._token_embedder, self._elmo_lstm, self._token_embedder.boundaries
         tokens = [token for sentence in self.warm_text for token in (first, *sentence, last)]
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
-        device = self.like.device
+        device = parameter_of(self).device
         with torch.no_grad(), numerics("highest", device):
             vectors = source.encode_rows(to_device(source.token_ids(tokens), device), self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))

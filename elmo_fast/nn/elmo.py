@@ -13,6 +13,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.layers.batch_layout import remove_boundaries
 from elmo_fast.nn.layers.scalar_mix import ScalarMix
+from elmo_fast.nn.lookup import TokenEncoder, WordCache
 from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_sentence
 from elmo_fast.weights.opening import ModelOptions
@@ -53,7 +54,7 @@ class Elmo(OutsideGraphs):
         words = () if vocab_to_cache is None else check_sentence(vocab_to_cache, "vocab_to_cache")
         self._has_cached_vocab = len(words) > 0
         if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
-            self._elmo_lstm.cache_words(vocab_to_cache)
+            module._word_embedding = WordCache.of(TokenEncoder.of(module), words)
         self._dropout = nn.Dropout(p=dropout)
         self._mixes = check_count("num_output_representations", num_output_representations, ConfigurationError, 1000)
         for k in range(self._mixes):
@@ -86,8 +87,7 @@ class Elmo(OutsideGraphs):
         if words is not None and inputs is not None and inputs.shape == words.shape:
             inputs = None  # AllenNLP's documentation passes the numbers of cached words twice
         inputs, words = _flat(inputs, dims), _flat(words, 2)
-        by_name = isinstance(self._elmo_lstm, BiLm) and not self._elmo_lstm.words_come_second
-        output = self._elmo_lstm(inputs, word_inputs=words) if by_name else self._elmo_lstm(inputs, words)
+        output = self._run(inputs, words)
         activations, mask = output["activations"], output["mask"]
         mixed = [getattr(self, f"scalar_mix_{k}")(activations, mask) for k in range(self._mixes)]
         if self._keep_sentence_boundaries:  # layer norm leaves an offset past the end
@@ -98,6 +98,12 @@ class Elmo(OutsideGraphs):
         shape = (*leading, mask.shape[1])
         return {"elmo_representations": [self._dropout(values).view(*shape, values.shape[-1]) for values in mixed],
                 "mask": mask.long().view(shape)}
+
+    def _run(self, inputs: torch.Tensor | None, words: torch.Tensor | None) -> Any:
+        """The result of the biLM, whose second argument is word ids unless it is a `BiLm`."""
+        if isinstance(self._elmo_lstm, BiLm):
+            return self._elmo_lstm(inputs, word_inputs=words)
+        return self._elmo_lstm(inputs, words)
 
 
 def _flat(ids: torch.Tensor | None, dims: int) -> torch.Tensor | None:

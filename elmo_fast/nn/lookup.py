@@ -1,5 +1,6 @@
 """Token vectors of a model: from its token table or its cached words if these have the token, otherwise encoded."""
 
+import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
@@ -12,13 +13,16 @@ from elmo_fast.arguments import check_choice
 from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.layers.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
 from elmo_fast.nn.layers.encoder import TokenSource
-from elmo_fast.ops.device import to_device
+from elmo_fast.ops.device import refuse_capture, to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.text import characters
-from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.batching import BOUNDARIES, check_sentence
+
+logger = logging.getLogger(__name__)
 
 BOUNDARY_CHOICES = ("add", "present")
 
@@ -41,6 +45,19 @@ class WordCache(nn.Module):
             self.weight[:1] = 0
         self.register_buffer("boundaries", boundaries.clone(), persistent=False)
         self.largest = len(words) - 1
+
+    @classmethod
+    def of(cls, tokens: "TokenEncoder", words: Sequence[str]) -> "WordCache":
+        """The vectors of `words`; trained, where the char encoder is, apart from it."""
+        check_sentence(words, "words")
+        source = tokens.source
+        with torch.no_grad(), numerics(tokens.precision, tokens.device):
+            ids = source.token_ids([*source.boundaries, *words]).to(tokens.device)
+            vectors = torch.cat([source.encode_rows(rows, tokens.backend) for rows in ids.split(1024)])
+        if source.like.requires_grad:
+            logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained separately, "
+                           "and the char encoder only on the other words")
+        return cls(vectors[2:], vectors[:2], source.like.requires_grad)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """Vectors of words by number, int [B, T] -> [B, T, P]."""
@@ -110,6 +127,17 @@ class TokenEncoder(NamedTuple):
     device: torch.device
     backend: str
     precision: str
+
+    @classmethod
+    def of(cls, bilm: nn.Module) -> "TokenEncoder":
+        """The encoder of a `BiLm` with its current table, device, backend and precision.
+
+        Raises `RuntimeError` while a CUDA graph is captured, as all calls that need token vectors do.
+        """
+        device = parameter_of(bilm).device
+        refuse_capture(device)
+        source, cache = map(bilm._modules.get, ("_token_embedder", "_word_embedding"))  # a user may delete the first
+        return cls(source, bilm._table, cache, device, bilm.backend, bilm._precision)
 
     def strings(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens: [N, P]."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.layers.encoder import CharacterEncoder
-from elmo_fast.weights.families import MANYLANGS, manylangs
+from elmo_fast.weights.families import manylangs
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import ModelFiles
 
@@ -30,7 +30,6 @@ class ManyLangsEncoder(CharacterEncoder):
 class ManyLangsBiLm(BiLm):
     """A `BiLm` of a model of ELMoForManyLangs, for texts as lists of tokens: its `forward` takes ids on the CPU."""
 
-    family = MANYLANGS
     _encoder = ManyLangsEncoder
 
     @classmethod

@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from elmo_fast.arguments import ACTIVATIONS, MOST_CELLS
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
+from elmo_fast.weights.families import BILM_TF, Family
 from elmo_fast.weights.ids import CharacterIds, TokenIds, WordIds
 
 N_CHARACTERS = (261, 262)
@@ -60,6 +61,7 @@ class Options:
     `vocabulary` lists the words of a model of words by id, from the file beside its weights; None without this file.
     """
 
+    family: ClassVar[Family] = BILM_TF
     lstm: LstmOptions
     char_cnn: CharCnnOptions | None
     n_tokens_vocab: int | None = None

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, TokenTable, build_token_table, corpus_words, write_token_table
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, read_hdf5, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm
@@ -23,7 +24,8 @@ def test_vectors_are_those_of_a_trainable_model(shape, backend, dtype):
         expected = model.encode(WORDS).float()
     table = build_token_table(model, WORDS)
     np.testing.assert_allclose(table.vectors(ROWS), expected, atol=0 if backend == "native" else SAME_MODEL, rtol=0)
-    assert (table.words, table.precision, table.fingerprint) == (WORDS, model.computes_in, model.fingerprint())
+    precision = LoadedElmo(model).model.computes_in
+    assert (table.words, table.precision, table.fingerprint) == (WORDS, precision, model.fingerprint())
 
 
 def test_words_may_lack_boundaries_but_a_file_may_not(tmp_path):

@@ -34,7 +34,7 @@ def assert_same(found, expected, backend="native"):
 
 
 def assert_same_states(ours, plain, backend="native"):
-    found, expected = (each.elmo_bilm.lstm._states or () for each in (ours, plain))
+    found, expected = (each.elmo_bilm._elmo_lstm._states or () for each in (ours, plain))
     assert_same([each.numpy() for each in found], [each.numpy() for each in expected], backend)
 
 

@@ -103,7 +103,7 @@ def test_keys_index_and_carried_states(embed):
 ])
 def test_a_bad_file_or_argument_leaves_nothing(tmp_path, monkeypatch, content, options, message):
     ours, file = embedder(), io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
-    monkeypatch.setattr(ours.elmo_bilm.lstm, "write", lambda *_: pytest.fail("it was embedded"))
+    monkeypatch.setattr(ours.elmo_bilm._elmo_lstm, "write", lambda *_: pytest.fail("it was embedded"))
     with pytest.raises(ValueError, match=f"^{message}"):
         ours.embed_file(file, tmp_path / "o.hdf5", progress=False, **options)
     assert names(tmp_path) == [] and (file.closed or "output_format" in options)

@@ -99,7 +99,7 @@ BATCHES = ["loaded.embed", "reference.embed", "loaded_many.embed", "save_vectors
            "embedder.embed_batch", "embedder.batch_to_embeddings", "embed_sentences", "allennlp.embed_batch",
            "simple.get_elmo_vectors", "simple.get_elmo_vector_average", "many.sents2elmo", "head.score", "batch_to_ids",
            "batcher.batch_sentences", "token_batcher.batch_sentences", "without_unk.batch_sentences"]
-SENTENCES = ["loaded.encode_words", "loaded_many.encode_words", "bilm.encode", "bilm.cache_words", "vocab_to_cache",
+SENTENCES = ["loaded.encode_words", "loaded_many.encode_words", "bilm.encode", "vocab_to_cache",
              "embedder.embed_sentence", "substitutes", "head.logits", "indexer.tokens_to_indices", "build_token_table"]
 
 

@@ -56,7 +56,7 @@ def test_a_mix_of_calls_from_threads(tmp_path, backend):
         for actual, single in zip(at_once([lambda call=call: call(shared) for call in calls], 3), expected):
             for each in actual:
                 assert_close(each, single)
-    assert shared.bilm.state == "warm" and shared.bilm.lstm._states is None
+    assert shared.bilm.state == "warm" and shared.bilm._elmo_lstm._states is None
 
 
 @pytest.mark.parametrize("backend", mostly_long(BACKENDS))
@@ -76,7 +76,7 @@ def test_open_streams_change_nothing(backend, to_the_end):
     for state, arrays in results.items():
         assert_close(arrays, expected[state][: len(arrays)])
     streams["zero"].close()
-    assert elmo.bilm.state == "warm" and elmo.bilm.lstm._states is None
+    assert elmo.bilm.state == "warm" and elmo.bilm._elmo_lstm._states is None
 
 
 def test_a_stream_keeps_its_initial_choice_of_state():
@@ -85,7 +85,7 @@ def test_a_stream_keeps_its_initial_choice_of_state():
     vectors = [next(results)]
     embedder.elmo_bilm.state = "carry"
     assert_close([*vectors, *results], expected)
-    assert embedder.elmo_bilm.lstm._states is None
+    assert embedder.elmo_bilm._elmo_lstm._states is None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -103,7 +103,7 @@ def test_batches_of_threads_run_one_after_the_other(backend):
     assert len(actual) == len(expected)
     order = [min(range(24), key=lambda k, values=values: np.abs(expected[k] - values).max()) for values in actual]
     assert_close(actual, [expected[k] for k in order])
-    assert_close(*([each.numpy() for each in of.elmo_bilm.lstm._states] for of in (shared, single)))
+    assert_close(*([each.numpy() for each in of.elmo_bilm._elmo_lstm._states] for of in (shared, single)))
     steps = [np.abs(first - second).max() for first, second in itertools.pairwise(expected)]
     distinct = next((k for k, step in enumerate(steps) if step < SAME_MODEL), 24)  # from here the states have converged
     assert sorted(k for k in order if k < distinct) == [*range(distinct)]

@@ -157,7 +157,7 @@ def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, s
     little_memory(most, error)
     found = list(little.embed_sentences(sentences, slots))
     assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
-    for one, other in zip(*(each.elmo_bilm.lstm._states or () for each in (plenty, little)), strict=True):
+    for one, other in zip(*(each.elmo_bilm._elmo_lstm._states or () for each in (plenty, little)), strict=True):
         assert torch.equal(one, other)
     assert [record.getMessage()[:13] for record in caplog.records] == ["out of memory"]
 
@@ -191,7 +191,7 @@ def test_a_batch_is_no_larger_than_the_text(state, batch_size):
         for found, expected in zip(*runs, strict=True):
             np.testing.assert_array_equal(found, expected)
     if state == "carry":
-        assert large.elmo_bilm.lstm._states[0].shape[1] == 3
+        assert large.elmo_bilm._elmo_lstm._states[0].shape[1] == 3
 
 
 @pytest.mark.parametrize("state, expected", [("carry", 64), ("warm", 512), ("zero", 512)])

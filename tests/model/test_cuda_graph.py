@@ -5,6 +5,7 @@ import torch
 
 from elmo_fast import batch_to_ids
 from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.nn.lookup import TokenEncoder, WordCache
 from elmo_fast.ops import device
 from tests.support.models import SENTENCES, SHAPES, bilm
 
@@ -16,10 +17,10 @@ CALLS = {
     "sentences": lambda model: model.embed_tokens(SENTENCES),
     "texts": lambda model: LoadedElmo(model).embed(["a b"]),
     "tokens": lambda model: model.encode(["a"]),
-    "ids of tokens": lambda model: model.tokens.batch(ROWS[None], "present"),
-    "cached words": lambda model: model.cache_words(["a"]),
+    "ids of tokens": lambda model: TokenEncoder.of(model).batch(ROWS[None], "present"),
+    "cached words": lambda model: WordCache.of(TokenEncoder.of(model), ["a"]),
     "encoder": lambda model: model.token_source(IDS),
-    "layers": lambda model: model.lstm(VECTORS, MASK),
+    "layers": lambda model: model._elmo_lstm(VECTORS, MASK),
 }
 
 

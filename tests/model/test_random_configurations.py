@@ -78,9 +78,9 @@ def test_layers_and_states(seed):
             check(f"layer {layer} of batch {number}", actual, padded(
                 [layers if layers is None else layers[layer] for layers in expected], max(lengths)))
         if case.state != "carry":
-            assert bilm.lstm._states is None
+            assert bilm._elmo_lstm._states is None
             continue
-        for name, states, exact_states in zip("hc", bilm.lstm._states, exact.states(), strict=True):
+        for name, states, exact_states in zip("hc", bilm._elmo_lstm._states, exact.states(), strict=True):
             for layer, values in enumerate(states):
                 check(f"{name} of layer {layer} after batch {number}", values, exact_states[layer])
 

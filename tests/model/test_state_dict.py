@@ -96,9 +96,9 @@ def test_weights_that_other_libraries_add_or_change():
     """Pruned weights and registered tensors."""
     def changed(seed):
         model = bilm(seed=seed, requires_grad=True)
-        prune.random_unstructured(model.lstm.forward_layer_0.input_linearity, "weight", 0.5)
-        model.lstm.register_parameter("adapter", nn.Parameter(torch.full((3,), float(seed))))
-        model.lstm.register_buffer("table", torch.full((2,), float(seed)))
+        prune.random_unstructured(model._elmo_lstm.forward_layer_0.input_linearity, "weight", 0.5)
+        model._elmo_lstm.register_parameter("adapter", nn.Parameter(torch.full((3,), float(seed))))
+        model._elmo_lstm.register_buffer("table", torch.full((2,), float(seed)))
         return model
 
     source, target = changed(1), changed(2)
@@ -110,4 +110,5 @@ def test_weights_that_other_libraries_add_or_change():
     ids = batch_to_ids(SENTENCES)
     for actual, expected in zip(target(ids).activations, source(ids).activations, strict=True):
         assert (actual - expected).abs().max() < SAME_MODEL
-    assert torch.equal(target.lstm.table, source.lstm.table) and torch.equal(target.lstm.adapter, source.lstm.adapter)
+    assert torch.equal(target._elmo_lstm.table, source._elmo_lstm.table)
+    assert torch.equal(target._elmo_lstm.adapter, source._elmo_lstm.adapter)

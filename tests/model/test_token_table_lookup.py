@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
+from elmo_fast.nn.lookup import TokenEncoder, WordCache
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 
@@ -172,7 +173,7 @@ def test_elmo_accepts_ids_of_the_table(tmp_path):
 
 def test_only_uncached_words_are_encoded_once():
     plain = bilm()
-    plain.cache_words(["@@PADDING@@", "The"])
+    plain._word_embedding = WordCache.of(TokenEncoder.of(plain), ["@@PADDING@@", "The"])
     calls = count_encoded(plain)
     plain(batch_to_ids([["The", "new", "new"], ["new"]]), word_inputs=torch.tensor([[1, 9, 9], [9, 0, 0]]))
     assert calls == [1]

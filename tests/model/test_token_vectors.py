@@ -76,7 +76,7 @@ def test_changes_of_the_model_are_detected(change):
 def test_gradients_reach_the_encoder():
     network = bilm(SHAPES["two layers"], requires_grad=True, state="zero", backend="native")
     outputs(network, SENTENCES)
-    network.lstm.requires_grad_(False)
+    network._elmo_lstm.requires_grad_(False)
     sum(layer.sum() for layer in network(batch_to_ids(SENTENCES)).activations).backward()
     assert all(value.grad is not None and value.grad.any() for value in network.token_source.parameters())
 

@@ -31,7 +31,7 @@ def layers(network):
 
 def assert_current(network):
     """Check that the model gives the bits of a new model with its weights."""
-    fresh = BiLm(SIZES, network.weights(), state=network.state, backend="native").to(network.lstm.like.dtype)
+    fresh = BiLm(SIZES, network.weights(), state=network.state, backend="native").to(network._elmo_lstm.like.dtype)
     assert torch.equal(layers(network), layers(fresh))
 
 
@@ -161,7 +161,7 @@ def test_an_edit_of_one_number_is_detected(seen_by):
             layers(edited)
             edited.zero_grad(set_to_none=True)
             edited(IDS).activations[-1].sum().backward()
-        edited.lstm.forward_layer_1.state_linearity.weight.data.view(-1)[number] += 0.25
+        edited._elmo_lstm.forward_layer_1.state_linearity.weight.data.view(-1)[number] += 0.25
         if seen_by == "evaluation":
             edited.train()
             edited.eval()
@@ -191,11 +191,11 @@ def test_a_model_with_a_token_table():
     tabled = model()
     tabled.token_table = build_token_table(model(), ["<S>", "</S>", *SENTENCES[0], "Hi"])
     layers(tabled)
-    for p in tabled.lstm.parameters():
+    for p in tabled._elmo_lstm.parameters():
         p.data.mul_(0.75)
     assert_current(tabled)
     fingerprint = tabled.fingerprint()
-    tabled.lstm.backward_layer_1.input_linearity.weight.data[5, 7] += 1
+    tabled._elmo_lstm.backward_layer_1.input_linearity.weight.data[5, 7] += 1
     assert tabled.fingerprint() != fingerprint
     tabled.token_source._projection.weight.data[3] += 1
     with pytest.raises(ConfigurationError, match="expected a table of this char encoder, whose weights were"):

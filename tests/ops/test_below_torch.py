@@ -29,7 +29,7 @@ def scattered(layers, packed_rows, width, generator):
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_outputs_equal_the_layers_in_turn(engine, shape, is_warm):
     generator = np.random.default_rng(4)
-    stack = bilm(SHAPES[shape], backend="native").lstm
+    stack = bilm(SHAPES[shape], backend="native")._elmo_lstm
     schedule = make_schedule([5, 0, 3, 9, 1, 2], [2, 0, 1, 0, 2, 1], 4)
     layers, h_dim, c_dim = stack.state_sizes
     rows = generator.integers(0, 7, (2, 20)).astype(np.int32)

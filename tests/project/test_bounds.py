@@ -5,7 +5,9 @@ import ast
 import re
 
 import pytest
+from torch import nn
 
+from elmo_fast import BiLm
 from tests.support import weight
 from tests.support.files import ROOT
 
@@ -17,6 +19,11 @@ def files():
 
 def test_no_file_room_function_or_list_is_beyond_its_bound(files):
     assert weight.breaches(files) == []
+
+
+def test_a_bilm_has_few_public_names_beside_those_of_modules():
+    names = [name for name in vars(BiLm) if not name.startswith("_") and not hasattr(nn.Module, name)]
+    assert len(names) <= 15, names
 
 
 def test_the_whole_is_within_its_bounds(files):

@@ -60,7 +60,7 @@ def test_vectors_are_those_of_one_process(model, layers, pool, state, dtype, kin
 def test_workers_compute_in_the_given_precision(model):
     texts, elmo = [text or "x" for text in TEXTS[:50]], elmo_fast.load(model, precision="low")
     expected = elmo.embed(texts, "top")
-    if elmo.bilm.computes_in == "low":
+    if elmo.model.computes_in == "low":
         assert any(map(np.any, map(np.subtract, expected, elmo_fast.load(model).embed(texts, "top"))))
     ds = elmo_fast.embed_dataset(dataset(values=texts), "text", model=model, layers="top", precision="low")
     assert_equal(arrays(ds), expected)

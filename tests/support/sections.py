@@ -51,7 +51,7 @@ def embed(output, state="carry", slots=3, texts=TEXTS, layout="allennlp", form=N
     form = form or OutputSpec()
     write_corpus(items, embedder.runner(slots), Target(output, layout, form), resume=resume,
                  commit_seconds=seconds)
-    return embedder.elmo_bilm.lstm._states
+    return embedder.elmo_bilm._elmo_lstm._states
 
 
 def content(path):

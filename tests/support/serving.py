@@ -12,14 +12,14 @@ SECONDS = 60  # the limit of waits that should be short
 
 
 class Gate:
-    """Replaces `bilm.lstm.write`: every chunk of steps reports its arrival and waits, unless the gate is open."""
+    """Replaces `bilm._elmo_lstm.write`: every chunk of steps reports its arrival and waits, unless the gate is open."""
 
     def __init__(self, bilm):
-        bilm.eval().begin(1)  # the warm text, which is no chunk
-        self._write, self._arrived, self._passes = bilm.lstm.write, threading.Semaphore(0), threading.Semaphore(0)
+        bilm.eval().embed_tokens([["a"]], "warm")  # the warm text, which is no chunk
+        self._write, self._arrived, self._passes = bilm._elmo_lstm.write, threading.Semaphore(0), threading.Semaphore(0)
         self._is_open = False
         self.errors = []  # raised in place of the next chunks
-        bilm.lstm.write = self
+        bilm._elmo_lstm.write = self
 
     def __call__(self, *arguments):
         if not self._is_open:

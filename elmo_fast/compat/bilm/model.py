@@ -18,8 +18,10 @@ from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.table_file import read_table, write_table
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
+from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.layers.batch_layout import remove_boundaries
+from elmo_fast.nn.lookup import TokenEncoder
 from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.nn.torch_model import TorchModel
 from elmo_fast.ops.projected_lstm.reference import State
@@ -93,7 +95,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
 
     def _layers(self, ids: torch.Tensor, stream: Hashable) -> list[torch.Tensor]:
         """Run a batch with the states of a stream; the states that `bilm` itself carries do not change."""
-        state, lstm = self.bilm.state, self.bilm.lstm
+        state, lstm = self.bilm.state, self.bilm._elmo_lstm
         with lstm.exclusive(state == "carry"):
             if state == "carry":
                 own_states, lstm._states = lstm._states, self._streams.get(stream)
@@ -112,7 +114,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
         ids, mask = self._check_ids(ids)
         vectors = self._zeros(*mask.shape, self.bilm.get_output_dim() // 2)
         if mask.any():
-            unique, index, _ = self.bilm.tokens.batch(ids[mask][None], "present")
+            unique, index, _ = TokenEncoder.of(self.bilm).batch(ids[mask][None], "present")
             vectors[mask] = unique[index].to(vectors.dtype)
         return vectors
 
@@ -121,7 +123,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
 
         c [max_batch_size, D], h [max_batch_size, P]; rows that never ran are zero.
         """
-        layers, h_dim, c_dim = self.bilm.lstm.state_sizes
+        layers, h_dim, c_dim = self.bilm._elmo_lstm.state_sizes
         carried = self._streams.get(stream) or (self._zeros(layers, 0, h_dim), self._zeros(layers, 0, c_dim))
         h, c = (nn.functional.pad(values, (0, 0, 0, self.max_batch_size - values.shape[1])).chunk(2, dim=2)
                 for values in carried)
@@ -134,7 +136,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
             self._streams.pop(stream, None)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
-        return self.bilm.like.new_zeros(shape)
+        return parameter_of(self.bilm).new_zeros(shape)
 
     def _check_ids(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Check ids and return them on the model's device, with the mask of tokens, bool [n, T]."""
@@ -154,7 +156,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
             raise ValueError(f"ids: expected integers of shape [{', '.join(axes)}], got shape {tuple(ids.shape)}")
         if ids.numel() and ids.min() < 0:
             raise ValueError(f"ids: expected integers of at least 0, got {int(ids.min())}")
-        ids = ids.to(self.bilm.like.device)
+        ids = ids.to(parameter_of(self.bilm).device)
         return ids, (ids > 0).any(2) if self.use_character_inputs else ids > 0
 
 

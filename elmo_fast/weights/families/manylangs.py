@@ -7,7 +7,7 @@ and PyTorch's `token_embedder.pkl` and `encoder.pkl`. The original is github.com
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import described, is_plain, load_tensors
 from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
-from elmo_fast.weights.families import MANYLANGS
+from elmo_fast.weights.families import MANYLANGS, Family
 from elmo_fast.weights.options import CharCnnOptions, LstmOptions, Options
 from elmo_fast.weights.sources import ModelFiles
 
@@ -42,6 +42,7 @@ _DEFAULT: dict[str, Any] = {
 class ManyLangsOptions(Options):
     """Sizes, and the lexicons: the id of every character as the model reads it, and the row of every word."""
 
+    family: ClassVar[Family] = MANYLANGS
     characters: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
     words: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 

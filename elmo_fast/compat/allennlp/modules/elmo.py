@@ -1,6 +1,5 @@
 """`allennlp.modules.elmo`: `Elmo`, its biLM and its char encoder, with AllenNLP's arguments and results."""
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from elmo_fast.nn.batching import batch_to_ids
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.layers.encoder import CharacterEncoder
 from elmo_fast.nn.layers.scalar_mix import ScalarMix
+from elmo_fast.nn.lookup import TokenEncoder, WordCache
 from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.weights.datasets import read_model
 from elmo_fast.weights.opening import ModelOptions
@@ -30,8 +30,6 @@ from elmo_fast.weights.sources import ModelFiles, find_model
 __all__ = ["ConfigurationError", "ELMoCharacterMapper", "ELMoTokenCharactersIndexer", "Elmo", "ElmoLstm", "Highway",
            "ScalarMix", "_ElmoBiLm", "_ElmoCharacterEncoder", "add_sentence_boundary_token_ids", "batch_to_ids",
            "remove_sentence_boundaries"]
-
-logger = logging.getLogger(__name__)
 
 
 class _ElmoCharacterEncoder(CharacterEncoder):
@@ -63,7 +61,6 @@ class _ElmoBiLm(BiLm):
     `word_inputs` are indices into `vocab_to_cache`, whose index 0 is padding. Other arguments are those of `BiLm`.
     """
 
-    words_come_second = True
     _encoder = _ElmoCharacterEncoder
 
     @raises_either
@@ -74,7 +71,7 @@ class _ElmoBiLm(BiLm):
         super().__init__(options, weights, opening)
         self._requires_grad, self._token_embedder._weight_file = requires_grad, weight_file
         if vocab_to_cache:
-            self.cache_words(vocab_to_cache)
+            self.create_cached_cnn_embeddings(vocab_to_cache)
 
     @classmethod
     def _read(cls, files: ModelFiles, opening: ModelOptions) -> "_ElmoBiLm":
@@ -96,13 +93,7 @@ class _ElmoBiLm(BiLm):
 
     def create_cached_cnn_embeddings(self, tokens: Sequence[str]) -> None:
         """Cache the vectors of `tokens` by AllenNLP's indices: index k is `tokens[k]`, and 0 is padding."""
-        self.cache_words(tokens)
-
-    def cache_words(self, words: Sequence[str]) -> None:
-        super().cache_words(words)
-        if self._word_embedding.weight.requires_grad:
-            logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained separately, "
-                           "and the char encoder only on the other words")
+        self._word_embedding = WordCache.of(TokenEncoder.of(self), tokens)
 
 
 def _boundary_vector(k: int) -> property:
@@ -140,6 +131,11 @@ class Elmo(elmo.Elmo):
             **registry.elmo_arguments(params), "num_output_representations": int,
             "keep_sentence_boundaries": registry.boolean,
         }, required=(*registry.MODEL_FILES, "num_output_representations")))
+
+    def _run(self, inputs: torch.Tensor | None, words: torch.Tensor | None) -> Any:
+        if isinstance(self._elmo_lstm, _ElmoBiLm):  # whose hooks get both arguments
+            return self._elmo_lstm(inputs, words)
+        return super()._run(inputs, words)
 
     @property
     def _scalar_mixes(self) -> list[ScalarMix]:
