@@ -21,7 +21,17 @@ from tests.support.engines import (
 )
 from tests.support.grid import grid
 from tests.support.models import options
-from tests.support.op_cases import TIGHT, Case, char_cnn_case, highway_case, linear_case, lstm_case, on_threads
+from tests.support.op_cases import (
+    TIGHT,
+    Case,
+    assert_same_nonfinite,
+    char_cnn_case,
+    highway_case,
+    keep_from_zero,
+    linear_case,
+    lstm_case,
+    on_threads,
+)
 
 ENGINES = [*HIGHEST, *BF16_WEIGHTS, *BF16_DOTS, *TILES, *LOW]
 
@@ -104,13 +114,27 @@ def test_nan_and_infinity_propagate(engine, make, size):
     x[1, 2], x[2, 3], x[3, 4] = torch.nan, torch.inf, -torch.inf
     if engine.precision != "medium" and make is linear_case:  # the largest bf16 is smaller
         x[4, 5] = 3.4e38
-    if engine in LOW:  # infinity times a weight that rounds to zero is NaN
-        for weight in (values for name, values in case.operands.items() if name != "x" and values.dim() == 2):
-            weight[[3, 4]] = weight[[3, 4]].sign() * weight[[3, 4]].abs().clamp_min(float(weight.abs().max()) / 200)
+    if engine in LOW:
+        keep_from_zero(values for name, values in case.operands.items() if name != "x")
     actual, expected = case.run(engine)[0], case.run(REFERENCE)[0].float()
-    assert actual[1].isnan().all() and torch.equal(actual.isnan(), expected.isnan())
-    assert torch.equal(actual.isinf(), expected.isinf()) and expected.isinf().any()
-    assert torch.equal(actual[expected.isinf()], expected[expected.isinf()])
+    assert actual[1].isnan().all() and expected.isinf().any()
+    assert_same_nonfinite(actual, expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize("make", [linear_case, highway_case])
+@pytest.mark.parametrize("rows, size", [(1, 6), (40, 40), (3, 1030)])  # single values, vectors, units of 512 bytes
+@pytest.mark.parametrize("where", ["x", "weights", "x and weights"])
+def test_infinities_beside_each_other(engine, make, rows, size, where):
+    case, generator = make(rows, size, size), torch.Generator().manual_seed(size)
+    matrices = [values for values in case.operands.values() if values.dim() == 2]
+    keep_from_zero(matrices)
+    for values in {"x": matrices[:1], "weights": matrices[1:]}.get(where, matrices):
+        hit = torch.rand(values.shape, generator=generator) < 1.5 / size
+        values[hit] = values[hit].sign() * torch.inf
+    actual, expected = case.run(engine)[0], case.run(Engine("reference"))[0]
+    assert expected.isnan().any() or rows == 1
+    assert_same_nonfinite(actual, expected)
 
 
 def in_bytes(x):

@@ -36,6 +36,19 @@ def normal(*shape, seed=0, scale=1.0):
     return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
 
 
+def keep_from_zero(operands):
+    """Enlarge small values of matrices until none rounds to zero in `low`: an infinity times a zero is NaN."""
+    for values in operands:
+        if values.dim() == 2:
+            values.copy_(values.sign() * values.abs().clamp_min(float(values[values.abs() < 1e30].abs().max()) / 200))
+
+
+def assert_same_nonfinite(actual, expected):
+    """Assert that NaN and infinities, by sign, are at the same places."""
+    assert torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.isinf(), expected.isinf())
+    assert torch.equal(actual[expected.isinf()], expected[expected.isinf()].float())
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A call of an op: its operands by name, and the op as a function of them."""

@@ -60,18 +60,28 @@ struct AmxInt8Gemm : QuantizedCells<Avx512Vec>, QuantizedPanels<Avx512Vec, 16> {
   void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const RightUnit& right,
                 Start start, float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
     alignas(64) float sums[block_rows * panel_width];
+    static constexpr float zeros[Vec::width] = {};
     const int64_t row_tile = tile_rows * row_bytes(k_total), bytes = padded(k) * bytes_per_k;
     Product::multiply({block + k0 / tile_k * tile_bytes, row_tile, right.data},
                       {{}, sums, panel_width, padded(k) / tile_k}, rows, right.next, bytes + bytes_per_unit, part,
                       parts, between);
+    const bool has_infinity = Panels::has_infinity(right.data, bytes);
     const __m512 of_columns[] = {Panels::scales(right.data, bytes, 0), Panels::scales(right.data, bytes, 1)};
     for (int r = 0; r < rows; ++r) {
       float of_row;
       std::memcpy(&of_row, block + (r >> 4) * row_tile + scales_at(k_total, k0) + 4 * (r & 15), sizeof of_row);
       for (int64_t v = 0; v < 2; ++v) {
         const __m512 sum = Vec::convert(Vec::load_bytes(reinterpret_cast<char*>(sum_at(sums, panel_width, r, v))));
-        const __m512 from = start.rows ? Vec::load(start_at(start, r, v)) : Vec::set1(0.0f);
-        Vec::store(sum_at(c, static_cast<int64_t>(ldc), r, v), Vec::fma(sum, of_columns[v] * Vec::set1(of_row), from));
+        const float* const from = start.rows ? start_at(start, r, v) : zeros;
+        __m512 c_v = Vec::fma(sum, of_columns[v] * Vec::set1(of_row), Vec::load(from));
+        if (has_infinity || of_row == INFINITY) {
+          const char* const left = block + k0 / tile_k * tile_bytes + (r >> 4) * row_tile + (r & 15) * tile_k;
+          c_v = Panels::with_infinities(
+              c_v, from, of_row,
+              [&](int64_t at) { return static_cast<int8_t>(left[at / tile_k * tile_bytes + at % tile_k]); }, right.data,
+              padded(k), v);
+        }
+        Vec::store(sum_at(c, static_cast<int64_t>(ldc), r, v), c_v);
       }
     }
   }

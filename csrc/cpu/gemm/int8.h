@@ -23,6 +23,7 @@ struct Dots {
   static void put(const int8_t* from, int64_t count, char* to) {
     for (int64_t k = 0; k < count; ++k) to[k] = static_cast<char>(from[k] + Vec::dot_offset);
   }
+  static int get(const char* row, int64_t k) { return static_cast<int8_t>(row[k] - Vec::dot_offset); }
   static I begin(I offsets) { return Vec::dot_offset ? offsets : I{}; }
 
   // sum [R, 2 vectors] += four columns of `left`, whose rows are `step` bytes apart, x four rows of `right`.
@@ -54,6 +55,11 @@ struct Dots {
       const int16_t quad[] = {from[k], from[k + 2], from[k + 1], from[k + 3]};
       std::memcpy(to + 2 * k, quad, sizeof quad);
     }
+  }
+  static int get(const char* row, int64_t k) {
+    int16_t quad[4];
+    std::memcpy(quad, row + k / 4 * 8, sizeof quad);
+    return quad[k % 4 == 1 ? 2 : k % 4 == 2 ? 1 : k % 4];
   }
   static I begin(I) { return I{}; }
 
@@ -87,6 +93,7 @@ struct QuantizedTile {
                   float* c, size_t ldc, const char* next) {
     using Panels = QuantizedPanels<Vec, 1>;
     const int64_t bytes = k * Panels::bytes_per_k;
+    const char* const rows = left;
     typename Vec::I sum[R][2];
     ELMO_FAST_UNROLL
     for (int r = 0; r < R; ++r)
@@ -97,15 +104,21 @@ struct QuantizedTile {
       Dots<Vec>::add(left, step, at, sum);
     }
     const typename Vec::F of_columns[] = {Panels::scales(right, bytes, 0), Panels::scales(right, bytes, 1)};
+    const bool has_infinity = Panels::has_infinity(right, bytes);
     ELMO_FAST_UNROLL
     for (int r = 0; r < R; ++r) {
       float of_row;
       std::memcpy(&of_row, scales + r * step, sizeof of_row);
       const float* const from = start.rows + r * start.stride;
       float* const to = c + r * ldc;
-      for (int v = 0; v < 2; ++v)
-        Vec::store(to + v * Vec::width, Vec::fma(Vec::convert(sum[r][v]), of_columns[v] * Vec::set1(of_row),
-                                                 Vec::load(from + v * Vec::width)));
+      for (int v = 0; v < 2; ++v) {
+        const float* const at = from + v * Vec::width;
+        typename Vec::F c_v = Vec::fma(Vec::convert(sum[r][v]), of_columns[v] * Vec::set1(of_row), Vec::load(at));
+        if (has_infinity || of_row == INFINITY)
+          c_v = Panels::with_infinities(
+              c_v, at, of_row, [&](int64_t byte) { return Dots<Vec>::get(rows + r * step, byte); }, right, k, v);
+        Vec::store(to + v * Vec::width, c_v);
+      }
     }
   }
 };

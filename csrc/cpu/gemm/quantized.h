@@ -5,6 +5,8 @@
 // Units are added in fp32, in order: c += sum * (scale of the row * scale of the column).
 #pragma once
 
+#include <cmath>
+#include <cstdlib>
 #include <type_traits>
 
 #include "../activations.h"
@@ -17,8 +19,8 @@ namespace {
 constexpr int64_t quantized_unit = 512;
 
 // Quantizes x [count] to integers from -127 to 127, and returns their scale. If all |x| are below 2^-100, all become 0.
-// If some x are infinite, they become +-127, all others 0, and the scale is infinite: infinity times zero is NaN, but
-// the sum of infinities of opposite signs may be an infinity. If some x is NaN, the scale is NaN.
+// If some x are infinite, they become +-127, all others -1, 0 or 1 by their sign, and the scale is infinite; see
+// QuantizedPanels::with_infinities. If some x is NaN, the scale is NaN.
 inline float quantize(const float* x, int64_t count, int8_t* to) {
   const auto bits_of = [](float value) {
     int32_t bits;
@@ -39,7 +41,7 @@ inline float quantize(const float* x, int64_t count, int8_t* to) {
   }
   if (largest == infinity) {
     for (int64_t k = 0; k < count; ++k)
-      to[k] = static_cast<int8_t>((bits_of(x[k]) & 0x7fffffff) != infinity ? 0 : x[k] < 0 ? -127 : 127);
+      to[k] = static_cast<int8_t>(((x[k] > 0) - (x[k] < 0)) * (std::isinf(x[k]) ? 127 : 1));
     return size;
   }
   const float inverse = 127.0f / size;
@@ -66,8 +68,7 @@ struct QuantizedPanels {
       const float scale = quantize(values, k, bytes);
       int32_t sum = 0;
       for (int64_t row = 0; row < k; ++row) {
-        const int64_t quad = row / 4;
-        packed[((quad / Quads * 2 + v) * Quads + quad % Quads) * Vec::width * 4 + in_vector * 4 + row % 4] = bytes[row];
+        packed[place(row, v, in_vector)] = bytes[row];
         sum += bytes[row];
       }
       const int32_t offset = -128 * sum;
@@ -84,6 +85,44 @@ struct QuantizedPanels {
   }
   static typename Vec::F scales(const char* unit, int64_t bytes, int64_t v) {
     return Vec::load(reinterpret_cast<const float*>(unit + bytes + 4 * panel_width) + v * Vec::width);
+  }
+
+  // Whether columns of the unit have infinite scales.
+  static bool has_infinity(const char* unit, int64_t bytes) {
+    float scales[panel_width];
+    std::memcpy(scales, unit + bytes + 4 * panel_width, sizeof scales);
+    bool found = false;
+    for (const float scale : scales) found |= scale == INFINITY;
+    return found;
+  }
+
+  // `value`, a row of c of vector v, where the scale of the row or of the column is infinite: `from` + the infinite
+  // products, so that infinities of both signs, and an infinity times zero, give NaN. A finite value that rounds to
+  // zero counts as zero. `left`(k) is byte k of the row.
+  template <class Left>
+  [[gnu::noinline]] static typename Vec::F with_infinities(typename Vec::F value, const float* from, float of_row,
+                                                           Left left, const char* unit, int64_t k, int64_t v) {
+    float values[Vec::width], of_columns[Vec::width];
+    Vec::store(values, value);
+    Vec::store(of_columns, scales(unit, k * bytes_per_k, v));
+    for (int64_t column = 0; column < Vec::width; ++column) {
+      const bool is_row = of_row == INFINITY, is_column = of_columns[column] == INFINITY;
+      if (!is_row && !is_column) continue;
+      values[column] = from[column];
+      for (int64_t at = 0; at < k; ++at) {
+        const int a = left(at), b = static_cast<int8_t>(unit[place(at, v, column)]);
+        if ((is_row && std::abs(a) == 127) || (is_column && std::abs(b) == 127))
+          values[column] += INFINITY * static_cast<float>(a * b);
+      }
+    }
+    return Vec::load(values);
+  }
+
+ private:
+  // Where a row's byte of a column is in a unit.
+  static int64_t place(int64_t row, int64_t v, int64_t in_vector) {
+    const int64_t quad = row / 4;
+    return ((quad / Quads * 2 + v) * Quads + quad % Quads) * Vec::width * 4 + in_vector * 4 + row % 4;
   }
 };
 
