@@ -81,7 +81,7 @@ def draw_samples(targets: np.ndarray, count: int, size: int, seed: Sequence[int]
     drawn = np.stack([words for words, _ in draws])
     words, numbers = np.unique(np.concatenate([targets, drawn], axis=1), return_inverse=True)
     numbers = numbers.reshape(len(targets), -1).astype(np.int64)
-    logs = [np.stack([log_expected_count(side, size, tries) for side, (_, tries) in zip(sides, draws)])
+    logs = [np.stack([log_expected_count(side, size, tries, count) for side, (_, tries) in zip(sides, draws)])
             for sides in (targets, drawn)]
     numbered = np.split(numbers, [targets.shape[1]], axis=1)
     return Samples(*map(torch.from_numpy, (words, *map(np.ascontiguousarray, numbered), *logs)),
@@ -118,9 +118,13 @@ def probabilities(words: np.ndarray, size: int) -> np.ndarray:
     return np.log1p(1 / (np.asarray(words, dtype=np.float64) + 1)) / np.log1p(size)
 
 
-def log_expected_count(words: np.ndarray, size: int, draws: int) -> np.ndarray:
-    """Log of the probability that a word is among the different words of `draws` draws: float32."""
-    return np.log(-np.expm1(draws * np.log1p(-probabilities(words, size)))).astype(np.float32)
+def log_expected_count(words: np.ndarray, size: int, draws: int, count: int) -> np.ndarray:
+    """Log of a word's expected count among `count` different words of `draws` draws, as TensorFlow's: float32.
+
+    With more draws than words it is the probability that the word is among them, otherwise the mean of as many draws.
+    """
+    law = probabilities(words, size)
+    return np.log(count * law if draws == count else -np.expm1(draws * np.log1p(-law))).astype(np.float32)
 
 
 class Batch(NamedTuple):

@@ -5,6 +5,7 @@ import random
 import re
 import sys
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -114,9 +115,10 @@ def test_training_learns(tmp_path, kind):
 
 
 @runs("`dump_weights(dir, outfile)`")
-@pytest.mark.parametrize("n_characters", [261, 262])
-def test_dumped_weights(tmp_path, corpus, n_characters):
+@pytest.mark.parametrize("n_characters, n_layers", [(261, 2), (262, 1)])
+def test_dumped_weights(tmp_path, corpus, n_characters, n_layers):
     options = options_of("characters")
+    options["lstm"] = {**options["lstm"], "n_layers": n_layers}
     options["char_cnn"] = {**options["char_cnn"], "n_characters": n_characters}
     training.train(options, data_of(options, corpus), 1, tmp_path / "run")
     training.dump_weights(tmp_path / "run", tmp_path / "weights.hdf5")
@@ -125,6 +127,8 @@ def test_dumped_weights(tmp_path, corpus, n_characters):
     assert arrays.keys() == {name for name in weights if not name.startswith("softmax")}
     for name, values in arrays.items():
         np.testing.assert_array_equal(values, weights[name])
+    with h5py.File(tmp_path / "weights.hdf5") as file:  # as bilm-tf names them
+        assert list(file["RNN_0/RNN"]) == ["MultiRNNCell" if n_layers > 1 else "LSTMCell"]
     options = options_of("one direction")
     training.train(options, data_of(options, corpus), 1, tmp_path / "forward")
     with pytest.raises(ConfigurationError, match="expected a model of two directions"):

@@ -156,13 +156,21 @@ def test_draws_are_unique_follow_the_law_and_are_counted():
         words, draws = draw_unique(np.random.default_rng([1, number]), count, size)
         assert len(set(words.tolist())) == count <= draws and words.min() >= 0 and words.max() < size
         counts[words] += 1
-        expected += np.exp(log_expected_count(np.arange(size), size, draws))
+        expected += 1 - (1 - probabilities(np.arange(size), size)) ** draws
     # The count of every word, against the prediction from the counts of draws.
     spread = np.sqrt(np.maximum(expected * (1 - expected / rounds), 1))
     assert (abs(counts - expected) / spread).max() < 5
     first = np.array([draw_unique(np.random.default_rng([2, number]), 1, size)[0][0] for number in range(rounds)])
     law = probabilities(np.arange(size), size)
     assert (abs(np.bincount(first, minlength=size) / rounds - law) / np.sqrt(law / rounds)).max() < 5
+
+
+@pytest.mark.parametrize("count, draws", [(1, 1), (6, 6), (6, 7), (6, 30)])
+def test_expected_counts_are_tensorflows(count, draws):
+    """Those of `log_uniform_candidate_sampler` (range_sampler.cc): k p if every draw was new."""
+    law = probabilities(np.arange(50), 50)
+    expected = count * law if draws == count else 1 - (1 - law) ** draws
+    np.testing.assert_allclose(np.exp(log_expected_count(np.arange(50), 50, draws, count)), expected, rtol=1e-6)
 
 
 def test_samples_are_drawn_by_direction_and_have_all_hits():

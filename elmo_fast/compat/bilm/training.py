@@ -154,6 +154,7 @@ def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None
 def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike, **reading) -> None:
     """Write the weights of the last checkpoint, without the softmax, as bilm-tf's HDF5 file. From bilm-tf.
 
+    As there, the names of the only layer of a model lack `MultiRNNCell/Cell0`, so that AllenNLP cannot read the file.
     `reading` are arguments of `weights_of_run`.
     """
     _, last = load_options_latest_checkpoint(tf_save_dir)
@@ -161,7 +162,8 @@ def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike, **r
     if not config.bidirectional:
         raise ConfigurationError(f"tf_save_dir {tf_save_dir}: expected a model of two directions, since the file "
                                  "format supports no other, got a forward model")
-    write_weights(outfile, {name: values for name, values in weights.items() if name not in SOFTMAX})
+    layer = "MultiRNNCell/Cell0/" if config.model.lstm.n_layers == 1 else ""
+    write_weights(outfile, {name.replace(layer, ""): values for name, values in weights.items() if name not in SOFTMAX})
 
 
 def _check_vocabulary(config: TrainConfig, data: Dataset) -> None:
