@@ -42,6 +42,7 @@ class Stateful(OutsideGraphs):
     `state_sizes` are layers, values of h and values of c, both directions together.
     """
 
+    _stores_zero = False  # whether batches in `zero` store their final states
     carried: CarriedStates
     state_sizes: tuple[int, int, int]
 
@@ -52,17 +53,21 @@ class Stateful(OutsideGraphs):
 
     @state.setter
     def state(self, state: str) -> None:
-        self._state = check_choice("state", state, STATES)
+        self._state, self._stores_zero = check_choice("state", state, STATES), False
 
     @property
     def stateful(self) -> bool:
-        """Whether states are carried from batch to batch. Setting it to True chooses `carry`, to False `zero`."""
+        """Whether states are carried from batch to batch. Setting it to True chooses `carry`, to False `zero`.
+
+        As in AllenNLP, batches store their final states in either case.
+        """
         return self.state == "carry"
 
     @stateful.setter
     def stateful(self, stateful: bool) -> None:
         if bool(stateful) != self.stateful:
             self.state = "carry" if stateful else "zero"
+            self._stores_zero = not stateful
 
     @property
     def _states(self) -> State | None:
@@ -104,17 +109,24 @@ class Stateful(OutsideGraphs):
         return self.carried.lock if carried else contextlib.nullcontext()
 
     def begin(self, slots: int, like: torch.Tensor, carried: bool, initial_state: State | None = None) -> RunState:
-        """The state that `slots` slots start in: carried, or `initial_state` (h [L, 2 P], c [L, 2 D]), or zeros."""
-        zeros = self.zero_state(slots, like)
+        """The state that `slots` slots start in: carried, or `initial_state` (h [L, 2 P], c [L, 2 D]), or zeros.
+
+        If the batch stores its final state, slots without a token keep the carried state.
+        """
+        last = zeros = self.zero_state(slots, like)
+        if self.stores(carried, initial_state) and self._states is not None:
+            last = tuple(torch.cat([old[:, :slots].to(like), zero[:, old.shape[1] :]], dim=1)
+                         for old, zero in zip(self._states, zeros))
         if carried:
-            last = zeros if self._states is None else tuple(
-                torch.cat([old[:, :slots].to(like), zero[:, old.shape[1] :]], dim=1)
-                for old, zero in zip(self._states, zeros))
             return RunState(last, None)
         if initial_state is None:
-            return RunState(zeros, tuple(zero[:, 0] for zero in self.zero_state(1, like)))
+            return RunState(last, tuple(zero[:, 0] for zero in self.zero_state(1, like)))
         return RunState(tuple(value[:, None].expand(zero.shape) for value, zero in zip(initial_state, zeros)),
                         initial_state)
+
+    def stores(self, carried: bool, initial_state: State | None) -> bool:
+        """Whether a batch with these arguments of `begin` stores its final state."""
+        return carried or (self._stores_zero and initial_state is None)
 
     def store_state(self, final: State) -> None:
         """Carry the final state of a batch, detached, to the next call. Rows beyond the batch are unchanged."""

@@ -188,7 +188,7 @@ class ElmoLstm(Packed, Stateful):
             backend: str = "auto", precision: str = "highest") -> tuple[list[torch.Tensor], State]:
         """`run_layers` with the current weights; carried states do not change."""
         if not needs_gradient([vectors]) and self.can_write(backend):
-            made = torch.empty(self.num_layers, rows.shape[1], 2, self.hidden_size)
+            made = vectors.new_empty(self.num_layers, rows.shape[1], 2, self.hidden_size, dtype=torch.float32)
             addresses = engine.addresses_of(made.numpy()).transpose(0, 2, 1)  # [L, 2, S]
             last = self.write(vectors, rows.numpy(), schedule, state, np.ascontiguousarray(addresses), precision)
             return list(made.flatten(2)), last
@@ -201,7 +201,7 @@ class ElmoLstm(Packed, Stateful):
         """Outputs of every layer: vectors [B, T, I], mask [B, T] -> [layers, B, T, 2 P], zero where the mask is zero.
 
         The initial states are those of `begin`; `carried` is by default True if the stack is `stateful` and no
-        `initial_state` is given. The carried state of a row whose mask is all zero does not change. AllenNLP's call.
+        `initial_state` is given. The stored state of a row whose mask is all zero does not change. AllenNLP's call.
         """
         refuse_capture(inputs.device)
         carried = self.stateful and initial_state is None if carried is None else carried
@@ -213,7 +213,7 @@ class ElmoLstm(Packed, Stateful):
             order, vectors = torch.from_numpy(schedule.tokens), full_precision(inputs)  # [2, N]
             state = self.begin(schedule.slots.size, vectors, carried, initial_state)
             layers, final = self.run(vectors[present], order, schedule, state, self.backend, self.precision)
-            if carried:
+            if self.stores(carried, initial_state):
                 self.store_state(final)
         order = order.to(inputs.device).long()
         padded = inputs.new_zeros(len(layers), *mask.shape, 2 * self.options.projection_dim)
@@ -256,7 +256,7 @@ class ElmoLstm(Packed, Stateful):
             x = [out + below if skips else out for (out, _), below in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
             finals.append([torch.cat(pair, dim=2)[0] for pair in zip(*(final for _, final in runs))])
-        if carried:
+        if self.stores(carried, initial_state):
             self.store_state(tuple(value.index_copy(1, order, torch.stack(new))
                                    for value, new in zip(initial, zip(*finals))))
         padded[:, order, : batch_lengths[0]] = torch.stack(outputs)
