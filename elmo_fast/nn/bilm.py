@@ -42,8 +42,8 @@ class BiLm(OutsideGraphs):
     Further `arguments` are fields of `ModelOptions`, and replace those of `opening`. Without options, a subclass makes
     the parts: `_token_embedder`, `_word_embedding` and `_elmo_lstm`.
 
-    16-bit parameters (`.half()`, `.bfloat16()`) run in precision `medium`, which rounds them to bf16; activations then
-    have the parameters' type, states stay fp32.
+    16-bit parameters (`.half()`, `.bfloat16()`) are used as they are, in `precision`, on a CPU; on a GPU they run in
+    `medium`. Vectors then have the parameters' type, states stay fp32.
     """
 
     precision, backend = "highest", "auto"
@@ -136,7 +136,8 @@ class BiLm(OutsideGraphs):
 
     @property
     def _precision(self) -> str:
-        return self.precision if parameter_of(self).dtype in (torch.float32, torch.float64) else "medium"
+        like = parameter_of(self)
+        return "medium" if like.device.type != "cpu" and full_precision(like) is not like else self.precision
 
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""
@@ -256,7 +257,7 @@ class BiLm(OutsideGraphs):
             else:
                 with numerics(self._precision, vectors.device):
                     layers, last = lstm.run(vectors, rows, schedule, begin, self.backend, self._precision)
-            if state == "carry":
+            if lstm.stores(state == "carry", begin.initial if state == "warm" else None):
                 lstm.store_state(last)
         if not writes:
             made = all_in_text_order(vectors, index, layers, schedule.tokens, places, len(index) if mask is None else

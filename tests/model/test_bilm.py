@@ -1,9 +1,10 @@
+import copy
 import itertools
 
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, batch_to_ids
+from elmo_fast import BiLm, ConfigurationError, ScalarMix, batch_to_ids
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from elmo_fast.weights.opening import WARM_TEXT
 from tests.support.engines import GPU
@@ -87,6 +88,46 @@ def test_a_warm_state_from_inference_mode_works_in_training():
         torch.stack(trained(IDS).activations).sum().backward()
     for parameter, fresh_parameter in zip(model.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(parameter.grad, fresh_parameter.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("precision, backend", [("highest", "auto"), ("highest", "torch"), ("medium", "auto"),
+                                                ("low", "auto")])
+@pytest.mark.parametrize("state", ["carry", "warm"])
+def test_16_bit_weights_are_used_as_they_are(dtype, precision, backend, state):
+    small, rounded = (bilm(precision=precision, backend=backend, state=state).to(dtype) for _ in range(2))
+    rounded.float()
+    for _ in range(2):
+        with torch.no_grad():
+            actual, expected = small(IDS).activations, rounded(IDS).activations
+        for values, exact in zip(actual, expected, strict=True):
+            assert values.dtype == dtype
+            assert (values - exact).norm() <= torch.finfo(dtype).eps / 2 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_mix_of_16_bits_is_rounded_once(dtype):
+    activations, mask = bilm()(IDS)
+    values = torch.stack(activations).detach().to(dtype)
+    mix = ScalarMix(3, True, [1.0, -0.5, 0.25]).to(dtype)
+    actual, exact = mix(values, mask), copy.deepcopy(mix).double()(values.double(), mask)
+    assert actual.dtype == dtype and (actual - exact)[mask].norm() <= torch.finfo(dtype).eps / 2 * exact[mask].norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_default_type_changes_nothing(dtype):
+    def run():
+        model, mix = bilm(state="warm"), ScalarMix(3)
+        inner = model._elmo_lstm(torch.linspace(-1, 1, 77).view(1, 7, 11).float(), torch.ones(1, 7))
+        return [inner, mix(model(IDS).activations).detach(), *(each.detach() for each in mix.parameters())]
+
+    expected = run()
+    torch.set_default_dtype(dtype)
+    try:
+        actual = run()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(values.dtype == torch.float32 and torch.equal(values, usual) for values, usual in zip(actual, expected))
 
 
 def test_autocast_does_not_change_single_tokens():

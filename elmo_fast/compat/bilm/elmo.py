@@ -49,8 +49,8 @@ class LayerWeights(nn.Module):
                 raise ValueError(f"l2_coef: expected a number or None, got {shown(l2_coef)}")
             l2_coef = float(l2_coef)
         self.settings = _Settings(n_layers, l2_coef, bool(use_top_only), bool(do_layer_norm))
-        self.register_parameter("W", None if use_top_only else nn.Parameter(torch.zeros(n_layers)))
-        self.gamma = nn.Parameter(torch.ones(1))
+        self.register_parameter("W", None if use_top_only else nn.Parameter(torch.zeros(n_layers, dtype=torch.float32)))
+        self.gamma = nn.Parameter(torch.ones(1, dtype=torch.float32))
 
     def forward(self, bilm_ops: Mapping[str, Any]) -> WeightedLayers:
         """Mix `lm_embeddings` [n, layers, T, 2 P] with `mask` [n, T]; both are tensors or arrays."""

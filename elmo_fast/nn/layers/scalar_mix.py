@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.ops.numerics import full_precision
 
 
 class ScalarMix(nn.Module):
@@ -26,8 +27,8 @@ class ScalarMix(nn.Module):
         self.mixture_size = mixture_size
         self.do_layer_norm = do_layer_norm
         self.scalar_parameters = nn.ParameterList(
-            nn.Parameter(torch.tensor([float(value)]), requires_grad=trainable) for value in initial)
-        self.gamma = nn.Parameter(torch.tensor([1.0]), requires_grad=trainable)
+            nn.Parameter(torch.tensor([value], dtype=torch.float32), trainable) for value in initial)
+        self.gamma = nn.Parameter(torch.ones(1, dtype=torch.float32), trainable)
 
     def forward(self, tensors: Sequence[torch.Tensor], mask: torch.Tensor | None = None) -> torch.Tensor:
         """Mix `tensors`, `mixture_size` of shape [..., D] each; `mask` [...] is needed for layer norm -> [..., D]."""
@@ -37,13 +38,14 @@ class ScalarMix(nn.Module):
             if mask is None:
                 raise ConfigurationError("mask: expected a tensor, because do_layer_norm averages over real positions")
             tensors = [masked_layer_norm(tensor, mask) for tensor in tensors]
-        shares = torch.softmax(torch.cat(list(self.scalar_parameters)), dim=0)
-        return self.gamma * sum(share * tensor for share, tensor in zip(shares, tensors))
+        shares = torch.softmax(full_precision(torch.cat(list(self.scalar_parameters))), dim=0)
+        mixed = self.gamma * sum(share * full_precision(tensor) for share, tensor in zip(shares, tensors))
+        return mixed.to(torch.result_type(self.gamma, tensors[0]))
 
 
 def masked_layer_norm(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """(`tensor` [..., D] - mean) / standard deviation, both taken over all unmasked elements of the batch."""
-    full = tensor if tensor.dtype == torch.float64 else tensor.float()
+    full = full_precision(tensor)
     present = mask.to(full.dtype)[..., None]
     count = present.sum() * full.shape[-1]
     mean = (full * present).sum() / count
