@@ -118,7 +118,7 @@ def test_a_mix_of_16_bits_is_rounded_once(dtype):
 def test_a_default_type_changes_nothing(dtype):
     def run():
         model, mix = bilm(state="warm"), ScalarMix(3)
-        inner = model._elmo_lstm(torch.linspace(-1, 1, 77).view(1, 7, 11).float(), torch.ones(1, 7))
+        inner = model._elmo_lstm(torch.linspace(-1, 1, 77, dtype=torch.float32).view(1, 7, 11), torch.ones(1, 7))
         return [inner, mix(model(IDS).activations).detach(), *(each.detach() for each in mix.parameters())]
 
     expected = run()
