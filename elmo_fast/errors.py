@@ -1,5 +1,8 @@
 """The errors for invalid models, options and files, and for models that cannot be downloaded."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class ConfigurationError(ValueError):
     """Raised for an invalid model, option or file. The name is AllenNLP's."""
@@ -11,3 +14,21 @@ class UnavailableError(OSError):
 
 class MissingModelError(UnavailableError, FileNotFoundError):
     """As `UnavailableError`, where every address was asked and has no such file."""
+
+
+@contextlib.contextmanager
+def parsing(where: str, expected: str) -> Iterator[None]:
+    """Convert any error that a parser raises in the body for a foreign file to `ConfigurationError`.
+
+    Libraries raise errors of all types for damaged files. Errors that say more than damage pass: `ConfigurationError`,
+    a missing package, a missing file, and an `OSError` with the name of a file.
+    """
+    try:
+        yield
+    except (ConfigurationError, ImportError, FileNotFoundError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigurationError(f"{where}: expected {expected} ({reason:.300})") from error

@@ -5,10 +5,8 @@ import contextlib
 import gzip
 import io
 import lzma
-import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -16,9 +14,6 @@ from typing import IO, Any, NamedTuple
 from elmo_fast.files import stops
 from elmo_fast.files.hdf5 import check_unpacked
 
-# A password causes RuntimeError; bz2, and seeks before the file's start, cause OSError.
-DAMAGE = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError,
-          OSError, ValueError)
 _COMPRESSIONS: dict[bytes, Callable] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
 _TAR, _TAR_AT, _BLOCK = b"ustar", 257, 512
 _LARGEST_HEADER = 1 << 20  # bytes; tarfile reads a whole header into memory
@@ -43,7 +38,7 @@ def is_archive(path: Path) -> bool:
 
 @contextlib.contextmanager
 def open_archive(path: Path) -> Iterator[list[Member]]:
-    """The files of an archive, without links. `DAMAGE`, in the body too, for a damaged or truncated archive."""
+    """The files of an archive, without links. A damaged archive raises errors of any type, in the body too."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             yield [Member(info.filename, info.file_size, lambda info=info: archive.open(info))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elmo_fast.arguments import check_path, shown
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path
 from elmo_fast.files.strings import split
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import h5py  # imported lazily, so that `elmo-fast --help` does not load it
 
 MAGIC = b"\x89HDF\r\n\x1a\n"  # first bytes of an HDF5 file
-# Errors that h5py raises for damaged files: HDF5's errors, mapped to the nearest Python type.
-HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 MOST_UNPACKED = 8 << 30  # bytes; more are accepted for files of at least a tenth of the unpacked size
 MOST_EXPANSION = 10
 MOST_DEPTH = 256  # nested groups; a sentence used as a key has a group per slash
@@ -44,16 +42,11 @@ def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
         raise FileNotFoundError(f"{name}: expected an HDF5 file, found nothing at {source}")
     if not os.access(source, os.R_OK):
         raise PermissionError(f"{name}: expected a file that can be read, got {source}")
-    try:
-        with h5py.File(source, "r") as file:
-            limit_cache(file)
-            _check_inside(file, f"{name} {source}")
-            yield file
-    except ConfigurationError:
-        raise
-    except HDF5_ERRORS as error:
-        raise ConfigurationError(f"{name} {source}: expected an HDF5 file, got something else or a file cut short "
-                                 f"or damaged ({error})") from error
+    expected = "an HDF5 file, got something else or a file cut short or damaged"
+    with parsing(f"{name} {source}", expected), h5py.File(source, "r") as file:
+        limit_cache(file)
+        _check_inside(file, f"{name} {source}")
+        yield file
 
 
 def _check_inside(file: "h5py.File", where: str) -> None:

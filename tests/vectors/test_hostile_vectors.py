@@ -1,5 +1,8 @@
 """Files of vectors and indexes with valid checksums and a wrong structure are refused, with the file and the field."""
 
+import struct
+import zipfile
+
 import h5py
 import numpy as np
 import pytest
@@ -92,3 +95,58 @@ def test_names_of_rows_are_checked(tmp_path, names):
     (tmp_path / "a.json").write_text(names)
     with pytest.raises(ConfigurationError, match=r"embeddings .*a\.(json|npy)"):
         elmo_fast.open_embeddings(tmp_path / "a.npy")
+
+
+HEADERS = [b"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 32), ", b"{'descr': '<f4', 'shape': (3,)", b"{" * 50,
+           b"'''", b"(", b"(" * 115, b"-" * 110 + b"1", b"[]", b"{'descr': [('a', '<f4', (1 << 40,))]}", b"\xff\0",
+           b"{'descr': '|O', 'fortran_order': False, 'shape': (3,), }", b"{'shape': (10**30,)}", b"__import__('os')",
+           b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 1099511627776), }",
+           b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 32), }"]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_any_header_of_an_array_is_read_or_refused_by_file(tmp_path, header):
+    array = b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header.ljust(117) + b"\n" + bytes(3 * 32 * 4)
+    (tmp_path / "a.npy").write_bytes(array)
+    (tmp_path / "a.json").write_text('["a", "b", "c"]')
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("0.npy", array)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(ConfigurationError, match=f"^embeddings .*{name}: expected arrays of NumPy") as error:
+            elmo_fast.open_embeddings(tmp_path / name)[0]
+        assert "\n" not in str(error.value)
+
+
+def with_a_null(column, place):
+    """The rows of a column with a null in the second text, or in its values: a token, a vector, a layer or a number."""
+    rows = column.to_pylist()
+    holder, at = rows, 1
+    for _ in range(place):
+        holder, at = holder[at], -1
+    holder[at] = None
+    return rows
+
+
+@pytest.mark.parametrize("layout", ["parquet", "arrow"])
+@pytest.mark.parametrize("name, place", [("key", 0), ("text", 0), ("tokens", 0), ("tokens", 1), ("vectors", 0),
+                                         ("vectors", 1), ("vectors", 2), ("vectors", 3), ("positions", 0),
+                                         ("positions", 1)])
+def test_nulls_in_columns_are_refused(tmp_path, layout, name, place):
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet  # noqa: F811
+
+    form = OutputSpec(targets=frozenset(["wörd1", "wörd2", "wörd3"]))
+    path = write(layout, tmp_path / f"out.{layout}", form, make_items(form, count=3))
+    is_parquet = layout == "parquet"
+    table = pyarrow.parquet.read_table(path) if is_parquet else pyarrow.ipc.open_file(path).read_all()
+    number = table.schema.get_field_index(name)
+    field = table.schema.field(number)
+    table = table.set_column(number, field, pyarrow.array(with_a_null(table.column(number), place), field.type))
+    if is_parquet:
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(ConfigurationError, match=f"^embeddings .*out.{layout}: .*column {name}: 1 nulls"):
+        embeddings = elmo_fast.open_embeddings(path)
+        print(embeddings.keys, embeddings[0])

@@ -15,7 +15,7 @@ import numpy as np
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, check_target
-from elmo_fast.files.hdf5 import HDF5_ERRORS, MOST_DEPTH, attribute_of, limit_cache, new_hdf5, open_hdf5
+from elmo_fast.files.hdf5 import MOST_DEPTH, attribute_of, limit_cache, new_hdf5, open_hdf5
 from elmo_fast.files.json import parse_json
 from elmo_fast.vectors.layouts.embeddings import Embeddings
 from elmo_fast.vectors.layouts.sentence_index import INDEX, Index, has_index, read_index
@@ -210,7 +210,7 @@ class AllennlpSource(Embeddings):
     """
 
     layout = "allennlp"
-    _expected, _damage = "vectors that can be read, found damage", HDF5_ERRORS
+    _expected = "vectors that can be read, found damage"
 
     def __init__(self, path: str | os.PathLike):
         self._stack = contextlib.ExitStack()

@@ -199,8 +199,10 @@ class ColumnsSource(Embeddings):
     def keys(self) -> list[str]:
         with self._reading():
             if self.layout == "parquet":
-                return self._file.read(["key"]).column(0).to_pylist()
-            return [key for number in range(self.batches) for key in self.batch(number).column("key").to_pylist()]
+                columns = [self._file.read(["key"]).column(0)]
+            else:
+                columns = [self.batch(number).column("key") for number in range(self.batches)]
+            return [key for column in columns for key in _without_nulls("key", column).to_pylist()]
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -247,7 +249,7 @@ class ColumnsSource(Embeddings):
         return self._cached[batch], number - int(self._starts[batch])
 
     def _arrays(self, batch: "pa.RecordBatch") -> tuple[dict, np.ndarray, np.ndarray]:
-        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns = {name: _without_nulls(name, batch.column(name)) for name in batch.schema.names}
         values = vectors = columns.pop("vectors")
         while isinstance(values, pa.ListArray):
             values = values.values
@@ -256,6 +258,16 @@ class ColumnsSource(Embeddings):
         if len(ends) != len(batch) + 1 or ends[0] or ends[-1] != len(rows) or (ends[1:] < ends[:-1]).any():
             raise ValueError("the numbers of vectors do not match")
         return columns, ends, rows
+
+
+def _without_nulls(name: str, column: Any) -> Any:
+    """The column; `ValueError` for nulls in it or in its lists, which would be read as empty lists or as NaN."""
+    values = column
+    while values.null_count == 0 and isinstance(values, pa.ListArray):
+        values = values.flatten()
+    if values.null_count:
+        raise ValueError(f"column {name}: {values.null_count} nulls, where elmo-fast writes none")
+    return column
 
 
 def _is_shape(value: Any, texts: int, has_layers: bool) -> bool:

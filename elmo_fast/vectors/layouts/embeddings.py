@@ -2,9 +2,6 @@
 
 import abc
 import contextlib
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, overload
@@ -12,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from elmo_fast.arguments import LAYERS, SEQVEC_LAYERS, STORAGES
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.vectors.spec import POOLS
 
 
@@ -37,9 +34,6 @@ class Embeddings(Sequence):
     form: dict | None = None  # `OutputSpec.describe`, if elmo-fast wrote the file
     _name: str  # of the file
     _expected: str  # for errors: the expected content, and what a damaged file has instead
-    # Errors that NumPy, zipfile and pyarrow raise for damaged files.
-    _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
-                                            TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error)
 
     @property
     def layers(self) -> str | list[float] | None:
@@ -194,16 +188,9 @@ class Embeddings(Sequence):
             raise ConfigurationError(f"embeddings {self._name}: expected a file that stores {content}, found none "
                                      f"({self.layout}); parquet and arrow store them") from None
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Convert errors that a damaged file causes in the body to `ConfigurationError`."""
-        try:
-            yield
-        except (ConfigurationError, FileNotFoundError):
-            raise
-        except self._damage as error:
-            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} "
-                                     f"({' '.join(str(error).split()):.300})") from error
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        """A context that converts errors of a damaged file to `ConfigurationError`."""
+        return parsing(f"embeddings {self._name}", self._expected)
 
 
 def _are_layers(value: Any) -> bool:
