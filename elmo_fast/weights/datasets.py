@@ -29,6 +29,7 @@ _MANTISSA = 10  # bits of float16's
 _COMPRESSED = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 
 OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "options.json", "weights.hdf5", "vocab.txt"
+_UNREAD = ("softmax/", "embedding")  # of bilm-tf's language model and its table of tokens, beside any biLM
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
 LSTM_DATASETS = ("W_0", "B", "W_P_0")
@@ -99,18 +100,13 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
 
     Accepts 261 rows of characters or 262 (the first, for "no token", is then dropped), and the names of a one-layer
     bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not HDF5, is
-    truncated, lacks a dataset, has a dataset of another shape, or has layers that the options lack, and for NaN and
-    infinities unless `allow_nonfinite`.
+    truncated, lacks a dataset, has a dataset of another shape or one that the options do not need, such as a further
+    layer, and for NaN and infinities unless `allow_nonfinite`.
     """
     with open_hdf5(path, "weight_file") as file:
         datasets = _datasets(file, path)
         weights = _take(datasets, expected_shapes(options, datasets), path, allow_nonfinite)
-        # Further datasets of the network mean that the file belongs to another model.
-        surplus = sorted(name for name in datasets if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
-        if surplus:
-            raise ConfigurationError(f"weight_file {os.fspath(path)}: expected the weights of the options "
-                                     f"({options.lstm.n_layers} LSTM layers), found {surplus[0]:.80} and "
-                                     f"{len(surplus) - 1} more beside them")
+        check_all_read(f"weight_file {os.fspath(path)}", [name for name in datasets if not name.startswith(_UNREAD)])
         return weights
 
 
@@ -142,6 +138,14 @@ def _take(datasets: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...
         values = read_values(dataset, where, allow_nonfinite)
         weights[name] = np.ascontiguousarray(values[1:]) if extra_row else values
     return weights
+
+
+def check_all_read(source: str, rest: Collection[str]) -> None:
+    """Raise `ConfigurationError` for names that were not read: they are of a model of other sizes, or of another kind.
+    """
+    if rest:
+        raise ConfigurationError(f"{source}: expected only the weights of the model's sizes, found {min(rest):.80} and "
+                                 f"{len(rest) - 1} more beside them")
 
 
 def read_values(dataset: h5py.Dataset, where: str, allow_nonfinite: bool = False) -> np.ndarray:

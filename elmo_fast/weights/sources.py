@@ -11,8 +11,8 @@ from pathlib import Path
 
 from elmo_fast.arguments import check_path
 from elmo_fast.environment import cache_directory, install_line
-from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.archives import DAMAGE, Member, is_archive, open_archive
+from elmo_fast.errors import ConfigurationError, parsing
+from elmo_fast.files.archives import Member, is_archive, open_archive
 from elmo_fast.files.atomic import DeferredErrorFile, store_once
 from elmo_fast.files.downloads import cache_path, fetch, fetch_any, is_url
 from elmo_fast.files.hdf5 import MAGIC, check_unpacked
@@ -194,9 +194,12 @@ def _names(directory: Path) -> list[str]:
 
 
 def _unpacked(archive: Path) -> Path:
-    """Directory with the model files of an archive, unpacked into the cache once for each version of the archive."""
+    """Directory with the model files of an archive, unpacked into the cache once for each version of the archive.
+
+    A copy keeps the time and often the size of an earlier version, but neither the inode nor the time of change.
+    """
     status = archive.stat()
-    key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}:{status.st_ctime_ns}"
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     store_once(target, functools.partial(_unpack, archive))
     return target
@@ -204,19 +207,10 @@ def _unpacked(archive: Path) -> Path:
 
 def _unpack(archive: Path, folder: Path) -> None:
     folder.mkdir()
-    try:
-        _unpack_members(archive, folder)
-    except DAMAGE as error:
-        if isinstance(error, ConfigurationError) or getattr(error, "filename", None):  # a full disk
-            raise
-        raise ConfigurationError(f"model {archive}: expected a complete ZIP or tar file without a password, "
-                                 f"got one that cannot be unpacked ({error})") from error
-
-
-def _unpack_members(archive: Path, part: Path) -> None:
-    with open_archive(archive) as members:
+    expected = "a complete ZIP or tar file without a password, got one that cannot be unpacked"
+    with parsing(f"model {archive}", expected), open_archive(archive) as members:
         wanted: dict[str, Member] = {}
-        names = [re.split(r"[/\\]", member.path)[-1] for member in members]  # no path leads out of `part`
+        names = [re.split(r"[/\\]", member.path)[-1] for member in members]  # no path leads out of `folder`
         family = family_of(names)
         for name, member in zip(names, members):
             if family.is_file(name) and wanted.setdefault(name, member) is not member:
@@ -228,7 +222,7 @@ def _unpack_members(archive: Path, part: Path) -> None:
         check_unpacked(f"model {archive}", sum(member.size for member in wanted.values()), archive.stat().st_size)
         for name, member in wanted.items():
             # `source` ends after `member.size` bytes.
-            with member.open() as source, DeferredErrorFile(part / name, part) as copy:
+            with member.open() as source, DeferredErrorFile(folder / name, folder) as copy:
                 interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
 
 

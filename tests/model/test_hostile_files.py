@@ -100,6 +100,26 @@ def test_a_tensor_of_another_kind_is_named(many, value, message):
         elmo_fast.load(many)
 
 
+@pytest.mark.parametrize("section, key, surplus", [
+    ("encoder", "n_layers", "encoder.pkl: .*found backward_layer_1.* and 7 more"),
+    ("token_embedder", "n_highway", "token_embedder.pkl: .*found highways._layers.1.bias and 1 more"),
+    ("token_embedder", "word_dim", "token_embedder.pkl: projection.weight: expected shape")])
+def test_sizes_of_a_smaller_model_than_the_weights_are_refused(many, section, key, surplus):
+    content = json.loads((many / "sizes.json").read_text())
+    content[section][key] = 0 if key == "word_dim" else content[section][key] - 1
+    (many / "sizes.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigurationError, match=surplus):
+        elmo_fast.load(many)
+
+
+@pytest.mark.parametrize("name", ["encoder.pkl", "token_embedder.pkl"])
+def test_a_tensor_that_nothing_reads_is_refused(many, name):
+    content = torch.load(many / name)
+    torch.save({**content, "gate.weight": torch.zeros(3)}, many / name)
+    with pytest.raises(ConfigurationError, match=f"{name}: expected only .* found gate.weight and 0 more"):
+        elmo_fast.load(many)
+
+
 @pytest.mark.parametrize("name, content, message", [
     ("config.json", json.dumps({"config_path": "x" * 5000}), "config.json: expected the key config_path"),
     ("config.json", '{"config_path": "a", "config_path": "sizes.json"}', "config.json: .* twice in an object"),

@@ -1,4 +1,6 @@
+import os
 import pwd
+import shutil
 import sys
 import zipfile
 
@@ -75,6 +77,17 @@ def test_a_zip_is_unpacked_once_and_again_after_a_change(model, tmp_path):
         changed = write_model(tmp_path / "other", content, seed=1)
         pack(archive, contents(changed), zipfile.ZIP_STORED)
         assert_is(find_model(archive), changed)
+
+
+@pytest.mark.parametrize("replace", [shutil.copyfile, os.replace])
+def test_an_archive_of_the_same_size_and_time_is_another_one(model, tmp_path, replace):
+    archive = pack(tmp_path / "m.zip", contents(model), zipfile.ZIP_STORED)
+    assert_is(find_model(archive), model)
+    changed, status = write_model(tmp_path / "other", seed=1), archive.stat()
+    replace(pack(tmp_path / "new.zip", contents(changed), zipfile.ZIP_STORED), archive)
+    os.utime(archive, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (archive.stat().st_size, archive.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert_is(find_model(archive), changed)
 
 
 def locked(content):

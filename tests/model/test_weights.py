@@ -101,13 +101,20 @@ def test_a_missing_or_misshapen_dataset_is_named(weight_file, name, shape):
 
 
 @pytest.mark.parametrize("content, surplus", [
-    (tiny(lstm__n_layers=1), "expected the weights of the options (1 LSTM layers), "),
+    (tiny(lstm__n_layers=1), "expected only the weights of the model's sizes, found RNN_0/"),
     (tiny(lstm__n_layers=1), "RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B and 5 more"),
     (tiny(char_cnn__n_highway=0), "CNN_high_0/W_carry and 3 more"),
     (tiny(char_cnn__filters=[[1, 4]]), "dataset CNN_high_0/W_carry: expected shape (4, 4), found (10, 10)"),
 ])
 def test_weights_of_a_larger_model_are_refused(weight_file, content, surplus):
     assert surplus in refusal(weight_file, Options.from_dict(content))
+
+
+@pytest.mark.parametrize("name", ["CNN_high_0/W", "RNN_0/states", "attention/W", "char_embed_2", "step"])
+def test_a_dataset_that_nothing_reads_is_refused(weight_file, name):
+    with h5py.File(weight_file, "r+") as file:
+        file[name] = np.zeros(3, np.float32)
+    assert refusal(weight_file).endswith(f"found {name} and 0 more beside them")
 
 
 def test_a_projection_between_equal_sizes_is_optional(tmp_path):

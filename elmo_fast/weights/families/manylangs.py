@@ -15,7 +15,7 @@ from elmo_fast.arguments import MOST_CELLS, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.files.tensors import described, is_plain, load_tensors
-from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
+from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_all_read, check_finite, lstm_name
 from elmo_fast.weights.families import MANYLANGS, Family
 from elmo_fast.weights.options import CharCnnOptions, LstmOptions, Options
 from elmo_fast.weights.sources import ModelFiles
@@ -170,11 +170,12 @@ class _Tensors:
         self._path, self._model = path, model
         if not path.is_file():
             raise ConfigurationError(f"{path}: expected tensors written by torch.save, found no file")
-        self._content = load_tensors(path, "model", "tensors written by torch.save")
+        content = load_tensors(path, "model", "tensors written by torch.save")
+        self._rest = {str(name): tensor for name, tensor in content.items()} if isinstance(content, Mapping) else {}
 
     def take(self, name: str, *shape: int | None) -> np.ndarray:
         """The tensor `name` as float32; a size of None in `shape` accepts any size."""
-        tensor = self._content.get(name) if isinstance(self._content, Mapping) else None
+        tensor = self._rest.pop(name, None)
         if not is_plain(tensor):
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape} of floating-point numbers in "
                                      f"memory, found {described(tensor)}")
@@ -185,6 +186,10 @@ class _Tensors:
         if not self._model.allow_nonfinite:
             check_finite(f"{self._path}: {name}", values)
         return values
+
+    def check_all_taken(self) -> None:
+        """Raise `ConfigurationError` for tensors that were not taken."""
+        check_all_read(str(self._path), self._rest)
 
 
 def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],
@@ -210,6 +215,7 @@ def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, ch
         total += word_dim
     weights["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).T
     weights["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)
+    tensors.check_all_taken()
     return {name: np.ascontiguousarray(value) for name, value in weights.items()}
 
 
@@ -224,6 +230,7 @@ def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]
                       tensors.take(f"{cell}.state_projection.weight", size, dim).T)
             weights |= {lstm_name(direction, layer, part): np.ascontiguousarray(value)
                         for part, value in zip(LSTM_DATASETS, values)}
+    tensors.check_all_taken()
     return weights
 
 
