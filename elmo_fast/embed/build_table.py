@@ -34,6 +34,7 @@ def build_token_table(model: "Model | BiLm", vocabulary: str | os.PathLike | Ite
     model = _at_rest(model)
     header = table_header(model, words_of(vocabulary), storage)
     values = np.concatenate([block.astype(storage, copy=False) for block in encoded(model, header.words, progress)])
+    values.setflags(write=False)
     return TokenTable(values, header.words, header.fingerprint, unknown=unknown, precision=header.precision)
 
 

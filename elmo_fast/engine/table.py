@@ -174,9 +174,9 @@ class TokenTable:
 
 
 def _checked(vectors: Any) -> np.ndarray:
-    """The vectors as an array; a tensor is copied to the host."""
+    """The vectors as an array, copied unless nobody can write to them."""
     vectors = np.asarray(vectors.detach().cpu() if hasattr(vectors, "detach") else vectors)
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.dtype not in (np.float32, np.float16):
         raise ValueError(f"vectors: expected float32 or float16 of shape [words, values], got {vectors.dtype} of shape "
                          f"{vectors.shape}")
-    return vectors
+    return vectors.copy() if vectors.flags.writeable else vectors

@@ -89,7 +89,9 @@ def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:
     offset = dataset.id.get_offset()
     if mapped and offset is not None and dataset.dtype.isnative:
         return np.memmap(name, dataset.dtype, "r", offset, dataset.shape)
-    return dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
+    values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
+    values.setflags(write=False)
+    return values
 
 
 def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:

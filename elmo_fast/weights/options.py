@@ -1,5 +1,6 @@
 """A model's `options.json` with bilm-tf's keys, checked."""
 
+import copy
 import dataclasses
 import numbers
 import os
@@ -107,7 +108,7 @@ class Options:
         if char_cnn is None and words is None:
             raise ConfigurationError(f"{source}: expected the section char_cnn, or n_tokens_vocab for a model that "
                                      f"reads word ids; found neither among {_keys(options)}")
-        return cls(lstm, char_cnn, words, dict(options))
+        return cls(lstm, char_cnn, words, copy.deepcopy(dict(options)))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> "Options":
@@ -116,7 +117,7 @@ class Options:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of an `options.json` that gives these options."""
-        content = dict(self.raw)
+        content = copy.deepcopy(dict(self.raw))
         content["lstm"] = content.get("lstm", {}) | dataclasses.asdict(self.lstm)
         if self.n_tokens_vocab is not None:
             content["n_tokens_vocab"] = self.n_tokens_vocab

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import pytest
@@ -102,3 +103,14 @@ def test_a_file_is_read_or_refused_by_name(tmp_path, content, message):
     else:
         with pytest.raises(ConfigurationError, match=f"^options_file {path}: {message}"):
             Options.from_file(path)
+
+
+def test_a_dictionary_that_is_edited_later_changes_no_options():
+    content = tiny(training={"rates": [1, 2]})
+    options, before = Options.from_dict(content), copy.deepcopy(content)
+    written = options.to_dict()
+    for edited in (content, options.to_dict()):
+        edited["lstm"]["dim"] = 99
+        edited["char_cnn"]["embedding"]["dim"] = 99
+        edited["training"]["rates"].append(3)
+    assert options.to_dict() == written and options == Options.from_dict(before)

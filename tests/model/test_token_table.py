@@ -6,6 +6,7 @@ import pickle
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.files.strings import joined
@@ -133,3 +134,13 @@ def test_files_of_earlier_versions_are_read(path, version, end):
         file.write(end)  # checksums
     opened = TokenTable.open(path)
     assert opened.words == WORDS and np.array_equal(opened.vectors(ALL_ROWS), vectors)
+
+
+@pytest.mark.parametrize("given", [np.array, torch.tensor])
+def test_arrays_and_words_that_are_edited_later_change_no_table(given):
+    vectors, words = given(random_vectors(len(WORDS))), list(WORDS)
+    table = TokenTable(vectors, words)
+    vectors[:], words[:] = 0, ["other"] * len(words)
+    assert np.array_equal(table.vectors(ALL_ROWS), random_vectors(len(WORDS))) and table.words == WORDS
+    table.vectors(ALL_ROWS)[:] = 0
+    assert np.array_equal(table.vectors(ALL_ROWS), random_vectors(len(WORDS)))

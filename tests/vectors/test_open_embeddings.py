@@ -264,3 +264,15 @@ def test_files_with_other_columns_are_refused(tmp_path, layout, name):
     write_table(pyarrow.table({"a": [1]}), tmp_path / name)
     with pytest.raises(ConfigurationError, match="wrote, found another file with the columns a"):
         open_embeddings(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5"])
+def test_an_array_that_is_filled_anew_is_written_as_it_came(tmp_path, suffix):
+    def arrays():
+        buffer = np.zeros(4, np.float32)
+        for number in range(3):
+            buffer[:] = number
+            yield str(number), buffer
+
+    write_arrays(tmp_path / f"a{suffix}", arrays())
+    assert [values.tolist() for values in open_embeddings(tmp_path / f"a{suffix}")] == [[k] * 4 for k in range(3)]

@@ -24,7 +24,7 @@ from elmo_fast.vectors.spec import OutputSpec
 
 _COPIED = 1 << 24  # bytes copied at a time
 _LONGEST = (1 << 16) - 1 - len(".npy")  # bytes of a name in a ZIP file
-_NAMES = b'["', b"[]", b""  # first bytes of a file of names
+_NAMES = b'["', b"[]"  # first bytes of a file of names
 _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 
@@ -58,11 +58,16 @@ def check(target: str, form: OutputSpec, name: str) -> None:
                                      "needs one vector per text (pooled; --protein)")
         names = names_of(target)
         check_target(names, name)
-        if names.exists():
-            with open(names, "rb") as file:
-                if file.read(2) not in _NAMES:
-                    raise ConfigurationError(f"{name}: expected no other file at {names}, where the names of {target} "
-                                             "go, found one")
+        if os.path.lexists(names) and not _are_names(names):
+            raise ConfigurationError(f"{name}: expected no other file at {names}, where the names of {target} go, "
+                                     "found one")
+
+
+def _are_names(path: Path) -> bool:
+    if path.is_symlink():
+        return False
+    with open(path, "rb") as file:
+        return file.read(2) in _NAMES
 
 
 def place(part: Path, target: str | os.PathLike) -> None:
@@ -110,7 +115,7 @@ def _npy(part: Path, target) -> Iterator:
 
     def write(name: str, values: np.ndarray) -> None:
         names.append(name)
-        arrays.append(values)
+        arrays.append(values.copy())  # the caller may fill its array anew
 
     yield write
     _stack(part, target, names, [np.asarray(arrays)])
@@ -238,7 +243,7 @@ class NpySource(Embeddings):
 
     def __init__(self, path: str | os.PathLike):
         self._name = os.fspath(path)
-        with self._reading():
+        with self._reading(), np.errstate(over="ignore"):  # NumPy multiplies the sizes of a header
             self._rows = np.load(path, mmap_mode="r")
             _check_floats(self._rows, "the array", least_axes=1)
             keys, names = range(len(self._rows)), names_of(path)
