@@ -21,7 +21,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 
 _PAUSE = 0.1  # seconds between attempts to take a lock
-_PARTIAL = re.compile(r"\.[0-9a-f]{8}\.part")
+_PARTIAL = re.compile(r"\.elmo-[0-9a-f]{8}\.part")
 _held: set[Path] = set()  # locked by this process: files in such a directory need no lock of their own
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def locked(target: str | os.PathLike, wait: bool = False) -> Iterator[Path]:
     need no lock file. Stops are deferred in the body (see `stops`). Readers need no lock.
     """
     final = Path(os.path.realpath(local_path(target)))
-    partial, process = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part"), os.getpid()
+    partial, process = final.with_name(f"{final.name}.elmo-{secrets.token_hex(4)}.part"), os.getpid()
     is_inside = not _held.isdisjoint(final.parents)
     with contextlib.nullcontext() if is_inside else _lock_file(final, wait):
         _held.add(final)
@@ -66,7 +66,7 @@ def _lock_file(final: Path, wait: bool) -> Iterator[None]:
             for folder in filter(Path.is_dir, (final.parent, final)):
                 for partial in folder.glob(f"{glob.escape(final.name)}.*.part"):
                     if _PARTIAL.fullmatch(partial.name.removeprefix(final.name)):
-                        remove(partial)
+                        _remove_own(partial)
             yield
         finally:
             if os.getpid() == process:
@@ -102,7 +102,15 @@ def _is_of_another_program(path: Path) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return not stat.S_ISREG(status.st_mode) or status.st_size > 0
+    return not stat.S_ISREG(status.st_mode) or status.st_size > 0 or status.st_nlink > 1
+
+
+def _remove_own(partial: Path) -> None:
+    """Remove what a killed process left: a file or directory of this user, never a link or a pipe."""
+    status = partial.lstat()
+    is_owned = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+    if is_owned and (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        remove(partial)
 
 
 def remove(path: Path) -> None:
@@ -117,4 +125,4 @@ def remove_partials(folder: Path) -> None:
     """Remove partial files that killed processes left in a directory; the caller holds its lock."""
     for path in folder.rglob("*.part"):
         if _PARTIAL.search(path.name):
-            remove(path)
+            _remove_own(path)

@@ -8,18 +8,18 @@ LSTM states after them. A part is on the disk before `progress.npz` is replaced;
 import json
 import logging
 import os
-import zipfile
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.atomic import DeferredErrorFile, replace, to_disk
-from elmo_fast.files.json import parse_json
 from elmo_fast.files.lock import remove
 from elmo_fast.vectors.layouts.parts import part_name
+from elmo_fast.vectors.layouts.table import SUFFIXES
 from elmo_fast.vectors.spec import Target
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _PROGRESS, _NEW, _PARTS = "progress.npz", "progress.npz.new", "parts"
 State = tuple[np.ndarray, np.ndarray]  # h [L, rows, 2 P], c [L, rows, 2 D]
 JOINED = "joined"  # beside the parts, while they are joined
-_DAMAGE = (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile)
+_PART = re.compile(rf"({JOINED}|\d{{5}}({'|'.join(map(re.escape, SUFFIXES))}))(\.json)?")
 
 
 class Done(NamedTuple):
@@ -68,10 +68,11 @@ class PartialResult:
         """
         if not os.path.lexists(self.folder):
             return None
-        if not (self.folder / _PROGRESS).is_file():
-            if not self._is_unfinished():
-                raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found "
-                                         "something else; move it away")
+        is_begun = (self.folder / _PROGRESS).is_file()
+        if self.folder.is_symlink() or self.parts.is_symlink() or not (is_begun or self._is_unfinished()):
+            raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found something "
+                                     "else; move it away")
+        if not is_begun:
             self.remove()  # of a run that was killed before its first part was finished, or while it removed them
             return None
         settings = self._read()
@@ -87,7 +88,7 @@ class PartialResult:
         """Whether nothing is there but what a killed run leaves without `progress.npz`: parts, or a join of parts."""
         if not self.folder.is_dir() or {path.name for path in self.folder.iterdir()} - {_PARTS, _NEW}:
             return False
-        return all(path.name.startswith(JOINED) or path.name[:5].isdecimal() for path in self.parts.glob("*"))
+        return all(_PART.fullmatch(path.name) for path in self.parts.glob("*"))
 
     def commit(self, texts: int, digest: str, states: State | None) -> None:
         """Count the new part, which is complete: a killed run continues after it."""
@@ -119,12 +120,9 @@ class PartialResult:
 
     def _read(self) -> dict[str, Any]:
         path = self.folder / _PROGRESS
-        try:
-            with np.load(path) as archive:
-                about = parse_json(archive["about"].tobytes(), f"partial result {path}")
-                states = tuple(archive[name] for name in "hc") if "h" in archive else None
+        expected = f"the bytes that were written, found damage; remove {self.folder} to start again"
+        with parsing(f"partial result {path}", expected), np.load(path) as archive:
+            about = json.loads(archive["about"].tobytes())
+            states = tuple(archive[name] for name in "hc") if "h" in archive else None
             self.done = Done(int(about["parts"]), int(about["texts"]), str(about["digest"]), states)
             return dict(about["settings"])
-        except _DAMAGE as error:
-            raise ConfigurationError(f"partial result: expected the bytes that were written to {path}, found damage "
-                                     f"({error!s:.80}); remove {self.folder} to start again") from error

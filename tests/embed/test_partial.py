@@ -122,7 +122,7 @@ def test_files_of_an_unfinished_part_are_replaced(tmp_path, state):
                                                       for text in ("[]", ""))])
 def test_damaged_progress_is_refused(interrupted, damage):
     damage(interrupted.with_name("o.h5.part") / "progress.npz")
-    with pytest.raises(ConfigurationError, match="^partial result: expected the bytes that were written to .*progress"):
+    with pytest.raises(ConfigurationError, match="^partial result .*progress.npz: expected the bytes that"):
         embed(interrupted, resume=True)
 
 
@@ -136,18 +136,40 @@ def directory_of_parts(path):
     (path / "parts" / "mine.h5").touch()
 
 
-@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file, directory_of_parts])
+def directory_of_similar_names(path):
+    (path / "parts").mkdir(parents=True)
+    (path / "parts" / "00000-notes.h5").touch()
+
+
+def link_to_a_directory(path):
+    path.with_name("mine").mkdir()
+    path.symlink_to(path.with_name("mine"))
+
+
+def link_to_parts(path):
+    path.with_name("mine").mkdir()
+    path.mkdir()
+    (path / "parts").symlink_to(path.with_name("mine"))
+
+
+def dangling_link(path):
+    path.symlink_to(path.with_name("mine"))
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file, directory_of_parts,
+                                  directory_of_similar_names, link_to_a_directory, link_to_parts, dangling_link,
+                                  os.mkfifo])
 def test_other_files_at_the_partial_results_name_are_left_alone(tmp_path, make):
     make(tmp_path / "o.h5.part")
     for resume in (False, True):
         with pytest.raises(ConfigurationError, match="^output: expected nothing or a partial result at .*o.h5.part"):
             embed(tmp_path / "o.h5", resume=resume)
-    assert names(tmp_path) == ["o.h5.part"]
+    assert [name for name in names(tmp_path) if name != "mine"] == ["o.h5.part"]
 
 
 def test_files_of_killed_processes_are_removed_but_not_partial_results(interrupted):
     (interrupted.parent / "o.h5.lock").touch()
-    (interrupted.parent / "o.h5.0123abcd.part").mkdir()
+    (interrupted.parent / "o.h5.elmo-0123abcd.part").mkdir()
     (interrupted.parent / "o.h5.mine.part").touch()
     embed(interrupted, resume=True)
     assert names(interrupted.parent) == ["o.h5", "o.h5.mine.part"]

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.files.atomic import atomic_directory, atomic_path, check_target
+from elmo_fast.files.atomic import atomic_directory, atomic_path, check_target, to_disk
 from elmo_fast.files.hdf5 import atomic_hdf5
 from elmo_fast.files.lock import lock_of, locked, remove_partials
 from elmo_fast.files.stops import stoppable
@@ -208,7 +209,7 @@ def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path):
         part.write_text("new")
         assert names(tmp_path) == ["run", "run.lock"]
         assert len(names(tmp_path / "run" / "inner")) == 1
-    (tmp_path / "run" / "inner" / "b.0123abcd.part").touch()
+    (tmp_path / "run" / "inner" / "b.elmo-0123abcd.part").touch()
     (tmp_path / "run" / "mine.part").touch()
     remove_partials(tmp_path / "run")
     assert names(tmp_path / "run") == ["inner", "mine.part"] and names(tmp_path / "run" / "inner") == ["a"]
@@ -231,6 +232,89 @@ def test_a_lock_file_of_another_program_stays(tmp_path, content):
           locked(tmp_path / "a")):
         pytest.fail("locked")
     assert names(tmp_path) == ["a.lock"] and (tmp_path / "a.lock").read_bytes() == content
+
+
+def pipe_at(path):
+    os.mkfifo(path)
+
+
+def socket_at(path):
+    with socket.socket(socket.AF_UNIX) as endpoint:
+        endpoint.bind(os.fspath(path))
+
+
+def link_to(content):
+    def make(path):
+        if content is not None:
+            path.with_name("mine").write_text(content)
+        path.symlink_to(path.with_name("mine"))
+    return make
+
+
+def second_name(path):
+    path.with_name("mine").touch()
+    os.link(path.with_name("mine"), path)
+
+
+def directory_at(path):
+    path.mkdir()
+
+
+def kinds_in(folder):
+    return {path.name: (path.lstat().st_mode, path.lstat().st_nlink, path.lstat().st_size) for path in folder.iterdir()}
+
+
+FOREIGN = [pipe_at, socket_at, link_to("text"), link_to(""), link_to(None)]
+
+
+@pytest.mark.parametrize("make", [*FOREIGN, second_name, directory_at])
+def test_anything_but_a_file_at_the_name_of_the_lock_is_refused_at_once(tmp_path, make):
+    make(tmp_path / "a.lock")
+    before = kinds_in(tmp_path)
+    for wait in (False, True):
+        with (pytest.raises(ConfigurationError, match="expected nothing or a lock of elmo-fast at .*a.lock, found"),
+              locked(tmp_path / "a", wait)):
+            pytest.fail("locked")
+    assert kinds_in(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["a.elmo-0123abcd.part", "a.0123abcd.part"])
+@pytest.mark.parametrize("make", FOREIGN)
+def test_what_a_killed_process_cannot_have_left_stays(tmp_path, make, name):
+    make(tmp_path / name)
+    (tmp_path / "a.0123abcd.part.txt").touch()
+    before = kinds_in(tmp_path)
+    with atomic_path(tmp_path / "a") as part:
+        part.write_text("new")
+    assert kinds_in(tmp_path) == {**before, "a": kinds_in(tmp_path)["a"]}
+
+
+@pytest.mark.parametrize("name", ["a.0123abcd.part", "a.part", "b.elmo-0123abcd.part", "a.elmo-0123abcd.part.old"])
+def test_files_of_other_programs_with_similar_names_stay(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with atomic_path(tmp_path / "a") as part:
+        part.write_text("new")
+    assert names(tmp_path) == sorted(["a", name]) and (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+def test_a_partial_file_of_another_user_stays(tmp_path):
+    (tmp_path / "a.elmo-0123abcd.part").touch()
+    os.chown(tmp_path / "a.elmo-0123abcd.part", 12345, 12345)
+    with atomic_path(tmp_path / "a") as part:
+        part.write_text("new")
+    assert names(tmp_path) == ["a", "a.elmo-0123abcd.part"]
+
+
+def test_an_error_of_writing_to_the_disk_names_the_file(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    (tmp_path / "a").touch()
+    monkeypatch.setattr(os, "fsync", fail)
+    for path in (tmp_path / "a", tmp_path):
+        with pytest.raises(OSError, match=f"quota exceeded: '{path}'$"):
+            to_disk(path)
 
 
 def test_a_file_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def test_a_second_run_in_a_directory_is_refused(tmp_path, corpus, capsys):
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    (tmp_path / "new" / "checkpoints" / "step-00000001.pt.0123abcd.part").touch()
+    (tmp_path / "new" / "checkpoints" / "step-00000001.pt.elmo-0123abcd.part").touch()
     start_or_resume(tmp_path / "new", resume=True, max_steps=4)
     assert names(tmp_path / "new" / "checkpoints") == ["step-00000002.pt", "step-00000004.pt"]
     assert "new.lock" not in names(tmp_path)

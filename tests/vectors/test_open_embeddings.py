@@ -276,3 +276,16 @@ def test_an_array_that_is_filled_anew_is_written_as_it_came(tmp_path, suffix):
 
     write_arrays(tmp_path / f"a{suffix}", arrays())
     assert [values.tolist() for values in open_embeddings(tmp_path / f"a{suffix}")] == [[k] * 4 for k in range(3)]
+
+
+@pytest.mark.parametrize("make", [lambda path: path.touch(), lambda path: path.symlink_to(path.with_name("names")),
+                                  lambda path: path.symlink_to(path.name), lambda path: path.write_text('{"a": 1}')])
+def test_another_file_at_the_place_of_the_names_is_refused(model, tmp_path, make):
+    (tmp_path / "names").write_text('["a"]')
+    make(tmp_path / "a.json")
+    before = (tmp_path / "a.json").lstat()
+    with pytest.raises(ConfigurationError, match=r"^output: expected no other file at .*a\.json"):
+        model.save_vectors(tmp_path / "a.npy", ["a"], "top", pool="mean")
+    after = (tmp_path / "a.json").lstat()
+    assert (after.st_ino, after.st_mode, after.st_size) == (before.st_ino, before.st_mode, before.st_size)
+    assert (tmp_path / "names").read_text() == '["a"]' and not (tmp_path / "a.npy").exists()
