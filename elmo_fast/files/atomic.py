@@ -185,5 +185,7 @@ def to_disk(path: Path) -> None:
         raise
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     finally:
         os.close(descriptor)
