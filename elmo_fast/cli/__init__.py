@@ -37,7 +37,7 @@ def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
         with stops.stoppable(terminate=True, in_command=True):
             run()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return FAILED
     except KeyboardInterrupt as interrupt:
         return _report(program, str(interrupt) or "interrupted; no output was left behind", FAILED)
@@ -74,8 +74,24 @@ def _run(arguments: Sequence[str] | None) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
     run = pkgutil.resolve_name(run) if isinstance(run, str) else run
     for line in run(**parsed) or ():
-        print(line)
-    sys.stdout.flush()
+        _write(f"{line}\n")
+    _write("", flush=True)
+
+
+def _write(text: str, flush: bool = False) -> None:
+    """Write to stdout; an error names it."""
+    try:
+        print(text, end="", flush=flush)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise OSError(error.errno, error.strerror, "stdout") from error
+
+
+def _drop_output() -> None:
+    """Let stdout lead nowhere: what is left in its buffer, which cannot be written, is no second error at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_utf8() -> None:

@@ -94,8 +94,11 @@ class TrainLog:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Add a line, and its numbers as TensorBoard scalars."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(self._path)) from error
         if self._events is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)):

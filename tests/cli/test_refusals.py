@@ -1,5 +1,9 @@
 """Wrong calls that users make: the one line on stderr says what to write instead."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -72,3 +76,12 @@ def test_seqvecs_flags_as_its_readme_writes_them(capsys, folder, flags, shape):
                *flags)[0] == 0
     with np.load("o.npz") as arrays:
         assert sorted(arrays) == ["P", "Q"] and {values.ndim for values in arrays.values()} == {shape}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("command", ["models", "info"])
+def test_a_full_disk_under_stdout_is_named_once(command):
+    with open("/dev/full", "wb") as full:
+        process = subprocess.run([sys.executable, "-m", "elmo_fast.cli", command], stdout=full, stderr=subprocess.PIPE)
+    assert process.returncode == 1 and process.stderr.decode().endswith("No space left on device: 'stdout'\n")
+    assert process.stderr.count(b"\n") == 1
