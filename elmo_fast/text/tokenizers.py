@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from elmo_fast.arguments import TOKENIZERS, shown
 
 Tokenizer = Callable[[str], Sequence[str]]
-_AT_ONCE = 1 << 16  # characters; a longer text is matched token by token, so that other threads can run in between
-_PARTS = 10_000  # of a token, as in `well-known` or `1,000`; a longer token is divided: a match holds the GIL
+_JUDGED = 1 << 16  # characters by which `is_tokenized` judges a text
+# Characters matched at a time: other threads wait for the GIL meanwhile. A longer word is divided.
+_AT_ONCE = 1 << 15
+# Ends before whitespace, but not behind a period, since the pattern of an initial (`J. Smith`) looks at the next word.
+_PIECE = re.compile(rf"(?s).{{1,{_AT_ONCE}}}(?:\Z|(?<![\s.])(?=\s))|.{{1,{_AT_ONCE}}}")
 
 _END = r"(?:\b|(?=[nN]['\u2019][tT]))"
 _CONTRACTION = rf"['\u2019](?:[sSmMdD]|ll|LL|re|RE|ve|VE){_END}"
@@ -80,8 +83,8 @@ def is_tokenized(text: str) -> bool:
     text of more than 65,536 characters is judged by its beginning.
     """
     text = text.strip()
-    if len(text) > _AT_ONCE:
-        text = text[:_AT_ONCE].rsplit(None, 1)[0]
+    if len(text) > _JUDGED:
+        text = text[:_JUDGED].rsplit(None, 1)[0]
     if _ATTACHED.search(_ENTITY.sub("", text) if "&" in text else text):
         return False
     last = text.rsplit(None, 1)[-1] if text.rstrip().endswith(".") else ""
@@ -94,7 +97,7 @@ def _auto(text: str) -> list[str]:
 
 
 def _whitespace(text: str) -> list[str]:
-    return text.split() if len(text) <= _AT_ONCE else _matches(_WORD, text)
+    return text.split() if len(text) <= _AT_ONCE else [match.group() for match in _WORD.finditer(text)]
 
 
 def _penn(text: str) -> list[str]:
@@ -102,10 +105,14 @@ def _penn(text: str) -> list[str]:
 
     Abbreviations, hyphenated words, numbers and `...` stay whole, typographic quotes become straight ones.
     """
+    return _in_pieces(_penn_piece, text)
+
+
+def _penn_piece(text: str) -> list[str]:
     if not text.isascii():
         text = _TYPOGRAPHIC_APOSTROPHE.sub("'", text.translate(_STRAIGHT))
     may_have_marks = not text.isascii() and re.search(_MAY_HAVE_MARKS, text) is not None
-    return _matches(_penn_token(may_have_marks), text)
+    return _penn_token(may_have_marks).findall(text)
 
 
 @functools.cache
@@ -116,8 +123,7 @@ def _penn_token(may_have_marks: bool) -> re.Pattern[str]:
           (?:https?://|www\.) \S* [\w/] | {_ENTITY_PATTERN} | </?\w+>
         | (?=\w{{1,6}}\.) (?: {_INITIALS}(?![\w.]) | [A-HJ-Z]\.(?=\s+\S) | {_ABBREVIATION}(?![\w.]) )
         | {_NOT} | {_CONTRACTION}
-        | {word} (?: (?: [-.&@] | (?<=\d)[,:/](?=\d) | (?!{_CONTRACTION}|(?<=[nN])['\u2019][tT]\b)['\u2019] ) {word} )
-          {{0,{_PARTS}}}
+        | {word} (?: (?: [-.&@] | (?<=\d)[,:/](?=\d) | (?!{_CONTRACTION}|(?<=[nN])['\u2019][tT]\b)['\u2019] ) {word} )*
         | \.{{2,}} | [!?]+ | -+ | =+ | \*+ | [^\w\s]{marks}""")
 
 
@@ -126,11 +132,13 @@ def _simple(text: str) -> list[str]:
 
     Combining marks and joiners, which `\w` does not match, stay with the character before them.
     """
-    return _matches(_ASCII_TOKEN if text.isascii() else _simple_token(), text)
+    return _in_pieces(lambda piece: (_ASCII_TOKEN if piece.isascii() else _simple_token()).findall(piece), text)
 
 
-def _matches(pattern: re.Pattern[str], text: str) -> list[str]:
-    return pattern.findall(text) if len(text) <= _AT_ONCE else [match.group() for match in pattern.finditer(text)]
+def _in_pieces(split: Callable[[str], list[str]], text: str) -> list[str]:
+    if len(text) <= _AT_ONCE:
+        return split(text)
+    return [token for piece in _PIECE.finditer(text) for token in split(piece.group())]
 
 
 @functools.cache
@@ -149,7 +157,7 @@ def _with_marks() -> tuple[str, str]:
     low, high = ("".join(map(re.escape, map(chr, filter(_is_mark, codes)))) for codes in (
         range(0x10000), (*range(0x10000, 0x20000), *range(0xE0100, 0xE01F0))))
     high = rf"(?=[\U00010000-\U0010ffff])[{high}]"
-    return rf"(?=\w)(?:[\w{low}]+|{high}){{1,{_PARTS}}}", rf"(?:[{low}]+|{high}){{0,{_PARTS}}}"
+    return rf"(?=\w)(?:[\w{low}]+|{high})+", rf"(?:[{low}]+|{high})*"
 
 
 def _is_mark(code: int) -> bool:

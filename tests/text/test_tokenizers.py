@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -87,6 +88,27 @@ def test_a_very_long_word_is_divided(piece, tokenize):
     assert max(map(len, tokens)) <= 50_000
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("tokenize", [auto, penn, simple])
+@pytest.mark.parametrize("piece", [" ", "1,", "a.", "\U00011001", "\u2019", "x\u2019 ", "J. "])
+def test_a_long_text_does_not_hold_the_interpreter(piece, tokenize):
+    """Processor time of the process while another thread wants to run, which other processes do not change."""
+    text, pauses, is_done = "They" + piece * 1_000_000, [0.0], threading.Event()
+    thread = threading.Thread(target=_watch, args=(pauses, is_done))
+    thread.start()
+    tokenize(text)
+    is_done.set()
+    thread.join()
+    assert max(pauses) < 0.15
+
+
+def _watch(pauses, is_done):
+    while not is_done.is_set():
+        began = time.process_time()
+        time.sleep(0.001)
+        pauses.append(time.process_time() - began)
+
+
 # Prints the tokens of the texts on stdin; the modules import only the standard library.
 TOKENS = """
 import json, sys
@@ -134,3 +156,7 @@ def test_a_long_text_has_the_tokens_of_a_short_one():
     many = 9000
     assert auto("The cat sat on the mat . " * many) == "The cat sat on the mat .".split() * many
     assert auto("The cat, it sat. " * many) == "The cat , it sat .".split() * many
+    draw = random.Random(0)
+    texts = ["".join([*draw.choices(PIECES, k=12), " end"]) for _ in range(3000)]
+    for tokenize in (penn, simple):
+        assert tokenize("\n".join(texts)) == [token for text in texts for token in tokenize(text)]
