@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 from fastapi import Response
 
-_PIECE_BYTES = 1 << 18  # approximate
+PIECE_BYTES = 1 << 18  # at least, of every piece but the last
 _VALUES_PER_PIECE = 1 << 13  # values of an array that are formatted at a time
 
 
@@ -26,7 +26,7 @@ def json_body(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Itera
     piece = bytearray()
     for part in _json_parts(head, lists):
         piece += part
-        if len(piece) >= _PIECE_BYTES:
+        if len(piece) >= PIECE_BYTES:
             yield bytes(piece)
             piece.clear()
     yield bytes(piece)
@@ -41,9 +41,9 @@ def npz_body(arrays: Iterable[np.ndarray]) -> Iterator[bytes]:
             with archive.open(name, "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(array))
                 values = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-                for begin in range(0, len(values), _PIECE_BYTES):
-                    member.write(values[begin : begin + _PIECE_BYTES])
-                    if len(sink) >= _PIECE_BYTES:
+                for begin in range(0, len(values), PIECE_BYTES):
+                    member.write(values[begin : begin + PIECE_BYTES])
+                    if len(sink) >= PIECE_BYTES:
                         yield bytes(sink)
                         sink.clear()
     yield bytes(sink)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -10,10 +10,12 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from elmo_fast.arguments import shown
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
-from elmo_fast.serve.batching import Batching, SharedElmo
+from elmo_fast.serve.batching import Batching
 from elmo_fast.serve.limits import Limits
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
+from elmo_fast.vectors.layouts.text_vectors import narrow
 from elmo_fast.vectors.spec import OutputSpec
 
 with extra("serve"):
@@ -21,24 +23,24 @@ with extra("serve"):
     from fastapi.responses import JSONResponse, StreamingResponse
 
     from elmo_fast.serve import answers, schemas
-    from elmo_fast.serve.bodies import BodyReader
-    from elmo_fast.serve.errors import Refusal, client_gone, install, refusal_of, timed_out
-    from elmo_fast.serve.guard import Guard
+    from elmo_fast.serve.errors import Refusal, client_gone, install, refusal_of
+    from elmo_fast.serve.gate import Gate, Reader
     from elmo_fast.serve.metrics import Metrics
-    from elmo_fast.serve.page import router as page_routes
+    from elmo_fast.serve.page import router
     from elmo_fast.serve.schemas import described, described_body
 
-# Most values plus bytes of tokens in an answer sent in one piece, and most values mixed and pooled in the event loop.
-_MAX_ONE_PIECE, _MAX_IN_LOOP = 1 << 13, 1 << 16
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _ERROR = described(schemas.ErrorAnswer)
-_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 408, 413, 415, 422, 429, 500, 503, 504), _ERROR)
+_ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 401, 403, 408, 413, 415, 421, 422, 429, 500, 503, 504), _ERROR)
 _NPZ = {"content": {_BINARY: {"schema": {"type": "string", "format": "binary"}}}}
 
 
 @dataclass
 class Service:
-    """State that the routes share: `name` is the model's, `split` the tokenizer of strings, `index` the page's."""
+    """State that the routes share: `name` is the model's, `split` the tokenizer of strings, `index` the page's, and
+    `host` the name of the server's own.
+    """
 
     batching: Batching
     name: str
@@ -47,33 +49,14 @@ class Service:
     api_key: str | None = None
     split: Tokenizer = field(default_factory=partial(find_tokenizer, "auto"))
     index: str | None = None
+    host: str = "localhost"
 
     def __post_init__(self):
-        self.metrics = Metrics(self.batching)
+        self.metrics, self.reader = Metrics(self.batching), Reader(self.limits, self.split)
 
     def form(self, **arguments) -> OutputSpec:
         """Make an output spec and check that it fits the model; `ValueError` names the field."""
         return OutputSpec(**arguments).check(self.batching.embedder.model.num_layers)
-
-    def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
-        """Split texts into tokens; `Refusal` for texts beyond the limits, and for empty texts to be pooled."""
-        if len(texts) > self.limits.max_texts:
-            raise Refusal(413, f"{name}: expected at most {self.limits.max_texts:,} texts, got {len(texts):,}",
-                          "too_many_texts", name)
-        tokenized: list[Sequence[str]] = []
-        for number, text in enumerate(texts):
-            tokens = self.split(text) if isinstance(text, str) else text
-            tokenized.append(tokens)
-            if len(tokens) > self.limits.max_tokens:
-                raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_tokens:,} tokens, got "
-                              f"{len(tokens):,}", "too_many_tokens", name)
-            if max(map(len, tokens), default=0) > self.limits.max_letters:
-                raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_letters:,} characters in a "
-                              "token", "token_too_long", name)
-            if pooled and not tokens:
-                raise Refusal(422, f"{name}[{number}]: expected at least one token to pool, got none",
-                              "no_tokens", name)
-        return tokenized
 
     async def vectors(self, request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
         """Compute vectors of tokenized texts. They count as queued tokens until the answer is sent."""
@@ -92,10 +75,23 @@ class Service:
             job.release()
             if disconnect.done():
                 raise client_gone()
-            raise timed_out(self.limits.request_seconds)
+            raise Refusal(504, f"expected an answer within {self.limits.request_seconds} s; a smaller request or a "
+                          "later one may succeed", "timeout", headers={"x-should-retry": "false"})
         finally:
             vectors.cancel()
             disconnect.cancel()
+
+    async def answer(self, pieces: Iterator[bytes], media_type: str) -> Response:
+        """Send the pieces of an answer, which are made in the reader's thread; a single one gets its length."""
+        first = await self.reader.run(next, pieces)
+        if len(first) < answers.PIECE_BYTES:
+            return Response(first, media_type=media_type)
+        return StreamingResponse(self._rest(first, pieces), media_type=media_type)
+
+    async def _rest(self, piece: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        while piece:
+            yield piece
+            piece = await self.reader.run(next, pieces, b"")
 
 
 def create_app(service: Service) -> FastAPI:
@@ -103,13 +99,13 @@ def create_app(service: Service) -> FastAPI:
     # FastAPI's pages load their scripts from another host, and its redirections name the host of the request.
     app = FastAPI(title="elmo-fast", version=service.version, summary="ELMo embeddings of texts",
                   redirect_slashes=False, docs_url=None, redoc_url=None)
-    page = page_routes(SharedElmo(service.batching, service.limits.request_seconds), service.index, service.split)
-    for router in (_status_routes(service), _embed_routes(service), page):
-        app.include_router(router)
+    page = router(LoadedElmo(service.batching.embedder), service.index, state=service.batching.state,
+                  reader=service.reader, vectors=service.vectors)
+    for routes in (_status_routes(service), _embed_routes(service), page):
+        app.include_router(routes)
     install(app)
-    routes = frozenset([*app.openapi()["paths"], "/", "/openapi.json"])
-    app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, api_key=service.api_key,
-                       routes=routes)
+    app.add_middleware(Gate, limits=service.limits, metrics=service.metrics, api_key=service.api_key, host=service.host,
+                       routes=frozenset([*app.openapi()["paths"], "/", "/openapi.json"]))
     return app
 
 
@@ -141,37 +137,40 @@ def _status_routes(service: Service) -> APIRouter:
 
 
 def _embed_routes(service: Service) -> APIRouter:
-    router, reader = APIRouter(prefix="/v1", responses=_ERRORS), BodyReader()
-    of_embed = reader.of(schemas.EmbedRequest, partial(_embed_work, service))
-    of_embeddings = reader.of(schemas.EmbeddingsRequest, partial(_embeddings_work, service))
-
+    router = APIRouter(prefix="/v1", responses=_ERRORS)
+    of_embed = service.reader.of(schemas.EmbedRequest, partial(_embed_work, service))
+    of_embeddings = service.reader.of(schemas.EmbeddingsRequest, partial(_embeddings_work, service))
     answers_of_embed = {"content": {**described(schemas.EmbedAnswer)["content"], **_NPZ["content"]}}
 
     @router.post("/embed", **described_body(schemas.EmbedRequest), responses={200: answers_of_embed, 406: _ERROR})
     async def embed(work: Annotated[_Work, Depends(of_embed)], request: Request):
         """Vectors of texts. With `Accept: application/octet-stream` an `.npz` file of arrays "0", "1", ..."""
         media_type = _accepted_type(request.headers.get("accept", "*/*"))
-        form, texts = work[:2]
-        vectors = await service.vectors(request, texts)
-        arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
-        if media_type == _BINARY:
-            return _answer(answers.npz_body(arrays), arrays, _BINARY)
-        pieces = answers.json_body({"model": service.name}, {"tokens": texts, "vectors": arrays})
-        return _answer(pieces, arrays, _JSON, len(await request.body()))
+        vectors = await service.vectors(request, work.texts)
+
+        def pieces() -> Iterator[bytes]:
+            arrays = _apply_spec(work, vectors)
+            yield from (answers.npz_body(arrays) if media_type == _BINARY else answers.json_body(
+                {"model": service.name}, {"tokens": work.texts, "vectors": arrays}))
+
+        return await service.answer(pieces(), media_type)
 
     @router.post("/embeddings", **described_body(schemas.EmbeddingsRequest),
                  responses={200: described(schemas.EmbeddingsAnswer), 404: _ERROR})
     async def embeddings(work: Annotated[_Work, Depends(of_embeddings)], request: Request):
         """Pooled vectors of texts, in OpenAI's shape."""
-        form, texts, encoding, normalize = work
-        vectors = await service.vectors(request, texts)
-        arrays = await _run_off_loop(vectors, partial(_apply_spec, form, texts, vectors))
-        data = ({"object": "embedding", "index": number,
-                 "embedding": answers.base64_of(array) if encoding == "base64" else array}
-                for number, array in enumerate(map(_unit, arrays) if normalize else arrays))
-        count = sum(map(len, texts))
+        vectors = await service.vectors(request, work.texts)
+        count = sum(map(len, work.texts))
         head = {"object": "list", "model": service.name, "usage": {"prompt_tokens": count, "total_tokens": count}}
-        return _answer(answers.json_body(head, {"data": data}), arrays, _JSON)
+
+        def pieces() -> Iterator[bytes]:
+            arrays = _apply_spec(work, vectors)
+            data = ({"object": "embedding", "index": number,
+                     "embedding": answers.base64_of(array) if work.encoding == "base64" else array}
+                    for number, array in enumerate(map(_unit, arrays) if work.normalize else arrays))
+            yield from answers.json_body(head, {"data": data})
+
+        return await service.answer(pieces(), _JSON)
 
     return router
 
@@ -187,13 +186,13 @@ class _Work(NamedTuple):
 
 def _embed_work(service: Service, body: schemas.EmbedRequest) -> _Work:
     form = service.form(layers=body.layers, pool=body.pool, dtype=body.dtype)
-    return _Work(form, service.tokens(body.texts, "texts", form.pool is not None))
+    return _Work(form, service.reader.texts("texts", body.texts, form.pool is not None))
 
 
 def _embeddings_work(service: Service, body: schemas.EmbeddingsRequest) -> _Work:
     _check_model(service, body)
     form = service.form(layers=body.layers, pool=body.pool)
-    texts = service.tokens([body.input] if isinstance(body.input, str) else body.input, "input", True)
+    texts = service.reader.texts("input", [body.input] if isinstance(body.input, str) else body.input, True)
     if not texts:
         raise Refusal(422, "input: expected at least one text, got none", "no_texts", "input")
     return _Work(form, texts, body.encoding_format, body.normalize)
@@ -218,22 +217,20 @@ def _accepted_type(accept: str) -> str:
     raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}", "not_acceptable")
 
 
-def _apply_spec(form: OutputSpec, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:
-    """Select, mix and pool vectors as `form` says, in its dtype; removes the vectors from their list."""
-    arrays = []
-    for number, tokens in enumerate(texts):
+def _apply_spec(work: _Work, vectors: list[np.ndarray]) -> list[np.ndarray]:
+    """Select, mix and pool vectors as the output spec says, in its dtype; removes the vectors from their list."""
+    form, arrays = work.form, []
+    for number, tokens in enumerate(work.texts):
         with np.errstate(over="ignore", invalid="ignore"):
             array, vectors[number] = form.apply(vectors[number], tokens).vectors, None
         if isinstance(form.layers, tuple) and not np.isfinite(array).all():
             raise Refusal(422, f"layers: expected smaller factors, for texts[{number}] has values beyond float32",
                           "invalid_value", "layers")
-        if form.dtype == "float16":
-            with np.errstate(over="ignore"):
-                array = array.astype(np.float16)
-            if not np.isfinite(array).all():
-                raise Refusal(422, f"dtype: expected float32, for texts[{number}] has values beyond float16",
-                              "invalid_value", "dtype")
-        arrays.append(np.ascontiguousarray(array))
+        try:
+            arrays.append(narrow(array, np.dtype(form.dtype)))
+        except OverflowError:
+            raise Refusal(422, f"dtype: expected float32, for texts[{number}] has values beyond float16",
+                          "invalid_value", "dtype") from None
     return arrays
 
 
@@ -241,19 +238,6 @@ def _unit(vector: np.ndarray) -> np.ndarray:
     """The vector at length 1, in its dtype; zeros stay."""
     length = np.linalg.norm(vector.astype(np.float64))
     return (vector / length).astype(vector.dtype) if length else vector
-
-
-async def _run_off_loop(arrays: Sequence[np.ndarray], function: Callable[[], Any]) -> Any:
-    if sum(array.size for array in arrays) <= _MAX_IN_LOOP:
-        return function()
-    return await asyncio.to_thread(function)
-
-
-def _answer(pieces: Iterator[bytes], arrays: Sequence[np.ndarray], media_type: str, size: int = 0) -> Response:
-    """Send an answer in one piece if it is small, else stream it. `size` is at least its tokens' bytes."""
-    if size + sum(array.size for array in arrays) <= _MAX_ONE_PIECE:
-        return Response(b"".join(pieces), media_type=media_type)
-    return StreamingResponse(pieces, media_type=media_type)
 
 
 async def _disconnected(request: Request) -> None:

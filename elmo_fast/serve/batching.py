@@ -10,19 +10,18 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
 from elmo_fast.arguments import DEFAULT_BATCH_SIZE, MOST_SENTENCES, STATES, check_choice, check_count
-from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
 
 with extra("serve"):
-    from elmo_fast.serve.errors import Refusal, draining, timed_out
+    from elmo_fast.serve.errors import Refusal, draining
 
 DEFAULT_QUEUE_TOKENS = 1 << 18
 LONG_TEXT = 1024  # tokens above which a text counts as long
@@ -253,28 +252,3 @@ class Batching:
             self._begin_stream()
         if not isinstance(error, ValueError):
             _logger.error("the engine failed with %d texts: %s", len(running), error, exc_info=error)
-
-
-class SharedElmo(LoadedElmo):
-    """`LoadedElmo` that computes through the queue, in the server's state; not for use in the engine thread.
-
-    `Refusal` if the vectors of a call take more than `seconds`, unless it is None.
-    """
-
-    def __init__(self, batching: Batching, seconds: float | None = None):
-        super().__init__(batching.embedder)
-        self._batching, self._seconds = batching, seconds
-
-    @property
-    def state(self) -> str:
-        return self._batching.state
-
-    def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
-                state: str | None = None) -> Iterator[np.ndarray]:
-        job = self._batching.submit(list(sentences))
-        try:
-            yield from job.future.result(self._seconds)
-        except TimeoutError:
-            raise timed_out(self._seconds) from None
-        finally:
-            job.release()

@@ -28,12 +28,6 @@ def draining(message: str) -> Refusal:
     return Refusal(503, message, "draining", headers={"Retry-After": "1", "Connection": "close"})
 
 
-def timed_out(seconds: float) -> Refusal:
-    """The answer where vectors were not ready in time."""
-    return Refusal(504, f"expected an answer within {seconds} s; a smaller request or a later one may succeed",
-                   "timeout", headers={"x-should-retry": "false"})
-
-
 def client_gone() -> Refusal:
     """The answer to a client that has disconnected; only the metrics show it, with nginx's status 499."""
     return Refusal(499, "the client has gone", "client_gone")

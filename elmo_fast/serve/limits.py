@@ -15,7 +15,8 @@ class Limits:
     max_tokens: int = _limit(50_000, "tokens in a text")
     max_letters: int = _limit(1000, "characters in a token, since the engine caches tokens")
     max_body_bytes: int = _limit(4 << 20, "bytes in the body of a request")
-    max_connections: int = _limit(1024, "connections at a time; more get 503")
+    max_connections: int = _limit(1024, "connections and requests at a time; more requests get 503, and the longest "
+                                 "idle connections are closed")
     queue_tokens: int = _limit(1 << 18, "tokens of accepted requests that are not answered yet, which bounds the "
                                "memory of their vectors; more get 429")
     request_seconds: int = _limit(60, "seconds from the end of a request's body to its vectors, else 504")

@@ -22,8 +22,9 @@ class Metrics:
         self._texts = self._make(Counter, "texts", "Texts in answers")
         self._occupancy = self._make(Histogram, "chunk_texts", "Texts in a chunk of steps; short ones share a slot",
                                      buckets=[1 << bit for bit in range(batching.slots.bit_length() + 4)])
-        self.in_progress = self._make(Gauge, "requests_in_progress", "Requests whose answers are not sent")
+        self.running = 0  # requests whose answers are not sent
         for name, text, value in (
+                ("requests_in_progress", "Requests whose answers are not sent", lambda: self.running),
                 ("queue_tokens", "Tokens of accepted requests that are not answered", lambda: batching.held_tokens),
                 ("queue_limit_tokens", "Most tokens of accepted requests", lambda: batching.queue_tokens),
                 ("waiting_texts", "Accepted texts that have not begun", lambda: batching.waiting_texts),

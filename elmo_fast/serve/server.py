@@ -1,5 +1,6 @@
 """Runs the server's process: uvicorn, whose shutdown waits for running requests."""
 
+import asyncio
 import gc
 import logging
 import os
@@ -14,13 +15,17 @@ from elmo_fast.embed.jobs import ModelChoice
 from elmo_fast.environment import extra
 from elmo_fast.files import stops
 from elmo_fast.serve.app import Service, create_app
-from elmo_fast.serve.batching import Batching, SharedElmo
+from elmo_fast.serve.batching import Batching
 from elmo_fast.serve.limits import Limits
 from elmo_fast.text.tokenizers import find_tokenizer
 from elmo_fast.weights.sources import name_of
 
 with extra("serve"):
+    import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    from elmo_fast.serve.errors import Refusal
 
 _QUIET_SECONDS = 0.5  # of refusing requests before the end, so that late clients get an answer, not a reset
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -34,7 +39,8 @@ def run(model: ModelChoice, limits: Limits, version: str, state: str, address: t
     split, api_key = find_tokenizer(tokenizer), api_key_file and read_api_key(api_key_file)
     with bind(*address) as listener, Batching(model.load().embedder, state, slots=slots,
                                               queue_tokens=limits.queue_tokens) as batching:
-        serve(Service(batching, name or name_of(model.model), version, limits, api_key, split, index), listener)
+        serve(Service(batching, name or name_of(model.model), version, limits, api_key, split, index, address[0]),
+              listener)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -64,7 +70,9 @@ def serve(service: Service, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     if host not in _LOOPBACK and service.api_key is None:
         _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
-    SharedElmo(service.batching).embed([[]])  # loads the kernels; a broken engine fails here
+    first = service.batching.submit([[]])
+    first.future.result()  # loads the kernels; a broken engine fails here
+    first.release()
     gc.collect()
     # A collection over all objects loaded so far would block every request for 0.1 s. A body of a million lists would
     # start one every 700 lists and block for seconds.
@@ -76,15 +84,45 @@ def serve(service: Service, listener: socket.socket) -> None:
     Server(service, lambda: print(f"elmo-fast: {service.name} at http://{address}:{port}", flush=True)).run([listener])
 
 
+class Connection(H11Protocol):
+    """A connection, which is idle until the headers of a request are complete.
+
+    It is closed when it was idle for too long, or is idle for longest of too many connections.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin the idle time."""
+        super().connection_made(transport)
+        most, self.limit_concurrency = self.limit_concurrency, None  # of requests, the gate refuses too many
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        if len(self.connections) > most:
+            idle = (each for each in self.connections if each.timeout_keep_alive_task)
+            min(idle, key=lambda each: each.timeout_keep_alive_task.when()).timeout_keep_alive_handler()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on in the idle time, which the base ends at the first byte."""
+        self.conn.receive_data(data)
+        self.handle_events()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP in the form of all errors."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            answer = Refusal(400, "expected an HTTP/1.1 request with at most 16 KiB of headers", "malformed_http",
+                             headers={"Connection": "close"}).response()
+            for event in (h11.Response(status_code=400, headers=answer.raw_headers), h11.Data(data=answer.body),
+                          h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
 class Server(uvicorn.Server):
     """uvicorn's server of a service; `on_ready` is called when it listens."""
 
     def __init__(self, service: Service, on_ready: Callable[[], None] = lambda: None):
         limits = service.limits
         super().__init__(uvicorn.Config(
-            create_app(service), http="h11", ws="none", lifespan="off", log_config=None, server_header=False,
-            limit_concurrency=limits.max_connections + 1,  # uvicorn counts the new one
-            timeout_keep_alive=limits.keep_alive_seconds))
+            create_app(service), http=Connection, ws="none", lifespan="off", log_config=None, server_header=False,
+            limit_concurrency=limits.max_connections, timeout_keep_alive=limits.keep_alive_seconds))
         self._service, self._on_ready = service, on_ready
         self._drain_until: float | None = None
         self._last_open = 0.0

@@ -103,9 +103,10 @@ def test_a_word_outside_the_corpus(client):
     ("compare", {"first": "", "second": "a"}, 422, "The first sentence has 0 tokens; expected 1 to 60."),
     ("compare", {"first": "a", "second": "a " * 61}, 422, "The second sentence has 61 tokens; expected 1 to 60."),
     ("compare", {"first": "a"}, 422, "second"), ("compare", {"first": 3, "second": "a"}, 422, "first"),
-    ("compare", {"first": "a", "second": "b" * 20001}, 422, "second"),
+    ("compare", {"first": "a", "second": "b" * 1001}, 413, "second: expected at most 1,000 characters"),
     ("nearest", {"tokens": ["a"], "position": 1}, 422, "position: expected a number below 1, got 1"),
     ("nearest", {"tokens": [], "position": 0}, 422, "tokens"),
+    ("nearest", {"tokens": ["b" * 1001], "position": 0}, 413, "tokens: expected at most 1,000 characters"),
     ("nearest", {"tokens": ["a"] * 61, "position": 0}, 422, "tokens"),
 ])
 def test_refused_requests(client, route, body, status, words):

@@ -4,6 +4,8 @@ import base64
 import dataclasses
 import hashlib
 import os
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,19 +14,21 @@ import numpy as np
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.explore.comparison import compare
+from elmo_fast.explore.comparison import Comparison
 from elmo_fast.explore.contexts import ContextIndex
 from elmo_fast.explore.nearest import context_of, open_index
 from elmo_fast.explore.pages import COSINE_STYLE
+from elmo_fast.serve.limits import Limits
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
+from elmo_fast.vectors.spec import OutputSpec
 
 with extra("serve"):
-    from fastapi import APIRouter, Depends, HTTPException
+    from fastapi import APIRouter, Depends, HTTPException, Request
     from fastapi.responses import HTMLResponse, Response
     from msgspec import Meta, Struct
 
     from elmo_fast.serve.answers import json_response
-    from elmo_fast.serve.bodies import BodyReader
+    from elmo_fast.serve.gate import Reader
     from elmo_fast.serve.schemas import described_body
 
 MOST_TOKENS = 60  # in a sentence on the page
@@ -32,60 +36,68 @@ _PAGE = Path(__file__).with_name("page.html")
 # Nothing is loaded from other servers, and only the page's script runs.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
-_Token = Annotated[str, Meta(max_length=2000)]
-_Sentence = Annotated[str, Meta(max_length=20000)]
+# Vectors [layers, T, dim] of the texts of a request.
+Vectors = Callable[[Request, list[Sequence[str]]], Awaitable[list[np.ndarray]]]
 
 
 class CompareRequest(Struct, forbid_unknown_fields=True):
     """Two sentences, which the server's tokenizer splits."""
 
-    first: _Sentence
-    second: _Sentence
+    first: str
+    second: str
 
 
 class NearestRequest(Struct, forbid_unknown_fields=True):
     """A tokenized sentence and the position of the word in it, counted from 0."""
 
-    tokens: Annotated[list[_Token], Meta(min_length=1, max_length=MOST_TOKENS)]
+    tokens: Annotated[list[str], Meta(min_length=1, max_length=MOST_TOKENS)]
     position: Annotated[int, Meta(ge=0)]
     top: Annotated[int, Meta(ge=1, le=100)] = 10
     any_word: Annotated[bool, Meta(description="Search all tokens, not only the occurrences of the word.")] = False
 
 
 def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = None,
-           tokenizer: str | Tokenizer = "auto") -> APIRouter:
+           tokenizer: str | Tokenizer = "auto", *, state: str | None = None, reader: Reader | None = None,
+           vectors: Vectors | None = None) -> APIRouter:
     """Routes of the page: `/`, `/v1/page`, `/v1/compare` and `/v1/nearest`.
 
-    `index` may be the path of a file; `tokenizer` is as in `LoadedElmo.embed`, and several threads of the server call
-    it at a time.
+    `index` may be the path of a file; `tokenizer` is as in `LoadedElmo.embed`. One thread reads bodies and computes,
+    unless the server gives its `reader`, and `vectors` of `state`.
     """
-    index, split = None if index is None else _checked_index(elmo, index), find_tokenizer(tokenizer)
-    routes, reader, (page, policy) = APIRouter(), BodyReader(), _page()
+    reader, state = reader or Reader(Limits(), find_tokenizer(tokenizer)), state or elmo.state
+    index, routes, (page, policy) = None if index is None else _checked_index(elmo, state, index), APIRouter(), _page()
     about = {"layers": elmo.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
+    of_sentences = reader.of(CompareRequest, partial(_checked_sentences, reader))
+    of_word = reader.of(NearestRequest, partial(_checked_word, reader, index))
+
+    async def vectors_of(request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
+        return await (vectors(request, texts) if vectors else reader.run(elmo.embed, texts, "all", state))
 
     @routes.get("/", include_in_schema=False)
-    def show_page() -> HTMLResponse:
+    async def show_page() -> HTMLResponse:
         return HTMLResponse(page, headers=policy)
 
     @routes.get("/v1/page")
-    def describe() -> dict[str, Any]:
+    async def describe() -> dict[str, Any]:
         """Describe the model's layers, the limit of tokens, and the index."""
         return about
 
     @routes.post("/v1/compare", **described_body(CompareRequest))
-    def compare_sentences(body: Annotated[CompareRequest, Depends(reader.of(CompareRequest))]) -> Response:
+    async def compare(request: Request, texts: Annotated[list, Depends(of_sentences)]) -> Response:
         """Tokens, and dot products between the layers of two sentences: `cross` [layers, layers, T1, T2], `first`
         [layers, layers, T1] and `second` [layers, layers, T2] of tokens with themselves, `means` [3, layers, layers].
 
         The cosines of a mixture of the layers with weights w are `w cross w / sqrt((w first w) (w second w))`.
         """
-        return json_response(_compare(elmo, list(split(body.first)), list(split(body.second))))
+        return await reader.run(_compare, texts, await vectors_of(request, texts))
 
     @routes.post("/v1/nearest", **described_body(NearestRequest))
-    def find_nearest(body: Annotated[NearestRequest, Depends(reader.of(NearestRequest))]) -> Response:
+    async def nearest(request: Request, body: Annotated[Any, Depends(of_word)]) -> Response:
         """Find the contexts in the indexed corpus whose vectors are nearest to that of a word in a sentence."""
-        return json_response(_nearest(elmo, index, body))
+        if not body.any_word and not len(index.occurrences(body.tokens[body.position])):
+            return json_response({"occurrences": 0, "neighbours": []})
+        return await reader.run(_nearest, index, body, (await vectors_of(request, [body.tokens]))[0])
 
     return routes
 
@@ -98,45 +110,54 @@ def _page() -> tuple[str, dict[str, str]]:
     return page, {"Content-Security-Policy": _POLICY.format(f"sha256-{digest}")}
 
 
-def _checked_index(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike) -> ContextIndex:
+def _checked_index(elmo: LoadedElmo, state: str, index: ContextIndex | str | os.PathLike) -> ContextIndex:
     """Open an index; `ConfigurationError` unless it has vectors of this model, computed with the server's state."""
     if isinstance(index, (str, os.PathLike)):
         path, index = index, open_index(index)
         if index is None:
             raise ConfigurationError("index: expected a file of vectors, which `elmo-fast nearest --save` or embed "
                                      f"wrote, got {path}")
-    if index.check(elmo).state != elmo.state:
-        raise ConfigurationError(f"index: expected vectors of the server's state {elmo.state}, got {index.state}")
+    if index.check(elmo).state != state:
+        raise ConfigurationError(f"index: expected vectors of the server's state {state}, got {index.state}")
     index.occurrences("")  # indexes the words before the first request
     return index
 
 
-def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> dict[str, Any]:
-    for name, tokens in (("first", first), ("second", second)):
+def _checked_sentences(reader: Reader, body: CompareRequest) -> list[Sequence[str]]:
+    texts = {"first": reader.tokens("first", body.first), "second": reader.tokens("second", body.second)}
+    for name, tokens in texts.items():
         if not 1 <= len(tokens) <= MOST_TOKENS:
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
-    comparison = compare(elmo, first, second, elmo.state)
+    return list(texts.values())
+
+
+def _checked_word(reader: Reader, index: ContextIndex | None, body: NearestRequest) -> NearestRequest:
+    if index is None:
+        raise HTTPException(404, "the server was started without an index of a corpus (--index)")
+    reader.tokens("tokens", body.tokens)
+    if body.position >= len(body.tokens):
+        raise HTTPException(422, f"position: expected a number below {len(body.tokens)}, got {body.position}")
+    return body
+
+
+def _compare(texts: list[Sequence[str]], vectors: list[np.ndarray]) -> Response:
+    comparison = Comparison(*texts, *vectors)
     products = *comparison.products(), comparison.mean_products()
     # As float32, numbers in an answer have at most nine significant digits.
     arrays = (np.ascontiguousarray(values, np.float32) for values in products)
-    return {"first_tokens": first, "second_tokens": second, **dict(zip(("cross", "first", "second", "means"), arrays))}
+    return json_response({"first_tokens": texts[0], "second_tokens": texts[1],
+                          **dict(zip(("cross", "first", "second", "means"), arrays))})
 
 
-def _nearest(elmo: LoadedElmo, index: ContextIndex | None, body: NearestRequest) -> dict[str, Any]:
-    if index is None:
-        raise HTTPException(404, "the server was started without an index of a corpus (--index)")
-    if body.position >= len(body.tokens):
-        raise HTTPException(422, f"position: expected a number below {len(body.tokens)}, got {body.position}")
-    word = body.tokens[body.position]
-    occurrences = index.occurrences(word)
-    if not len(occurrences) and not body.any_word:
-        return {"occurrences": 0, "neighbours": []}
-    vector = elmo.embed([body.tokens], index.layers, index.state)[0][body.position]
+def _nearest(index: ContextIndex, body: NearestRequest, vectors: np.ndarray) -> Response:
+    """The answer for a word whose sentence has these vectors, float32 [layers, T, dim]."""
+    occurrences = index.occurrences(body.tokens[body.position])
+    vector = OutputSpec(index.layers).apply(vectors, body.tokens).vectors[body.position]
     neighbours = []
     for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         context = context_of(index, near.number, near.similarity)
         neighbours.append({**dataclasses.asdict(context), "tokens": list(index.texts[near.text])})
-    return {"occurrences": len(occurrences), "neighbours": neighbours}
+    return json_response({"occurrences": len(occurrences), "neighbours": neighbours})
 
 
 def _layers_text(index: ContextIndex) -> str:
