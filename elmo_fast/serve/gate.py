@@ -26,6 +26,7 @@ with extra("serve"):
     from elmo_fast.serve.metrics import Metrics
 
 OPEN_ROUTES = frozenset({"/health"})  # need no key, and are answered by a full server
+_MOST_HEADERS = 1 << 14  # bytes
 _MOST_BODIES = 64  # of the largest size that memory holds at a time
 _MAX_CHARACTERS = 100  # of a client's text in an error
 _place = re.compile(r"(?P<reason>.*) - at `\$\.(?P<place>.*?)`|.* field `(?P<field>.*)`", re.DOTALL).fullmatch
@@ -103,6 +104,8 @@ class Gate:
         elif not is_open and not hmac.compare_digest(_given_key(headers.get("authorization", "")), self._key):
             raise Refusal(401, "Authorization: expected Bearer and the server's key", "invalid_api_key",
                           headers={"WWW-Authenticate": 'Basic realm="elmo-fast", charset="UTF-8"'})
+        if sum(len(name) + len(value) for name, value in headers.raw) > _MOST_HEADERS:
+            raise Refusal(431, f"the headers: expected at most {_MOST_HEADERS:,} bytes", "headers_too_large")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise Refusal(415, "Content-Encoding: expected none", "encoded_body")
         if int(headers.get("content-length", 0)) > self._limits.max_body_bytes:

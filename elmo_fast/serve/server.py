@@ -96,8 +96,10 @@ class Connection(H11Protocol):
         most, self.limit_concurrency = self.limit_concurrency, None  # of requests, the gate refuses too many
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
         if len(self.connections) > most:
-            idle = (each for each in self.connections if each.timeout_keep_alive_task)
-            min(idle, key=lambda each: each.timeout_keep_alive_task.when()).timeout_keep_alive_handler()
+            idle = [each for each in self.connections if each.timeout_keep_alive_task and each is not self
+                    and not each.transport.is_closing()]
+            if idle:
+                min(idle, key=lambda each: each.timeout_keep_alive_task.when()).timeout_keep_alive_handler()
 
     def data_received(self, data: bytes) -> None:
         """Read on in the idle time, which the base ends at the first byte."""

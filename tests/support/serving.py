@@ -63,14 +63,14 @@ def equal(actual, expected):
 class Running:
     """A server in a thread, at a free port; in a `with`. Keyword arguments are the limits' and the service's."""
 
-    def __init__(self, bilm, slots=8, api_key=None, index=None, **limits):
+    def __init__(self, bilm, slots=8, api_key=None, index=None, host="localhost", **limits):
         from elmo_fast.serve import app, batching, server
 
         self.gate, self.limits = Gate(bilm), Limits(**limits)
         self.gate.open()
         self.batching = batching.Batching(ElmoEmbedder.from_bilm(bilm), bilm.state, slots=slots,
                                           queue_tokens=self.limits.queue_tokens)
-        self.service = app.Service(self.batching, "tiny", "1.2.3", self.limits, api_key, index=index)
+        self.service = app.Service(self.batching, "tiny", "1.2.3", self.limits, api_key, index=index, host=host)
         self._socket = server.bind("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
