@@ -10,8 +10,9 @@ def add_commands(commands) -> None:
     """Add the subcommands `info`, `models` and `doctor`."""
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters, and what the precisions run as",
                 "model", *MODEL_FILES[1:], NUMERICS[2])
-    add_command(commands, "models", "elmo_fast.weights.public:public_model_lines", "list the public models by "
-                "name: size, number of addresses, and when this machine last downloaded it")
+    models = add_command(commands, "models", "elmo_fast.weights.public:public_model_lines",
+                         "list the public models, or print the licence and the addresses of one")
+    models.add_argument("name", nargs="?", metavar="NAME", help="one of these models (default: all)")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
 

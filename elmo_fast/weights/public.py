@@ -1,4 +1,4 @@
-"""The models that have names: their public addresses, and `public_model_lines`, which lists them.
+"""The models that have names: their public addresses, and what their pages state.
 
 Every address stands in a public source, which a comment names. None has been tried by this project's developers, and
 none of the sources publishes a checksum of these files.
@@ -56,8 +56,21 @@ LANGUAGES = dict(pair.split(":") for pair in (
     "sv:Swedish tr:Turkish ug:Uyghur uk:Ukrainian ur:Urdu vi:Vietnamese zh:Chinese").split())
 _FIRST_LANGUAGE = 136
 DEFAULT_MODEL = "bundled"
-MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, "nlpl:NUMBER", "manylangs:LANGUAGE")
-_UNSTATED = "not stated"  # a licence or a size
+_ANY_NLPL = "nlpl:NUMBER"
+MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, _ANY_NLPL, "manylangs:LANGUAGE")
+_UNSTATED, _MIT = "not stated", "MIT (its repository)"
+_NUMBERED = ("nlpl", "manylangs")  # a name has a NUMBER or LANGUAGE
+_TITLES = "name", "language", "values a token", "size", "licence", "downloaded"
+_STATED = {  # the fields of `PublicModel` from the language to the licence
+    DEFAULT_MODEL: ("English", "384", "6.0 M, 7 MB", "Apache-2.0"),
+    "small": ("English", "256", "13.6 M", _UNSTATED),
+    "medium": ("English", "512", "28.0 M", _UNSTATED),
+    "original": ("English", "1,024", f"93.6 M, {_ORIGINAL[1] // 10**6} MB", _UNSTATED),
+    "original_5.5b": ("English", "1,024", "93.6 M", _UNSTATED),
+    "seqvec": ("proteins", "1,024", f"93.6 M, {_SEQVEC[1] // 10**6} MB", _MIT),
+    "nlpl": ("many", _UNSTATED, _UNSTATED, "in its meta.json"),
+    "manylangs": ("", "1,024", _UNSTATED, _MIT),
+}
 
 
 def public_copies(name: str) -> tuple[Copy, ...]:
@@ -85,47 +98,41 @@ def _nlpl(number: str) -> list[str]:
 
 
 class PublicModel(NamedTuple):
-    """A model by the name that `load` takes. `size` is the number of parameters, and the size of the weights.
+    """A model by the name that `load` takes.
 
-    Sizes and licences are stated by the models' pages or archives. `last_seen` is the day on which this machine
-    downloaded the model, or "not tried".
+    `values` is the number of values of a token in a layer, `size` the number of parameters, and the size of the
+    weights. Both, and the licence, are stated by the models' pages or archives. `downloaded` is the day on which this
+    machine downloaded the model, "not yet", or "included" in the package.
     """
 
     name: str
     language: str
+    values: str
     size: str
-    addresses: str
-    last_seen: str
     licence: str
-    where: str
+    downloaded: str
 
 
-def public_models() -> list[PublicModel]:
-    """All models that have names; a single entry for the NLPL repository, whose catalogue lists the numbers."""
-    original, seqvec = (f"93.6 M, {sizes[1] // 10**6} MB" for sizes in (_ORIGINAL, _SEQVEC))
-    sizes = {"small": "13.6 M", "medium": "28.0 M", "original": original, "original_5.5b": "93.6 M", "seqvec": seqvec}
-    return [
-        PublicModel(DEFAULT_MODEL, "English", "6.0 M, 7 MB", "none", "in the package", "Apache-2.0",
-                    "elmo_fast/pretrained"),
-        *(_listed(name, "proteins" if name == "seqvec" else "English", size,
-                  "MIT (its repository)" if name == "seqvec" else _UNSTATED) for name, size in sizes.items()),
-        PublicModel("nlpl:NUMBER", "many", _UNSTATED, str(len(_nlpl("N"))), "not tried", "see its meta.json",
-                    f"http://{NLPL}/20/NUMBER.zip, catalogue: http://{NLPL}/20.json"),
-        *(_listed(f"manylangs:{code}", language.replace("_", " "), _UNSTATED, "MIT (its repository)")
-          for code, language in LANGUAGES.items()),
-    ]
-
-
-def _listed(name: str, language: str, size: str, licence: str) -> PublicModel:
-    copies = public_copies(name)
-    stored = [cache_path(copy[-1].url) for copy in copies]
+def public_model(name: str) -> PublicModel:
+    """The public model of a name; `ConfigurationError` for another name."""
+    kind, _, which = name.partition(":")
+    if kind not in _STATED or bool(which) != (kind in _NUMBERED):
+        raise ConfigurationError(f"name: expected one of {', '.join(MODEL_NAMES)}, got {name!r}")
+    stored = [] if name in (DEFAULT_MODEL, _ANY_NLPL) else [cache_path(copy[-1].url) for copy in public_copies(name)]
     days = [time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime)) for path in stored if path.is_file()]
-    return PublicModel(name, language, size, str(len(copies)), max(days, default="not tried"), licence,
-                       ", ".join(file.url for file in copies[0]))
+    language, *rest = _STATED[kind]
+    return PublicModel(name, LANGUAGES.get(which, language).replace("_", " "), *rest,
+                       max(days, default="included" if name == DEFAULT_MODEL else "not yet"))
 
 
-def public_model_lines() -> list[str]:
-    """A line for each public model, in columns."""
-    rows = [[name.replace("_", " ") for name in PublicModel._fields], *public_models()]
+def public_model_lines(name: str | None = None) -> list[str]:
+    """A line for each public model, in columns; with a name all about this model, its addresses included."""
+    if name is not None:
+        model = public_model(name)
+        addresses = [("address", file.url) for copy in public_copies(name) for file in copy]
+        return [f"{label + ':':16}{value}" for label, value in [*zip(_TITLES, model), *addresses]]
+    names = [*MODEL_NAMES[:-1], *(f"manylangs:{code}" for code in LANGUAGES)]
+    licence = _TITLES.index("licence")
+    rows = [(*row[:licence], *row[licence + 1 :]) for row in (_TITLES, *map(public_model, names))]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(f"{value:{width}}" for value, width in zip(row, widths)).rstrip() for row in rows]

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from elmo_fast import ElmoEmbedder, Options, cli, random_weights
 from elmo_fast.engine.model import Model
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.testing import SAME_MODEL
+from elmo_fast.weights.public import public_copies
 from tests.support.engines import EXACT, isa, needs_native
 from tests.support.files import names, paths, python, read_hdf5, run, start, tiny, write_model
 from tests.support.grid import mostly_long
@@ -355,4 +357,27 @@ def test_every_public_name_is_in_its_listed_module():
 def test_the_list_of_models(capsys):
     status, out, err = run(capsys, "models")
     assert (status, err) == (0, "") and out.startswith("name ")
-    assert "manylangs:zh" in out and "manylangs:ar   Arabic " in out
+    rows = [re.split(" {2,}", line) for line in out.splitlines()]
+    assert max(map(len, out.splitlines())) <= 80 and {len(row) for row in rows} == {5}
+    values = {row[0]: row[rows[0].index("values a token")] for row in rows}
+    assert values["bundled"] == str(elmo_fast.load().dim) and values["original"] == "1,024"
+    assert "nlpl:NUMBER" in values and rows[-1][:2] == ["manylangs:zh", "Chinese"]
+
+
+@pytest.mark.parametrize("name, lines", [
+    ("bundled", ["values a token: 384", "licence:        Apache-2.0", "downloaded:     included"]),
+    ("original", ["values a token: 1,024", "licence:        not stated"]),
+    ("nlpl:210", ["name:           nlpl:210", "address:        https://vectors.nlpl.eu/repository/20/210.zip"]),
+    ("manylangs:nn", ["language:       Norwegian Nynorsk", "licence:        MIT (its repository)"])])
+def test_one_public_model(capsys, name, lines):
+    """With all addresses, in the order in which they are tried."""
+    status, out, err = run(capsys, "models", name)
+    assert (status, err) == (0, "") and set(lines) <= set(out.splitlines())
+    urls = [file.url for copy in public_copies(name) for file in copy]
+    assert re.findall(r"https?://\S+", out) == urls
+
+
+@pytest.mark.parametrize("name", ["origina", "nlpl", "nlpl:", "nlpl:x", "manylangs:xx", "small:1", ""])
+def test_a_public_model_that_is_none(capsys, name):
+    status, out, err = run(capsys, "models", name)
+    assert (status, out) == (2, "") and ": expected " in err and "got " in err and err.count("\n") == 1
