@@ -30,6 +30,16 @@ def base_class(module: str, name: str, otherwise: type) -> type:
         return otherwise
 
 
+def stays_with_allennlp(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module: `ImportError` for a name that AllenNLP's module of this path has alone."""
+    def missing(name: str) -> Any:
+        if name.startswith("_") or (name.islower() and hasattr(sys.modules[module], "__path__")):  # a submodule
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise ImportError(f"cannot import name {name!r} from {module!r}: it stays with AllenNLP (docs/migrating.md)")
+
+    return missing
+
+
 def register(base: type, name: str, subclass: type) -> None:
     """Make AllenNLP build `subclass` where a configuration says `"type": name`."""
     if hasattr(base, "register"):
