@@ -68,7 +68,7 @@ def cache_directory() -> Path:
             return Path(folder).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
     except RuntimeError as error:
-        raise ConfigurationError(f"cache of models: expected ELMO_FAST_CACHE to name a directory, or a user with a home "
+        raise ConfigurationError("cache of models: expected ELMO_FAST_CACHE to name a directory, or a user with a home "
                                  f"directory, got neither ({error})") from None
 
 

@@ -10,7 +10,7 @@ from elmo_fast import cli
 from tests.support import docs
 from tests.support.files import ROOT
 
-PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "elmo_fast/pretrained/README.md",
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", "elmo_fast/pretrained/README.md",
          *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 # Pages whose code is run elsewhere, and where.
 ELSEWHERE = {"docs/integrations.md": "tests/integrations, with the real libraries",

@@ -17,8 +17,10 @@ def test_the_readmes_three_lines():
     code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
     assert len([line for line in code.splitlines() if line.strip()]) == 3
     exec(code, names := {})
-    assert [part.shape for part in names["vectors"]] == [(3, 7, 384)] * 2
-    assert all((part != 0).any() for part in names["vectors"])
+    embedded = [list(part.shape) for part in names["elmo"].embed(eval(re.search(r"encode\((.*)\)", code)[1]))]
+    assert (names["vectors"] != 0).all() and embedded == [embedded[0]] * 2
+    text = " ".join(readme.split())
+    assert f"one vector a sentence, `{list(names['vectors'].shape)}`" in text and f"here `{embedded[0]}` twice" in text
 
 
 def test_each_library_of_the_readmes_table_has_a_test_that_runs_its_line():

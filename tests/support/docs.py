@@ -69,7 +69,7 @@ def check_other_command(line: str) -> None:
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         assert set(arguments) <= set(targets), line
-    elif program == "pip":
+    elif program in ("pip", "pipx", "uvx"):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = [extra for group in re.findall(r"\[([\w,-]+)\]", line) for extra in group.split(",")]
         assert set(extras) <= set(project["optional-dependencies"]), line
