@@ -32,15 +32,17 @@ _MOST_SENTENCES = 8192
 
 
 def bench(model: str | os.PathLike = "bundled", device: str | None = None, precision: str = "highest",
-          seconds: float = 30.0, text_file: str | os.PathLike | None = None, *, progress: bool = False) -> dict:
+          seconds: float = 30.0, text_file: str | os.PathLike | None = None, *, progress: bool = False,
+          **reading) -> dict:
     """Measure a model for about `seconds`: a document with the machine, the settings and one row per variant.
 
     The variants are the engine, plain torch where it is installed, and without both NumPy. A variant is first compared
     with the reference, which NumPy computes; `RuntimeError` if the difference exceeds the precision's
-    `model_tolerance`. The text is generated unless a file is given; 64 sentences run at a time, in the warm state.
+    `model_tolerance`. The text is generated unless a file is given, which is read with the arguments `reading` of
+    `open_texts`; 64 sentences run at a time, in the warm state.
     Variants are timed by turns in five rounds. `progress` shows a bar if stderr is a terminal.
     """
-    text, files, device = _read(text_file), find_model(model), device or default_device()
+    text, files, device = _read(text_file, reading), find_model(model), device or default_device()
     options, weights = read_files(files, ModelOptions())
     opened = functools.partial(embedder_of, files.family, options, weights)
     first = opened(ModelOptions("warm", precision), device)
@@ -73,10 +75,10 @@ def _backends(embedder: Embedder) -> dict[str, str]:
     return dict.fromkeys(OPS, "native" if isinstance(embedder.model, NativeModel) else "reference")
 
 
-def _read(text_file: str | os.PathLike | None) -> list[list[str]]:
+def _read(text_file: str | os.PathLike | None, reading: dict) -> list[list[str]]:
     if text_file is None:
         return generated_sentences(_MOST_SENTENCES)
-    with open_texts(text_file) as texts:
+    with open_texts(text_file, **reading) as texts:
         return [list(text.tokens) for text in itertools.islice(texts, _MOST_SENTENCES)]
 
 
@@ -160,11 +162,11 @@ def report(document: dict) -> Iterator[str]:
 
 
 def command(model: str, device: str | None, precision: str, text_file: str | None, json_file: str | None,
-            seconds: float, progress: bool) -> Iterator[str]:
+            seconds: float, progress: bool, **reading) -> Iterator[str]:
     """Run the subcommand: the lines of `report`; also write the document if a file is given."""
     if json_file is not None:
         check_target(json_file, "--json")
-    document = bench(model, device, precision, seconds, text_file, progress=progress)
+    document = bench(model, device, precision, seconds, text_file, progress=progress, **reading)
     if json_file is not None:
         with atomic_path(json_file) as part:
             part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from elmo_fast.cli.flags import DEVICE_HELP, FORMATS_HELP, add_command, checked_type
+from elmo_fast.cli.flags import DEVICE_HELP, FORMATS_HELP, TEXTS, add_command, checked_type
 from elmo_fast.text.readers import open_texts
 from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 
@@ -10,7 +10,7 @@ from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 def add_commands(commands) -> None:
     """Add the subcommand `bench`."""
     parser = add_command(commands, "bench", _bench, "measure speed, latency and memory of a model "
-                         "on this machine, in about half a minute", "--model", "--precision", "--quiet",
+                         "on this machine, in about half a minute", "--model", "--precision", *TEXTS, "--quiet",
                          model=DEFAULT_MODEL)
     parser.epilog = "Before anything is timed, the results are compared with those of the reference path."
     add = parser.add_argument
@@ -26,7 +26,7 @@ def add_commands(commands) -> None:
 def _bench(**flags) -> Iterator[str]:
     find_model(flags["model"])  # reports missing files before torch, whose import takes seconds, is imported
     if flags["text_file"] is not None:
-        open_texts(flags["text_file"]).close()
+        open_texts(flags["text_file"], **{name: flags[name] for name in ("format", "field", "tokenizer")}).close()
     from elmo_fast.bench.run import command
 
     return command(**flags)

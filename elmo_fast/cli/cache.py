@@ -1,13 +1,13 @@
 """The subcommand `cache`."""
 
 from elmo_fast.arguments import STORAGES
-from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command, pop_fields, say
+from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, TEXTS, add_command, pop_fields, say
 
 
 def add_commands(commands) -> None:
     """Add the subcommand `cache`."""
     parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary into a token table for "
-                         "embed --token-table", *MODEL_FILES, *NUMERICS, "--tokenizer", "--device", "--quiet")
+                         "embed --token-table", *MODEL_FILES, *NUMERICS, *TEXTS, "--device", "--quiet")
     parser.epilog = "embed refuses a table of a lower precision than its own."
     add = parser.add_argument
     add("vocabulary", metavar="VOCAB", help="vocabulary file, one word per line, with <S> and </S>")

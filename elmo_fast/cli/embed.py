@@ -8,17 +8,17 @@ from elmo_fast.cli.flags import (
     MODEL_FILES,
     NUMERICS,
     SHARED,
+    TEXTS,
     add_command,
     add_weights,
     at_least,
     pop_fields,
     say,
 )
-from elmo_fast.text.records import FORMATS
 from elmo_fast.vectors.layouts.table import LAYOUTS, SUFFIXES
 from elmo_fast.vectors.spec import POOLS
 
-_TEXTS = "format", "field", "tokenizer", "allow_blank"  # arguments of `open_texts`
+_READING = *(flag.removeprefix("--") for flag in TEXTS), "allow_blank"  # arguments of `open_texts`
 
 
 def add_commands(commands) -> None:
@@ -60,15 +60,13 @@ def add_commands(commands) -> None:
 
 def _add_formats(parser) -> None:
     add = parser.add_argument_group("formats").add_argument
-    with_field = arguments.listed([row.title for row in FORMATS.values() if row.has_field], "and")
     add("--layout", choices=LAYOUTS, help="layout of OUTPUT (default: by suffix; allennlp for HDF5)")
     add("--dtype", choices=arguments.STORAGES, default="float32", help="data type of the vectors (default: "
         "%(default)s)")
     add("--pool", choices=POOLS, help="write one vector per text")
     add("--targets", metavar="FILE", help="write only the vectors of the words in FILE, one word per line")
-    add("--format", choices=FORMATS, help="format of INPUT (default: by suffix)")
-    add("--field", metavar="NAME", help=f"key or column of the texts in {with_field} (default: text)")
-    add("--tokenizer", **SHARED["--tokenizer"])
+    for flag in TEXTS:
+        add(flag, **SHARED[flag])
 
 
 def _embed(vocab_path, include_package, file_friendly_logging, progress, layers, **flags) -> None:
@@ -79,7 +77,7 @@ def _embed(vocab_path, include_package, file_friendly_logging, progress, layers,
         logging.getLogger(__name__).warning("--vocab-path: ignored, as in AllenNLP 0.9")
     _import_packages(include_package)
     flags["layers"] = "all" if layers is None else layers
-    texts = open_texts(flags.pop("input_file"), **{name: flags.pop(name) for name in _TEXTS})
+    texts = open_texts(flags.pop("input_file"), **{name: flags.pop(name) for name in _READING})
     line = embed_file(texts, pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
                       progress="lines" if progress and file_friendly_logging else progress, **flags)
     if progress:

@@ -28,15 +28,20 @@ SHARED: dict[str, dict[str, Any]] = {
     "--backend": {"choices": BACKENDS, "default": "auto", "help": "implementation of the operations (default: "
                   "%(default)s)"},
     "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite (otherwise an error)"},
+    "--format": {"choices": FORMATS, "help": "format of the text (default: by suffix)"},
+    "--field": {"metavar": "NAME", "help": "column or key of the texts in "
+                f"{listed([row.title for row in FORMATS.values() if row.has_field], 'and')} (default: text)"},
     "--tokenizer": {"default": "whitespace", "metavar": "NAME", "help": f"{', '.join(TOKENIZERS)} or "
                     "package.module:function; auto splits tokenized texts at whitespace, raw ones by penn (default: "
                     "%(default)s)"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "print neither progress nor what was "
                 "written"},
 }
-FORMATS_HELP = (f"or, by suffix, {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}; also "
-                "compressed files and globs; - is stdin")
+FILES_HELP = (f"or, by suffix, {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}; also "
+              "compressed files and globs")
+FORMATS_HELP = f"{FILES_HELP}; - is stdin"
 DEVICE_HELP = "cpu, cuda, cuda:1 (default: {})"
+TEXTS = "--format", "--field", "--tokenizer"
 MODEL_FILES = "--model", "--options-file", "--weight-file"
 NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from elmo_fast.arguments import FREE_STATES
-from elmo_fast.cli.flags import NUMERICS, add_command, add_weights, at_least, pop_fields, say
+from elmo_fast.cli.flags import NUMERICS, TEXTS, add_command, add_weights, at_least, pop_fields, say
 from elmo_fast.weights.sources import DEFAULT_MODEL
 
 _SHARED = "--model", *NUMERICS, "--device"
@@ -22,12 +22,11 @@ def add_commands(commands) -> None:
     add("--state", choices=FREE_STATES, default="warm", help="initial state of a sentence (default: %(default)s)")
     add("-o", "--output", metavar="FILE", help="file of the picture: .png, .svg, .pdf or .html")
     parser = add_command(commands, "nearest", _nearest, "print the contexts in a corpus whose vectors are nearest to "
-                         "that of a word in context, and draw them", *_SHARED, "--tokenizer", model=DEFAULT_MODEL)
+                         "that of a word in context, and draw them", *_SHARED, *TEXTS, model=DEFAULT_MODEL)
     parser.epilog = ("Rows are tab-separated: cosine, line, token (both from 1) and context. .png, .svg and .pdf need "
                      "matplotlib.")
     add = parser.add_argument
-    add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence per line, a glob, or - for stdin; or a "
-        "file of vectors written by --save or embed")
+    add("corpus", metavar="CORPUS", help="texts, as INPUT of embed; or a file of vectors written by --save or embed")
     add("--word", required=True, help="the word; case is ignored")
     add("--sentence", help="sentence with the word; its nearest contexts are searched (default: occurrences in the "
         "corpus)")

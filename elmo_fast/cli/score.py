@@ -1,13 +1,13 @@
 """The subcommands `score` and `substitutes`, which use the language model's softmax."""
 
 from elmo_fast.arguments import DIRECTIONS
-from elmo_fast.cli.flags import FORMATS_HELP, NUMERICS, add_command
+from elmo_fast.cli.flags import FORMATS_HELP, NUMERICS, TEXTS, add_command
 from elmo_fast.weights.sources import DEFAULT_MODEL
 
 
 def add_commands(commands) -> None:
     """Add the subcommands `score` and `substitutes`."""
-    shared = "--model", "--state", "--tokenizer", *NUMERICS, "--device"
+    shared = "--model", "--state", *TEXTS, *NUMERICS, "--device"
     defaults = {"model": DEFAULT_MODEL, "state": "warm"}
     score = add_command(commands, "score", "elmo_fast.embed.scoring:score_file", "print log-probabilities of the "
                         "sentences of a text, in both directions", *shared, **defaults)

@@ -3,16 +3,26 @@
 import argparse
 import math
 import sys
+from typing import Any
 
 from elmo_fast.arguments import SIZES, check_file
-from elmo_fast.cli.flags import DEVICE_HELP, SHARED, add_command, at_least, checked_type
+from elmo_fast.cli.flags import (
+    DEVICE_HELP,
+    FILES_HELP,
+    FORMATS_HELP,
+    SHARED,
+    TEXTS,
+    add_command,
+    at_least,
+    checked_type,
+)
 from elmo_fast.engine.precision import TRAINED
 from elmo_fast.environment import extra, install_line
 from elmo_fast.files.atomic import refuse_stdout
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 from elmo_fast.train.run_files import check_run, choose, find_tf_checkpoint
 
-_TEXT = "files or globs of UTF-8 text, one tokenized sentence per line"
+_TEXT = "UTF-8 text, one tokenized sentence per line;"
 _FRACTION = checked_type(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 _NONNEGATIVE = checked_type(float, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
 _CHECKPOINT = {"metavar": "FILE", "help": "a checkpoint of the run (default: the best, else the last)"}
@@ -23,8 +33,8 @@ _WORKERS = checked_type(int, "an integer from 0 to 256", lambda value: 0 <= valu
 def add_commands(commands) -> None:
     """Add the subcommands `vocab`, `train`, `perplexity`, `export` and `import-tf`."""
     add = add_command(commands, "vocab", _vocab, "count the words of a tokenized text and write a vocabulary "
-                      "file").add_argument
-    add("inputs", metavar="TEXT", nargs="+", help=_TEXT)
+                      "file", *TEXTS).add_argument
+    add("inputs", metavar="TEXT", nargs="+", help=f"{_TEXT} {FORMATS_HELP}")
     add("output", metavar="OUTPUT", help="the vocabulary file, most frequent word first")
     add("--min-count", type=at_least(1), default=1, help="leave out words that occur less often (default: "
         "%(default)s)")
@@ -33,9 +43,9 @@ def add_commands(commands) -> None:
     add_train_arguments(add_command(commands, "train", train, "train a model from a tokenized text, resume a run, or "
                                     "fine-tune a model"))
     add = add_command(commands, "perplexity", _perplexity, "print the perplexity of a trained model on a text",
-                      "--allow-nonfinite", "--quiet").add_argument
+                      *TEXTS, "--allow-nonfinite", "--quiet").add_argument
     add("model", metavar="MODEL", help="a run's directory, or an exported model with its softmax")
-    add("text", metavar="TEXT", nargs="+", help=_TEXT)
+    add("text", metavar="TEXT", nargs="+", help=f"{_TEXT} {FORMATS_HELP}")
     add("--checkpoint", **_CHECKPOINT)
     add("--softmax", dest="softmax_file", metavar="FILE", help="softmax of an exported model (default: softmax.hdf5 "
         "beside it)")
@@ -84,8 +94,11 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train`. They default to None: the options file, the run or a default then decides."""
     parser.add_argument("run_directory", metavar="RUN", help="directory of the run: options, log and checkpoints")
     add = parser.add_argument_group("data").add_argument
-    add("--train", metavar="TEXT", nargs="+", help=_TEXT)
+    add("--train", metavar="TEXT", nargs="+", help=f"{_TEXT} {FILES_HELP}")
     add("--heldout", metavar="TEXT", nargs="+", help="held-out text, whose perplexity is computed during training")
+    for flag in TEXTS:
+        meaning = SHARED[flag]["help"].replace("%(default)s", SHARED[flag].get("default", ""))
+        add(flag, **{**SHARED[flag], "default": None, "help": meaning})
     add("--vocab", metavar="FILE", help="vocabulary file with <S>, </S> and <UNK>, most frequent first")
     add = parser.add_argument_group("start").add_argument
     add("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
@@ -150,7 +163,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def train(**arguments) -> None:
     """Train with the parsed arguments of `add_train_arguments`."""
-    _find_texts(train=arguments["train"], heldout=arguments["heldout"])
+    for name in ("train", "heldout"):
+        _find_texts(arguments, name)
     if arguments["resume"] or arguments["resume_from"]:
         check_run(arguments["run_directory"])
     with extra("torch"):
@@ -159,24 +173,25 @@ def train(**arguments) -> None:
     start_or_resume(**{name: value for name, value in arguments.items() if value is not None})
 
 
-def _find_texts(**texts: list[str] | None) -> None:
-    """Find missing files before torch, whose import takes seconds, is imported."""
-    from elmo_fast.text.corpus import find_files
+def _find_texts(arguments: dict[str, Any], name: str) -> None:
+    """Find missing files and formats before torch, whose import takes seconds, is imported."""
+    from elmo_fast.text.readers import find_files, open_texts
 
-    for name, patterns in texts.items():
-        if patterns:
-            find_files(patterns, name)
+    if arguments[name]:
+        files = find_files(arguments[name], name)
+        open_texts(files, format=arguments["format"], field=arguments["field"],
+                   tokenizer=arguments["tokenizer"] or "whitespace").close()
 
 
-def _vocab(inputs, output, **limits) -> list[str]:
+def _vocab(inputs, output, **options) -> list[str]:
     from elmo_fast.text.corpus import make_vocabulary
 
-    words, total = make_vocabulary(inputs, output, **limits)
+    words, total = make_vocabulary(inputs, output, **options)
     return [f"{output}: {words:,} words, from {total:,} tokens"]
 
 
 def _perplexity(**arguments) -> list[str]:
-    _find_texts(text=arguments["text"])
+    _find_texts(arguments, "text")
     with extra("torch"):
         from elmo_fast.train.evaluate import perplexity_of
 

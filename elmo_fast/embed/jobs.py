@@ -132,15 +132,15 @@ def summary(target: Target, written: "Written", model: "Model") -> str:
             f"{form.shape_in_words(model.num_layers, model.output_dim)} in {form.dtype}, layout {kind}")
 
 
-def write_table(vocabulary: str, output_file: str, model: ModelChoice, *, corpus: bool, tokenizer: str, storage: str,
-                progress: bool) -> str:
+def write_table(vocabulary: str, output_file: str, model: ModelChoice, *, corpus: bool, format: str | None,
+                field: str | None, tokenizer: str, storage: str, progress: bool) -> str:
     """Write the token table of a file of words, or with `corpus` of a text; returns a line on what was written."""
     check_target(output_file, "output file")
-    if tokenizer != "whitespace" and not corpus:
-        raise ConfigurationError("--tokenizer: expected --corpus beside it, since a vocabulary has a word per line, "
-                                 "got none")
+    if not (corpus or (format is field is None and tokenizer == "whitespace")):
+        raise ConfigurationError("--format, --field, --tokenizer: expected --corpus beside them, since a vocabulary "
+                                 "has a word per line, got none")
     with locked(output_file) as lock:
-        with (open_texts(vocabulary, tokenizer=tokenizer, allow_blank=True) if corpus
+        with (open_texts(vocabulary, format=format, field=field, tokenizer=tokenizer, allow_blank=True) if corpus
               else contextlib.nullcontext()) as texts:
             files = model.files(output_file, texts.paths if corpus else [vocabulary])
             if not corpus:

@@ -54,16 +54,17 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, opening.allow_nonfinite)
 
 
-def score_file(input_file: str, tokens: bool, tokenizer: str = "whitespace", **head) -> Iterator[str]:
-    """`score_lines` of the texts of a file; `head` are the arguments of `load_head`."""
-    with open_texts(input_file, allow_blank=True, tokenizer=tokenizer) as texts:
+def score_file(input_file: str, tokens: bool, format: str | None = None, field: str | None = None,
+               tokenizer: str = "whitespace", **head) -> Iterator[str]:
+    """`score_lines` of the texts of a file as `open_texts` reads them; `head` are the arguments of `load_head`."""
+    with open_texts(input_file, format=format, field=field, tokenizer=tokenizer, allow_blank=True) as texts:
         yield from stops.checked(score_lines(load_head(**head), texts, tokens))
 
 
-def substitute_file(input_file: str, top: int, direction: str, words: list[str] | None,
-                    tokenizer: str = "whitespace", **head) -> Iterator[str]:
-    """`substitute_lines` of the texts of a file; `head` are the arguments of `load_head`."""
-    with open_texts(input_file, allow_blank=True, tokenizer=tokenizer) as texts:
+def substitute_file(input_file: str, top: int, direction: str, words: list[str] | None, format: str | None = None,
+                    field: str | None = None, tokenizer: str = "whitespace", **head) -> Iterator[str]:
+    """`substitute_lines` of the texts of a file as `open_texts` reads them; `head` are the arguments of `load_head`."""
+    with open_texts(input_file, format=format, field=field, tokenizer=tokenizer, allow_blank=True) as texts:
         yield from stops.checked(substitute_lines(load_head(**head), texts, top, direction, words))
 
 

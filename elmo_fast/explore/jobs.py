@@ -52,10 +52,11 @@ def _table(comparison: "Comparison", maps: "dict[str, np.ndarray]") -> Iterator[
 
 
 def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], layer: "Layers | None",
-                     state: str | None, save: str | None, output: str | None, tokenizer: str) -> Result:
+                     state: str | None, save: str | None, output: str | None, **reading) -> Result:
     """The tab-separated rows of a report; the index `save` and the picture `output` are written first.
 
-    `search` are arguments of `find_contexts`. `layer` and `state` need a text as corpus.
+    `search` are arguments of `find_contexts`, `reading` those of `open_texts`. `layer` and `state` need a text as
+    corpus.
     """
     corpus, word = local_path(corpus), search["word"]
     for name, path in (("-o", output), ("--save", save)):
@@ -67,12 +68,12 @@ def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], la
     if save is not None:
         check_target(save, "--save")
     if not os.path.isdir(corpus):  # a directory may hold vectors
-        open_texts(corpus).close()
+        open_texts(corpus, **reading).close()
     elmo = model.load()
     from elmo_fast.explore.nearest import find_contexts, report_lines
 
     words, files = None if search["any_word"] or save else [word], []
-    index = _index(elmo, corpus, words, layer, state, tokenizer)
+    index = _index(elmo, corpus, words, layer, state, reading)
     if save is not None:
         index.save(save)
         files.append(f"{save}: {counted(len(index), 'vector')} of {index.vectors.shape[1]} values in "
@@ -91,7 +92,7 @@ def _size(report: "Report") -> str:
 
 
 def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: "Layers | None",
-           state: str | None, tokenizer: str) -> "ContextIndex":
+           state: str | None, reading: dict[str, Any]) -> "ContextIndex":
     from elmo_fast.explore.contexts import ContextIndex
     from elmo_fast.explore.nearest import open_index
 
@@ -100,5 +101,5 @@ def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer
             raise ValueError(f"--layer, --weights, --state: expected a text as CORPUS, got the vectors in {corpus}")
         return index
     layers, dtype = "average" if layer is None else layer, "float16" if words is None else "float32"
-    with open_texts(corpus, allow_blank=True, tokenizer=tokenizer) as texts:
+    with open_texts(corpus, allow_blank=True, **reading) as texts:
         return ContextIndex.build(elmo, texts, words=words, layers=layers, state=state or "warm", dtype=dtype)

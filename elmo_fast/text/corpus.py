@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import functools
-import glob
 import hashlib
 import itertools
 import multiprocessing
@@ -13,16 +12,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from elmo_fast.arguments import local_path, shown
 from elmo_fast.environment import cores
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import atomic_path, check_target, write_part
+from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, check_target, write_part
+from elmo_fast.files.compressed import STDIN, split_suffix
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
+from elmo_fast.text.readers import find_files, format_of, open_texts
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
 _CHUNK = 32 << 20  # bytes that a process counts at a time
@@ -30,6 +31,7 @@ _NEWLINE = ord("\n")
 _GROUP_SENTENCES = 1 << 22  # sentences shuffled together; 16 bytes of memory per sentence
 _GROUP_FILES = 256
 
+Inputs = Sequence[str | os.PathLike] | str | os.PathLike
 Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered in that epoch's order
 
 
@@ -48,29 +50,57 @@ class Shard(NamedTuple):
         return self.tokens + self.sentences
 
 
-def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
-    """Sorted files that paths and globs match, without repetition. `FileNotFoundError` without a match."""
-    files: set[str] = set()
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    if not isinstance(listed, Sequence) or not all(isinstance(pattern, (str, os.PathLike)) for pattern in listed):
-        raise ValueError(f"{name}: expected paths of text, got {shown(patterns)}")
-    if not listed:
-        raise FileNotFoundError(f"{name}: expected at least one file of text, got none")
-    for pattern in map(local_path, listed):
-        paths = [pattern] if os.path.isfile(pattern) else filter(os.path.isfile, glob.glob(pattern, recursive=True))
-        if os.path.isdir(pattern):
-            raise IsADirectoryError(f"{name}: expected files or globs, got the directory {pattern}; "
-                                    f"{pattern.rstrip('/')}/* are its files")
-        if not (matches := set(paths)):
-            raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
-        files |= matches
-    return sorted(files)
+def is_plain(path: str, format: str | None = None, field: str | None = None, tokenizer: Any = "whitespace") -> bool:
+    """Whether a file has tokenized sentences as they are read at random: plain text, split at whitespace.
+
+    The arguments are those of `open_texts`.
+    """
+    return (tokenizer == "whitespace" and field is None and (format or format_of(path)) == "text"
+            and not split_suffix(path)[1] and os.path.isfile(path))
 
 
-def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
-    """Count every file that `patterns` match. `ValueError` for an empty file and for bytes that are not UTF-8."""
+def tokenized_lines(path: str, what: str, **reading) -> Iterator[str]:
+    """Lines of tokens separated by spaces, of a file that `open_texts` reads with the arguments `reading`.
+
+    `ValueError` for tokens that contain white space.
+    """
+    with open_texts([path], allow_blank=True, **reading) as texts:
+        for number, text in enumerate(stops.checked(texts), start=1):
+            line = " ".join(text.tokens)
+            if len(line.split()) != len(text.tokens):
+                raise ConfigurationError(f"{what}: expected tokens without white space, which a vocabulary cannot "
+                                         f"hold, got {text.tokens!s:.80} in text {number} of {path}")
+            yield line
+
+
+def plain_files(inputs: Inputs, what: str, folder: str | os.PathLike | None, **reading) -> list[str]:
+    """Sorted files of paths and globs, without repetition; those that are not plain are copied to `folder` as plain
+    text, split by the arguments `reading` of `open_texts`.
+    """
+    paths = []
+    for number, path in enumerate(_sorted_files(inputs, what)):
+        if folder is None or is_plain(path, **reading):
+            paths.append(path)
+            continue
+        copy = Path(folder, what, f"{number:06}", os.path.basename(path))
+        copy.parent.mkdir(parents=True)
+        paths.append(os.fspath(copy))
+        with DeferredErrorFile(copy, copy) as disk:
+            for line in tokenized_lines(path, what, **reading):
+                disk.write(f"{line}\n".encode(errors="surrogatepass"))
+                disk.check()
+    return paths
+
+
+def _sorted_files(inputs: Inputs, what: str) -> list[str]:
+    return sorted(set(find_files(inputs, what)))
+
+
+def read_shards(inputs: Inputs, name: str, folder: str | os.PathLike | None = None, **reading) -> list[Shard]:
+    """Count every file of `plain_files`. `ValueError` for an empty file and for bytes that are not UTF-8."""
     shards = []
-    for path, chunks in itertools.groupby(map_chunks(_count, find_files(patterns, name)), operator.itemgetter(0)):
+    paths = plain_files(inputs, name, folder, **reading)
+    for path, chunks in itertools.groupby(map_chunks(_count, paths), operator.itemgetter(0)):
         lines, tokens, digests = zip(*(result for _, result in chunks))
         digest = hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
         shards.append(Shard(path, os.path.getsize(path), sum(lines), sum(tokens), digest))
@@ -86,9 +116,11 @@ def _count(text: str) -> tuple[int, int, bytes]:
     return lines, len(text.split()), hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, min_count: int = 1,
-                    max_size: int | None = None, processes: int | None = None) -> tuple[int, int]:
+def make_vocabulary(inputs: Inputs, output: str | os.PathLike, *, min_count: int = 1,
+                    max_size: int | None = None, processes: int | None = None, **reading) -> tuple[int, int]:
     """Write the words of the texts that `inputs` (paths and globs) match; returns words written and tokens counted.
+
+    `reading` are `format`, `field` and `tokenizer` of `open_texts`; plain text is read by `processes` in parallel.
 
     `<S>`, `</S>` and `<UNK>` come first, then words by descending count, equal counts in the order of code points.
     Words counted less than `min_count` times are left out, and words beyond `max_size`, which includes the first three.
@@ -96,13 +128,18 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     check_target(output, "output")
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
-    paths = find_files(inputs, "inputs")
-    if os.path.exists(output) and any(os.path.samefile(output, path) for path in paths):
+    paths = _sorted_files(inputs, "inputs")
+    if os.path.exists(output) and any(os.path.samefile(output, path) for path in paths if path != STDIN):
         raise ConfigurationError(f"output: expected a file other than the inputs, got {os.fspath(output)}")
     with atomic_path(output) as part:
         counts: Counter[str] = Counter()
-        for _, words in map_chunks(_count_words, paths, processes):
+        plain = [path for path in paths if is_plain(path, **reading)]
+        for _, words in map_chunks(_count_words, plain, processes):
             counts.update(words)
+        for path in paths:
+            if path not in plain:
+                for line in tokenized_lines(path, "inputs", **reading):
+                    counts.update(line.split())
         total = counts.total()
         if not total:
             raise ValueError("inputs: expected words, found none")
@@ -126,7 +163,7 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
     count = functools.partial(_on_chunk, function)
     workers = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores()), len(chunks))
-    if workers == 1:
+    if workers <= 1:
         yield from stops.checked(map(count, chunks))
         return
     with concurrent.futures.ProcessPoolExecutor(workers, None, _follow_parent) as pool:

@@ -9,7 +9,7 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
@@ -44,23 +44,20 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
 
     `inputs` are paths, globs, whose files are sorted, and `-` for stdin. The format of a file is that of its suffix,
     below one of .gz, .bz2, .xz and .zst if there is one, unless `format` names it: `text` (a text per line), `conllu`,
-    `fasta` (a token per letter), `jsonl` or `parquet`. `field` is the key or column of the last two, by default "text":
-    a string, or a list of tokens. `tokenizer` splits strings, as in `LoadedElmo.embed`; with `whitespace` a warning is
-    logged if most of the first texts are not tokenized. Texts without tokens are refused unless `allow_blank`.
+    `fasta` (a token per letter), `csv`, `tsv`, `jsonl` or `parquet`. `field` is the column or key of the last four, by
+    default "text": a string or, in the last two, a list of tokens. `tokenizer` splits strings, as in
+    `LoadedElmo.embed`; with `whitespace` a warning is logged if most of the first texts are not tokenized. Texts
+    without tokens are refused unless `allow_blank`.
 
     Raises `ConfigurationError` and `OSError` for inputs that are absent, directories, or at odds with the arguments;
     while texts are read, `ValueError` naming the file, and the line if any, for text that cannot be read.
     """
-    if isinstance(inputs, (str, os.PathLike, io.IOBase)) or not isinstance(inputs, Iterable):
-        inputs = [inputs]
-    names = [name for path in inputs for name in _find(path)]
-    if not names:
-        raise ConfigurationError("input: expected at least one file, got none")
+    names = find_files(inputs)
     if names.count(STDIN) > 1:
         raise ConfigurationError("input: expected stdin (-) once, got it twice")
     if format is not None:
         check_choice("format", format, tuple(FORMATS), ConfigurationError)
-    sources = [_Source(name, format or _format_of(name)) for name in names]
+    sources = [_Source(name, format or format_of(name)) for name in names]
     if field is not None:
         fits = [kind for kind, row in FORMATS.items() if row.has_field]
         _check_formats(sources, fits, f"field: expected files of {', '.join(fits)} beside {field!r}")
@@ -251,25 +248,35 @@ def _position(file: Any) -> str:
     return ""
 
 
-def _find(path: str | os.PathLike) -> list[str]:
+def find_files(inputs: Sequence[str | os.PathLike] | str | os.PathLike, what: str = "input") -> list[str]:
+    """The files of paths and globs, in order, each glob's sorted; `-` is stdin. Errors call the argument `what`."""
+    if isinstance(inputs, (str, os.PathLike, io.IOBase, Mapping)) or not isinstance(inputs, Iterable):
+        inputs = [inputs]
+    names = [name for path in inputs for name in _find(path, what)]
+    if not names:
+        raise ConfigurationError(f"{what}: expected at least one file, got none")
+    return names
+
+
+def _find(path: str | os.PathLike, what: str) -> list[str]:
     if not isinstance(path, (str, os.PathLike)):
-        raise ConfigurationError(f"input: expected paths, got {shown(path)}")
-    name = check_path("input", path)
+        raise ConfigurationError(f"{what}: expected paths, got {shown(path)}")
+    name = check_path(what, path)
     if name == STDIN:
         return [name]
-    if not os.path.exists(name) and glob.has_magic(name):
-        names = sorted(file for file in glob.glob(name, recursive=True) if not os.path.isdir(file))
-        if not names:
-            raise FileNotFoundError(f"input: expected files, found none at {name}")
-        return names
     if os.path.isdir(name):
-        raise IsADirectoryError(f"input: expected a file or a glob, got the directory {name}; {name.rstrip('/')}/* are "
-                                "its files")
-    os.stat(name)
-    return [name]
+        raise IsADirectoryError(f"{what}: expected a file or a glob, got the directory {name}; {name.rstrip('/')}/* "
+                                "are its files")
+    if os.path.exists(name):
+        return [name]
+    names = sorted(file for file in glob.glob(name, recursive=True) if not os.path.isdir(file))
+    if not names:
+        raise FileNotFoundError(f"{what}: expected files, found none at {name}")
+    return names
 
 
-def _format_of(name: str) -> str:
+def format_of(name: str) -> str:
+    """The format of a file, by its suffix."""
     suffix = os.path.splitext(split_suffix(name)[0])[1].lower()
     return next((kind for kind, row in FORMATS.items() if suffix in row.suffixes), "text")
 

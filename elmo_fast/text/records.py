@@ -4,6 +4,8 @@ A new format is a function and a row of `FORMATS`.
 """
 
 import contextlib
+import csv
+import functools
 import itertools
 import os
 import re
@@ -23,6 +25,7 @@ _MOST_WORDS = 1 << 24  # of a sentence, which is read whole
 _BATCH = 1024  # rows of a Parquet file at a time
 _BUFFER = 1 << 20  # bytes of a column read at a time
 _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
+_CHOOSE = "--field NAME (in Python field=) selects another"
 
 
 def read_text(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
@@ -82,7 +85,8 @@ def read_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Rec
         if not isinstance(record, dict):
             raise ConfigurationError(f"JSON lines: expected an object on every line, got {line.strip()!r:.40} {where}")
         if field not in record:
-            raise ConfigurationError(f"JSON lines: expected the key {field!r}, got {list(record)!s:.80} {where}")
+            raise ConfigurationError(f"JSON lines: expected the key {field!r}, got {list(record)!s:.80} {where}; "
+                                     f"{_CHOOSE}")
         row = _record(record.get(ID), record[field], field, where)
         if "\\u" in line:
             try:
@@ -90,6 +94,32 @@ def read_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Rec
             except UnicodeEncodeError as error:
                 raise ConfigurationError(f"JSON lines: expected text, got half of a surrogate pair {where}") from error
         yield row
+
+
+def read_table(lines: Iterable[str], name: str, field: str, *, title: str, separators: str) -> Iterator[Record]:
+    """Rows below a header of column names: the string in the column `field`, and perhaps `id`. Blank lines are skipped.
+
+    Columns are separated by the first of `separators` that is in the header, and quoted as in RFC 4180.
+    """
+    lines = iter(lines)
+    first = next(lines, "")
+    separator = next((mark for mark in separators if mark in first), separators[0])
+    rows = csv.reader(itertools.chain([first], lines), delimiter=separator, strict=True)
+    try:
+        header = [column.strip() for column in next(rows, ())]
+        if header.count(field) != 1:
+            raise ConfigurationError(f"{title}: expected one column {field!r} in the first line, got {header!s:.80} in "
+                                     f"{name}; {_CHOOSE}")
+        for row in filter(None, rows):
+            where = f"at line {rows.line_num} of {name}"
+            if len(row) != len(header):
+                raise ConfigurationError(f"{title}: expected the {len(header)} columns of the first line, got "
+                                         f"{len(row)} {where}; a text that contains the separator is quoted")
+            columns = dict(zip(header, row))
+            yield _record(columns.get(ID) or None, columns[field], field, where)
+    except csv.Error as error:
+        raise ConfigurationError(f"{title}: expected columns quoted as in RFC 4180, found others at line "
+                                 f"{rows.line_num} of {name} ({error}); JSON lines holds any text") from error
 
 
 def read_parquet(name: str, field: str) -> Iterator[Record]:
@@ -151,7 +181,8 @@ def _parquet(name: str, field: str) -> Iterator[Any]:
 
 def _check_column(schema: Any, field: str, name: str, types: Any) -> None:
     if schema.get_field_index(field) < 0:
-        raise ConfigurationError(f"Parquet: expected a column {field!r}, got {schema.names!s:.80} in {name}")
+        raise ConfigurationError(f"Parquet: expected a column {field!r}, got {schema.names!s:.80} in {name}; "
+                                 f"{_CHOOSE}")
     actual = kind = schema.field(field).type
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
@@ -195,6 +226,8 @@ FORMATS = {
     "text": Format("text", (), read_text),
     "conllu": Format("CoNLL-U", (".conllu",), read_conllu, has_tokens=True),
     "fasta": Format("FASTA", (".fasta", ".fa", ".faa"), read_fasta, has_tokens=True),
+    "csv": Format("CSV", (".csv",), functools.partial(read_table, title="CSV", separators=",;"), has_field=True),
+    "tsv": Format("TSV", (".tsv",), functools.partial(read_table, title="TSV", separators="\t"), has_field=True),
     "jsonl": Format("JSON lines", (".jsonl", ".ndjson"), read_json_lines, has_field=True),
     "parquet": Format("Parquet", (".parquet",), read_parquet, has_field=True, is_binary=True, check=check_parquet,
                       count_texts=count_parquet)}

@@ -163,6 +163,9 @@ class TrainArguments:
     options: Mapping[str, Any]
     train: list[str] | None = None
     heldout: list[str] | None = None
+    format: str | None = None
+    field: str | None = None
+    tokenizer: str | None = None
     vocab: str | None = None
     precision: str | None = None
     options_file: str | os.PathLike | None = None

@@ -2,6 +2,7 @@
 
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from elmo_fast.ops.device import available_device
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.corpus import Order, Sentences, Shard, read_shards
+from elmo_fast.text.tokenizers import Tokenizer
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.data import Batch
@@ -93,11 +95,14 @@ def _exp(value: float) -> float:
 
 
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, batch_size: int = 256, device: str = "cpu",
-                  progress: bool = False, **reading) -> Perplexity:
+                  progress: bool = False, format: str | None = None, field: str | None = None,
+                  tokenizer: str | Tokenizer = "whitespace", **reading) -> Perplexity:
     """Return the perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with softmax.
 
-    `reading` are the arguments of `load_language_model`.
+    `format`, `field` and `tokenizer` are those of `open_texts`, `reading` the arguments of `load_language_model`.
     """
     target_device = available_device(device)
     language_model, vocabulary = load_language_model(model, **reading)
-    return perplexity(language_model.to(target_device), read_shards(text, "text"), vocabulary, batch_size, progress)
+    with tempfile.TemporaryDirectory(prefix="elmo-fast-") as copies:
+        shards = read_shards(text, "text", copies, format=format, field=field, tokenizer=tokenizer)
+        return perplexity(language_model.to(target_device), shards, vocabulary, batch_size, progress)

@@ -1,17 +1,17 @@
 """Sets up a run from its arguments: new, from a model to fine-tune, or resumed."""
 
-import contextlib
 import dataclasses
 import glob
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from elmo_fast.arguments import check_choice, check_path, local_path
+from elmo_fast.arguments import check_choice, check_path, local_path, shown
 from elmo_fast.engine.precision import TRAINED
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 _WITH_RESUME = ("n_epochs", "max_steps")
 # Also with --resume if the run was imported and has read no text: weights and accumulators do not depend on these.
+_READING = ("format", "field", "tokenizer")  # arguments of `open_texts`
 _WITH_FIRST_RESUME = (
-    "train", "heldout", "precision", "batch_size", "unroll_steps", "accumulate", "dropout", "sample_softmax",
+    *_READING, "train", "heldout", "precision", "batch_size", "unroll_steps", "accumulate", "dropout", "sample_softmax",
     "n_negative_samples_batch", "all_clip_norm_val", "learning_rate", "warmup_steps", "decay", "reset_states", "seed")
 
 
@@ -61,26 +62,28 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
     try:
         if replicas.is_first:
             folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with stops.stoppable(terminate=True), locked(folder) if replicas.is_first else contextlib.nullcontext():
+        own = locked(folder) if replicas.is_first else tempfile.TemporaryDirectory(prefix="elmo-fast-")
+        with stops.stoppable(terminate=True), own as copies:  # a folder for plain copies of the text
             if replicas.is_first:
                 remove_partials(folder)
             if resume or resume_from:
-                run = _resume(folder, replicas, workers, arguments, resume_from)
+                run = _resume(folder, replicas, workers, arguments, resume_from, copies)
             else:
-                run = _start(folder, replicas, workers, arguments)
+                run = _start(folder, replicas, workers, arguments, copies)
             run.train()
     finally:
         replicas.close()
 
 
-def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments) -> Run:
+def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,
+           copies: str | os.PathLike) -> Run:
     _check_is_new(folder, arguments)
     run_config, vocab_file = RunConfig.from_dict(arguments.run), _absolute(arguments.vocab)
     data = _data(arguments, {}, replicas)
     for name, files in (("train", data["train"]), ("vocab", vocab_file)):
         if not files:
             raise ConfigurationError(f"--{name}: expected files for a new run, got none")
-    shards, heldout = _read_text(data, run_config)
+    shards, heldout = _read_text(data, run_config, copies)
     vocabulary = Vocabulary(vocab_file, validate_file=True)
     options = {**arguments.options, "n_tokens_vocab": vocabulary.size, "n_train_tokens": _tokens(shards)}
     config, weights = _config_and_weights(arguments, options, vocabulary)
@@ -118,7 +121,11 @@ def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
 
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
     """Return `stored` updated by the arguments' texts and precision; the default precision depends on the device."""
-    values = {name: getattr(arguments, name) or stored.get(name) for name in ("train", "heldout", "precision")}
+    names = ("train", "heldout", "precision", *_READING)
+    values = {name: getattr(arguments, name) or stored.get(name) for name in names}
+    if not isinstance(values["tokenizer"], (str, type(None))):
+        raise ConfigurationError("tokenizer: expected a name or package.module:function, by which --resume finds it "
+                                 f"again, got {shown(values['tokenizer'])}")
     is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     values["precision"] = values["precision"] or ("medium" if is_bf16 else "highest")
     return {**stored, **values, "train": _absolute(values["train"]), "heldout": _absolute(values["heldout"])}
@@ -137,9 +144,12 @@ def _absolute(value: list[str] | str | None) -> list[str] | str | None:
     return os.path.join(glob.escape(os.getcwd()), os.path.normpath(value))  # perhaps a pattern
 
 
-def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:
-    """Return the shards of the training text and of the held-out text."""
-    shards, heldout = (read_shards(data[name], name) if data.get(name) else [] for name in ("train", "heldout"))
+def _read_text(data: dict[str, Any], config: RunConfig,
+               copies: str | os.PathLike) -> tuple[list[Shard], list[Shard]]:
+    """Return the shards of the training text and of the held-out text; `copies` is a folder as in `plain_files`."""
+    reading = {name: data[name] for name in _READING if data.get(name) is not None}
+    shards, heldout = (read_shards(data[name], name, copies, **reading) if data.get(name) else []
+                       for name in ("train", "heldout"))
     sentences = sum(shard.sentences for shard in heldout)
     if heldout and sentences < config.evaluate_batch_size:
         raise ValueError(f"--evaluate-batch-size: expected at most the {sentences} sentences of the held-out text, got "
@@ -220,7 +230,7 @@ def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Sh
 
 
 def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,
-            start: str | os.PathLike | None) -> Run:
+            start: str | os.PathLike | None, copies: str | os.PathLike) -> Run:
     """Resume a run from the checkpoint `start`, by default its last."""
     check_run(folder)
     _check_changes(arguments, is_first=True)  # arguments that no resumed run accepts
@@ -235,7 +245,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
         if not data["train"]:
             raise ConfigurationError("--train: expected files beside --resume, since this run was imported without a "
                                      "text; got none")
-    shards, heldout = _read_text(data, run_config)
+    shards, heldout = _read_text(data, run_config, copies)
     if state is not None and not is_first:
         _check_shards("train", state["shards"] or [], shards, f"checkpoint {path}")
         if "heldout" in state:  # earlier versions did not write it

@@ -119,7 +119,7 @@ def test_layers_weights_and_pooled_blanks(capsys, folder, model):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({0: "no.txt"}, "[Errno 2] No such file or directory: 'no.txt'"),
+    ({0: "no.txt"}, "input: expected files, found none at no.txt"),
     ({0: "blank.txt"}, ("input file: expected a sentence on every line, got none on line 2 of blank.txt; remove it, or "
                         "allow texts without tokens (--allow-blank; in Python allow_blank=True)")),
     ({0: "-"}, "input file: expected text on stdin, which is closed"),

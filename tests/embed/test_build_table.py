@@ -90,4 +90,4 @@ def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
     assert run(capsys, "cache", "raw.txt", "raw.hdf5", "--corpus", "--tokenizer", "auto", "--model", "model")[0] == 0
     assert set(TokenTable.open("raw.hdf5").words) == {"<S>", "</S>", *"They do n't play ( yet ) .".split()}
     status, _, error = run(capsys, "cache", "vocab.txt", "v.hdf5", "--tokenizer", "auto", "--model", "model")
-    assert status == 2 and "--tokenizer: expected --corpus beside it" in error and "v.hdf5" not in names(tmp_path)
+    assert status == 2 and "--tokenizer: expected --corpus beside them" in error and "v.hdf5" not in names(tmp_path)

@@ -61,6 +61,10 @@ def tokens(*arguments, **options):
     ("a.faa", ">sp|P1 first\nMK\nV\n>\nAC\n", [("sp|P1", "MKV", ["M", "K", "V"]), ("1", "AC", ["A", "C"])]),
     ("a.jsonl", '{"text": " a\\nb "}\n\n{"id": 7, "text": ["x y", "z"]}\n{"id": "k", "text": "\\u00e9"}',
      [("0", "a\nb", ["a", "b"]), ("7", "x y z", ["x y", "z"]), ("k", "é", ["é"])]),
+    ("a.csv", '\ufeffid, text\n7,"a ""b"", c"\n,"two\nlines"\n\nk, d\n',
+     [("7", 'a "b", c', ["a", '"b",', "c"]), ("1", "two\nlines", ["two", "lines"]), ("k", "d", ["d"])]),
+    ("a.csv", "text;id\na, b;3", [("3", "a, b", ["a,", "b"])]),
+    ("a.tsv", "label\ttext\n1\ta, b\n2\t\"c\td\"\n", [("0", "a, b", ["a,", "b"]), ("1", "c\td", ["c", "d"])]),
     ("a.CONLLU", CONLLU, [("0", "Vamos nos Mar Menor", ["Vamos", "nos", "Mar Menor"]), ("1", "#", ["#"])]),
 ])
 def test_formats(write, suffix, name, content, expected):
@@ -124,18 +128,19 @@ def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
 
 
 @pytest.mark.parametrize("inputs, options, error, message", [
-    ("none.txt", {}, FileNotFoundError, "No such file or directory: 'none.txt'"),
+    ("none.txt", {}, FileNotFoundError, "input: expected files, found none at none.txt"),
     ("*.none", {}, FileNotFoundError, "input: expected files, found none at *.none"),
     (["a.txt", "."], {}, IsADirectoryError, "a glob, got the directory .; ./* are its files"),
     ([], {}, ConfigurationError, "input: expected at least one file, got none"),
     (["-", "-"], {}, ConfigurationError, "input: expected stdin (-) once, got it twice"),
     (3, {}, ConfigurationError, "input: expected paths, got 3"),
     (io.StringIO("a.txt"), {}, ConfigurationError, "input: expected paths, got <_io.StringIO"),
-    ("a.txt", {"format": "xml"}, ConfigurationError, "format: expected one of text, conllu, fasta, jsonl, parquet"),
+    ("a.txt", {"format": "xml"}, ConfigurationError,
+     "format: expected one of text, conllu, fasta, csv, tsv, jsonl, parquet"),
     ("a.txt", {"field": "x"}, ConfigurationError,
-     "field: expected files of jsonl, parquet beside 'x', got a.txt of text"),
+     "field: expected files of csv, tsv, jsonl, parquet beside 'x', got a.txt of text"),
     ("a.fa", {"tokenizer": "simple"}, ConfigurationError,
-     "tokenizer: expected files of text, jsonl, parquet, got a.fa of fasta"),
+     "tokenizer: expected files of text, csv, tsv, jsonl, parquet, got a.fa of fasta"),
     ("a.parquet.gz", {}, ConfigurationError, "Parquet: expected a file, not compressed as a whole and no pipe"),
     ("-", {"format": "parquet"}, ConfigurationError, "Parquet: expected a file, not compressed as a whole and no pipe"),
 ])
@@ -176,6 +181,15 @@ ROW = "1\ta\t_\t_\t_\t_\t_\t_\t_\t_\n"
         ('{"text": ["a", null]}', "text: expected a string or a list of strings, got ['a', None]"),
         ('{"text": "a", "id": [1]}', "id: expected a string or an integer, got [1]"),
         ('{"text": "a", "id": true}', "id: expected a string or an integer, got True"))),
+    ("a.csv", "", "CSV: expected one column 'text' in the first line, got [] in a.csv; --field NAME (in Python "),
+    ("a.tsv.gz", "a\tb\n", "TSV: expected one column 'text' in the first line, got ['a', 'b'] in a.tsv.gz; --field"),
+    ("a.csv", "text,text\na,b\n", "CSV: expected one column 'text' in the first line, got ['text', 'text'] in a.csv"),
+    ("a.csv", "id,text\n\n", "input file: expected at least one text, got none in a.csv"),
+    *(("a.csv", f"id,text\n{row}", f"CSV: expected {message} at line 2 of a.csv") for row, message in (
+        ("1,a, b\n", "the 2 columns of the first line, got 3"), ("1\n", "the 2 columns of the first line, got 1"),
+        ('1,"a', "columns quoted as in RFC 4180, found others"),
+        ('1,"a"b\n', "columns quoted as in RFC 4180, found others"),
+        ("1," + "a" * 200_000, "columns quoted as in RFC 4180, found others"))),
 ])
 def test_unreadable_texts_are_refused_with_their_place(write, name, content, message):
     write(name, content)
@@ -302,6 +316,24 @@ def test_scores_and_substitutes_of_any_input(write, capsys, tmp_path, name, cont
     for command in (["score"], ["score", "--tokens"], ["substitutes", "--top", "2"]):
         plain = run(capsys, command[0], "plain.txt", *command[1:], "--model", model)
         assert run(capsys, command[0], name, *command[1:], "--model", model) == plain and plain[0] == 0
+
+
+def test_a_column_is_named_in_every_command(write, capsys, tmp_path):
+    """A CSV is read by column, with the same results as its texts a line, or refused by the column's name."""
+    model = write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
+    write("plain.txt", "a b b\nc , d\n")
+    write("a.csv.gz", 'body,n\na b b,1\n"c, d",2\n')
+    for command, *rest in (["embed", "{}", "o.npz"], ["score", "{}"], ["substitutes", "{}", "--top", "2"],
+                           ["cache", "--corpus", "{}", "t.hdf5"], ["nearest", "{}", "--word", "b"]):
+        arguments = [*rest, "--model", model]
+        status, _, error = run(capsys, command, *(str(word).format("a.csv.gz") for word in arguments))
+        assert status == 2 and "got ['body', 'n'] in a.csv.gz; --field NAME" in error and error.count("\n") == 1
+        results = [run(capsys, command, *(str(word).format(name) for word in arguments), *extra) for name, extra in (
+            ("plain.txt", []), ("a.csv.gz", ["--field", "body", "--tokenizer", "simple"]))]
+        assert results[0][0] == results[1][0] == 0, results
+        assert [output.replace("c, d", "c , d") for _, output, _ in results] == [results[0][1]] * 2
+    status, _, error = run(capsys, "embed", "plain.txt", "o.npz", "--field", "body", "--model", model)
+    assert status == 2 and "field: expected files of csv, tsv, jsonl, parquet beside 'body', got plain.txt" in error
 
 
 def test_raw_text_gets_one_warning(write, caplog):

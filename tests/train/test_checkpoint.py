@@ -132,10 +132,10 @@ def test_old_checkpoints_are_loaded_and_resumed(run, tmp_path, absent):
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"train": {"a": 1}}, "train: expected paths of text, got {'a': 1}"),
-    ({"train": [3]}, "train: expected paths of text, got [3]"),
+    ({"train": {"a": 1}}, "train: expected paths, got {'a': 1}"),
+    ({"train": [3]}, "train: expected paths, got [3]"),
     ({"train": None}, "a difference in their number"),
-    ({"heldout": 3}, "heldout: expected paths of text, got 3"),
+    ({"heldout": 3}, "heldout: expected paths, got 3"),
     ({"precision": "low"}, "precision: expected one of highest, high, medium, got 'low'"),
     ({"precision": None}, "precision: expected one of"),
     *(({name: value}, f"{name}: expected") for name in ("evaluate_every", "evaluate_batch_size", "checkpoint_every",

@@ -1,7 +1,10 @@
 """Corpus to batches: counting, vocabularies, shuffling, rows, positions to resume from, sampled words."""
 
+import bz2
 import codecs
+import gzip
 import itertools
+import lzma
 from collections import Counter
 
 import numpy as np
@@ -13,7 +16,7 @@ from elmo_fast.text import corpus
 from elmo_fast.text.corpus import Lines, Order, Sentences, make_vocabulary, read_shards
 from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
 from tests.support import plain_training as plain
-from tests.support.files import start
+from tests.support.files import run, start
 from tests.support.training import write_corpus
 
 
@@ -183,3 +186,24 @@ def test_samples_are_drawn_by_direction_and_have_all_hits():
     for k in range(2):
         expected = {(s, n) for s in range(25) for n in range(12) if sampled[k][n] == targets[k][s]}
         assert set(zip(*samples.hits[k].tolist())) == expected and expected
+
+
+@pytest.mark.parametrize("suffix, compress", [
+    (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize("name, convert, flags", [
+    ("t.txt", str, []), ("t.raw", lambda text: text.replace(" .", "."), ["--format", "text", "--tokenizer", "penn"]),
+    ("t.csv", lambda text: "n,s\n" + "".join(f'1,"{line}"\n' for line in text.splitlines()), ["--field", "s"])])
+def test_a_vocabulary_of_any_text_is_that_of_its_tokens(tmp_path, capsys, suffix, compress, name, convert, flags):
+    text = "The cat sat .\n\nThe cat , the hat .\n" if name == "t.txt" else "The cat sat .\nA cat .\n"
+    (tmp_path / "plain.txt").write_text(text)
+    (tmp_path / (name + suffix)).write_bytes(compress(convert(text).encode()))
+    for source, output, extra in (("plain.txt", "v", []), (name + suffix, "w", flags)):
+        status, printed, _ = run(capsys, "vocab", tmp_path / source, tmp_path / output, *extra)
+        assert status == 0 and f"from {len(text.split())} tokens" in printed
+    assert (tmp_path / "w").read_bytes() == (tmp_path / "v").read_bytes()
+
+
+def test_tokens_with_white_space_have_no_place_in_a_vocabulary(tmp_path, capsys):
+    (tmp_path / "t.jsonl").write_text('{"text": ["a"]}\n{"text": ["New York", "slept"]}\n')
+    status, _, error = run(capsys, "vocab", tmp_path / "t.jsonl", tmp_path / "v")
+    assert status == 2 and "expected tokens without white space" in error and "in text 2 of" in error

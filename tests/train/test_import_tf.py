@@ -90,7 +90,7 @@ def test_a_run_without_a_text_is_evaluated_and_exported_and_needs_one_to_train(t
         ([*train, "--resume"], "--train: expected files beside --resume, since this run was imported without a text"),
         ([*resume, "--optimizer", "adamw"], "--optimizer: expected no such argument beside --resume"),
         ([*resume, "--vocab", vocabulary], "--vocab: expected no such argument beside --resume"),
-        ([*train, "--resume", "--train", tmp_path / "no*.txt"], "train: expected files of text, found none at"),
+        ([*train, "--resume", "--train", tmp_path / "no*.txt"], "train: expected files, found none at"),
         ([*resume, "--negatives", 29], "expected at most the 28 words of the vocabulary"),
         ([*train, "--train", pattern, "--vocab", vocabulary], "expected a new directory, found checkpoints"),
     )

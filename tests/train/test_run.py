@@ -1,11 +1,14 @@
 """Runs: started, stopped in every way, resumed exactly, in two processes, evaluated, logged, refused."""
 
+import glob
+import gzip
 import json
 import logging
 import multiprocessing
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +68,39 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path, corpus, changes):
     assert not multiprocessing.active_children()
     log, _ = assert_same_run(tmp_path / "parts", tmp_path / "whole")
     assert [line["step"] for line in log if line["kind"] == "train"] == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("name, convert, reading", mostly_long([
+    ("gz", lambda text: text, {}),
+    ("tsv.gz", lambda text: "id\tbody\n" + "".join(f"x\t{line}\n" for line in text.splitlines()), {"field": "body"}),
+    ("fa.gz", lambda text: text.replace("ta", "t-a"), {"format": "text", "tokenizer": "tests.train.test_run:joined"}),
+], quick=1))
+def test_a_text_of_any_form_trains_as_plain_text(tmp_path, corpus, capsys, name, convert, reading):
+    """Compressed files, columns and tokenizers, also when the run is resumed, whose arguments name none of them."""
+    common = {**corpus, **QUIET, "checkpoint_every": 3}
+    start_or_resume(tmp_path / "plain", **common, max_steps=6)
+    packed = {}
+    for part in ("train", "heldout"):
+        pattern, = corpus[part]
+        folder = tmp_path / f"packed-{part}"
+        folder.mkdir()
+        for path in glob.glob(pattern):
+            content = convert(Path(path).read_text(encoding="utf-8"))
+            (folder / f"{Path(path).stem}.{name}").write_bytes(gzip.compress(content.encode()))
+        packed[part] = [str(folder / "*.gz")]
+    start_or_resume(tmp_path / "run", **{**common, **packed, **reading}, max_steps=3)
+    start_or_resume(tmp_path / "run", resume=True, max_steps=6)
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+    assert not list(tmp_path.glob("*.part"))
+    flags = [word for key, value in reading.items() for word in (f"--{key}", value)]
+    results = [run(capsys, "perplexity", tmp_path / "plain", texts[0], "--batch-size", 4, "--quiet", *more)
+               for texts, more in ((corpus["heldout"], []), (packed["heldout"], flags))]
+    assert results[0] == results[1] and results[0][0] == 0
+
+
+def joined(text):
+    """A tokenizer of the test above."""
+    return text.replace("t-a", "ta").split()
 
 
 def test_a_signal_to_all_processes_saves(tmp_path, corpus):
@@ -248,7 +284,7 @@ def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
 
 
 @pytest.mark.parametrize("argument, value, message", [
-    ("train", "absent/*.txt", "train: expected files of text, found none at"),
+    ("train", "absent/*.txt", "train: expected files, found none at"),
     ("train", None, "--train: expected files for a new run, got none"),
     ("train", b"", "train: expected sentences in every file, found no token in"),
     ("train", b"\n\n", "found no token in"),
