@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from elmo_fast.arguments import shown
 from elmo_fast.text import characters
 
 _Item = TypeVar("_Item")
+_MOST_WORDS = 1 << 24  # of a sentence, which is copied: a generator may never end
 BOUNDARIES = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
 
 
@@ -26,17 +27,21 @@ def check_iterable(batch: Iterable, name: str = "batch") -> None:
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
 
 
-def check_sentence(sentence: Sequence[str], name: str = "sentence") -> tuple[str, ...]:
-    """A copy of the sentence, whose list the caller may fill anew; `ValueError` unless it is a list of tokens.
+def check_sentence(sentence: Iterable[str], name: str = "sentence") -> tuple[str, ...]:
+    """A copy of the sentence, whose list the caller may fill anew: a list, array, series or generator of tokens.
 
-    For a string the error says how to split it.
+    `ValueError` for anything else; for a string the error says how to split it.
     """
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {shown(sentence)}; "
                          "split it first (.split() for words, list() for letters)")
-    if not isinstance(sentence, Collection) or not getattr(sentence, "ndim", 1):  # an array may be a single number
+    # An array may be a single number.
+    if isinstance(sentence, Mapping) or not isinstance(sentence, Iterable) or not getattr(sentence, "ndim", 1):
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
-    return tuple(sentence)
+    tokens = tuple(itertools.islice(sentence, _MOST_WORDS + 1))
+    if len(tokens) > _MOST_WORDS:
+        raise ValueError(f"{name}: expected at most {_MOST_WORDS:,} tokens, got more")
+    return tokens
 
 
 def groups_of(iterator: Iterable[_Item], group_size: int) -> Iterator[list[_Item]]:

@@ -1,10 +1,16 @@
+import collections
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import elmo_fast
 from elmo_fast import Batcher, TokenBatcher, batch_to_ids
+from elmo_fast.compat.simple_elmo import ElmoModel
+from tests.support.files import paths, write_model
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "cat"]
 TOKENS = st.text(st.characters(exclude_categories=()), max_size=12) | st.sampled_from(["<S>", "</S>", "the"])
@@ -50,8 +56,42 @@ def test_batchers_add_boundaries_to_every_sentence(vocab_file, batch):
     assert ids.dtype == np.int64 and ids.tolist() == [row + [0] * (longest - len(row)) for row in expected]
 
 
-def test_a_batch_may_be_an_array():
-    assert torch.equal(batch_to_ids(np.array([["a", "x"], ["b", "c"]])), batch_to_ids([["a", "x"], ["b", "c"]]))
+class Series:
+    """A column of a table, as of pandas: values in order below an index, without the methods of a list."""
+
+    ndim = 1
+
+    def __init__(self, values):
+        self._values = list(values)
+
+    def __iter__(self):
+        return iter(self._values)
+
+    def __len__(self):
+        return len(self._values)
+
+    def __bool__(self):
+        raise ValueError("The truth value of a Series is ambiguous")
+
+
+@pytest.mark.parametrize("form", [
+    tuple, np.array, lambda words: np.array(words, dtype=object), iter, Series, collections.deque,
+    lambda words: dict.fromkeys(words).keys(), lambda words: (word for word in words)])
+def test_a_sentence_may_be_any_finite_series_of_tokens(vocab_file, tmp_path, form):
+    """Of arrays, of columns, or of generators, as `jieba.cut` gives them; in every class that takes sentences."""
+    sentences = [["the", "cat"], ["naïve", "x"]]
+    model = paths(write_model(tmp_path))
+    loaded, embedder, mapper = elmo_fast.load(tmp_path), elmo_fast.ElmoEmbedder(*model), ElmoModel()
+    mapper.load(tmp_path)
+    for call in (batch_to_ids, Batcher(vocab_file, 50).batch_sentences, TokenBatcher(vocab_file).batch_sentences,
+                 loaded.embed, mapper.get_elmo_vectors, lambda batch: [loaded.encode_words(words) for words in batch],
+                 lambda batch: list(embedder.embed_sentences(batch))):
+        embedder.elmo_bilm.reset_states()
+        expected = call(sentences)
+        embedder.elmo_bilm.reset_states()
+        for actual, values in zip(call([form(words) for words in sentences]), expected, strict=True):
+            np.testing.assert_array_equal(actual, values)
+    assert torch.equal(batch_to_ids(form([("a", "x"), ("b", "c")])), batch_to_ids([["a", "x"], ["b", "c"]]))
 
 
 @pytest.mark.parametrize("batch, message", [
@@ -60,6 +100,9 @@ def test_a_batch_may_be_an_array():
     (["the cat"], r"batch\[0\]: expected a list of tokens, got the str 'the cat'; split it first"),
     ([["a"], b"the"], r"batch\[1\]: expected a list of tokens, got the bytes"),
     ([None], r"batch\[0\]: expected a list of tokens, got NoneType"),
+    ([{"a": 1}], r"batch\[0\]: expected a list of tokens, got dict"),
+    ([(word for word in ["a", 3])], "token: expected a string, got int"),
+    ([itertools.repeat("a")], r"batch\[0\]: expected at most 16,777,216 tokens, got more"),
     ([[None]], "token: expected a string, got NoneType"),
     ([[["a"]]], "token: expected a string, got list"),
 ])
