@@ -38,6 +38,29 @@ def test_mapper(mapper, word, expected):
         assert batch_to_ids([[word]], mapper.max_word_length)[0, 0].tolist() == expected
 
 
+@pytest.mark.parametrize("mapper", [ELMoCharacterMapper, Long], ids=lambda mapper: mapper.__name__)
+def test_a_word_is_converted_by_the_class_too(mapper):
+    """As in AllenNLP before 0.9, and as programs call it with an instance in place of `self`."""
+    expected = mapper().convert_word_to_char_ids("cat")
+    assert len(expected) == mapper.max_word_length
+    assert mapper.convert_word_to_char_ids("cat") == mapper.convert_word_to_char_ids(word="cat") == expected
+    assert mapper.convert_word_to_char_ids(mapper(), "cat") == expected
+    added = mapper({"cat": 7})
+    assert mapper.convert_word_to_char_ids(added, "cat") == added.convert_word_to_char_ids("cat") != expected
+    assert [*map(mapper.convert_word_to_char_ids, ["cat"])] == [expected] and copy.deepcopy(added) == added
+    with pytest.raises(ValueError, match="token: expected a string, got int"):
+        mapper.convert_word_to_char_ids(3)
+
+
+class Changed(ELMoCharacterMapper):
+    def convert_word_to_char_ids(self, word):
+        return super().convert_word_to_char_ids(word.lower())
+
+
+def test_a_subclass_may_change_the_conversion():
+    assert Changed().convert_word_to_char_ids("CAT") == PLAIN.convert_word_to_char_ids("cat")
+
+
 def test_mapper_constants():
     constants = {
         "max_word_length": 50, "bos_token": "<S>", "eos_token": "</S>", "padding_character": 260,

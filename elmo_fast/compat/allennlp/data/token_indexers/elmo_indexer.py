@@ -1,6 +1,7 @@
 """`allennlp.data.token_indexers.elmo_indexer`: maps tokens to ELMo's character ids."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,20 @@ from elmo_fast.text.batching import check_iterable
 
 _TokenIndexer = registry.base_class("allennlp.data.token_indexers.token_indexer", "TokenIndexer", object)
 _KEY = "elmo_tokens"  # name of the ids in AllenNLP 1.0 and later
+
+
+class _AlsoOfTheClass:
+    """A method that can be called on its class too, without an instance, as AllenNLP's before 0.9."""
+
+    def __init__(self, function: Callable):
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __get__(self, instance: Any, owner: type) -> Callable:
+        if instance is not None:
+            return functools.partial(self._function, instance)
+        return lambda *arguments, **words: self._function(
+            *(arguments if arguments and isinstance(arguments[0], owner) else (owner(), *arguments)), **words)
 
 
 class ELMoCharacterMapper:
@@ -43,8 +58,9 @@ class ELMoCharacterMapper:
                 raise ConfigurationError(f"tokens_to_add: expected a character from 0 to {self.padding_character} "
                                          f"per word, got {character!r} for {word!r}")
 
+    @_AlsoOfTheClass
     def convert_word_to_char_ids(self, word: str) -> list[int]:
-        """Return the character ids of a word."""
+        """Return the character ids of a word; also called on the class."""
         return self.convert_words([word])[0].tolist()
 
     def convert_words(self, words: Sequence[str]) -> np.ndarray:
