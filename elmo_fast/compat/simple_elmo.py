@@ -1,9 +1,10 @@
 """`ElmoModel` with the calls of simple_elmo, written from its documentation (github.com/ltgoslo/simple_elmo)."""
 
 import collections
+import dataclasses
 import os
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from elmo_fast.compat.elmo_embedder import ElmoEmbedder
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.nn import batching
 from elmo_fast.nn.softmax_head import SoftmaxHead
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
@@ -21,10 +23,17 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.vectors.spec import mix_layers
 from elmo_fast.weights.families import SOFTMAX_FILE
 from elmo_fast.weights.opening import ModelOptions
-from elmo_fast.weights.sources import ModelFiles, find_model
+from elmo_fast.weights.sources import ModelFiles, find_model, vocabulary_in
 
 with extra("torch"):
     import torch
+
+
+class _Batcher(batching.Batcher):
+    """bilm-tf's `Batcher` without a vocabulary, which changes no id."""
+
+    def __init__(self, max_token_length: int):
+        self._max_token_length = max_token_length
 
 
 class ElmoModel:
@@ -43,6 +52,7 @@ class ElmoModel:
         self._sessions: dict[int, tuple[Any, State | None]] = {}  # by id: the session, its final states
         self.batch_size: int = 0
         self.vocab: Vocabulary | None = None
+        self.batcher: _Batcher | None = None
         self._lock = threading.RLock()  # guards the carried states of the model during a call
 
     def __getstate__(self) -> dict[str, Any]:
@@ -51,33 +61,31 @@ class ElmoModel:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.RLock())
 
-    def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100,
-             full: bool = False, **options) -> None:
+    def load(self, directory: str | os.PathLike | None = None, max_batch_size: int = 32, limit: int = 100,
+             full: bool = False, *, vocab_file: str | os.PathLike | None = None,
+             options_file: str | os.PathLike | None = None, weight_file: str | os.PathLike | None = None,
+             **options) -> None:
         """Read a model from a directory or ZIP: `options.json`, and `model.hdf5` or else the first `*.hdf5`.
 
+        `options_file`, `weight_file` and perhaps `vocab_file` may take the place of the directory, as in DeLFT.
         `max_batch_size` sentences run at a time. `limit`, the number of words to precompute, is ignored: every unique
         word of a batch is encoded once anyway. `get_elmo_substitutes` needs `full=True`. `options` replace those of the
         constructor.
         """
         opening = gathered(ModelOptions, options, self._opening)
         check_count("max_batch_size", max_batch_size)
-        folder = Path(check_path("directory", directory))
-        weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
-        if len(weights) < 2:
-            files = find_model(directory)
-        elif not (folder / "options.json").is_file():
-            raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
-        else:
-            default = folder / "model.hdf5"
-            vocabulary = next(filter(Path.is_file, (folder / "vocab.txt", folder / "vocab.txt.gz")), None)
-            files = ModelFiles(folder / "options.json", default if default in weights else weights[0], vocabulary)
+        files = _files(directory, options_file, weight_file)
+        if vocab_file is not None:
+            files = dataclasses.replace(files, vocab_file=Path(check_path("vocab_file", vocab_file)))
         softmax = files.weight_file.parent / SOFTMAX_FILE
         if full and not (softmax.is_file() and files.vocab_file):
             raise FileNotFoundError(f"full: expected {SOFTMAX_FILE} and vocab.txt beside {files.weight_file.name}, as "
                                     f"`elmo-fast import-tf` and `export --softmax` write them; found none in "
-                                    f"{directory}")
+                                    f"{softmax.parent}")
         self._embedder = ElmoEmbedder(files.options_file, files.weight_file, self._cuda_device, opening=opening)
         bilm = self._embedder.elmo_bilm
+        cnn = bilm.options.char_cnn
+        self.batcher = cnn and _Batcher(cnn.max_characters_per_token)
         self._head = (SoftmaxHead.from_files(bilm, softmax, files.vocab_file, opening.allow_nonfinite) if full
                       else None)
         self.vocab = None if files.vocab_file is None else Vocabulary(files.vocab_file)
@@ -130,12 +138,13 @@ class ElmoModel:
         """
         if self._head is None:
             raise RuntimeError("get_elmo_substitutes: expected load(..., full=True) to be called first")
-        if (isinstance(data, (str, bytes)) or not isinstance(data, Collection) or not getattr(data, "ndim", 1)
-                or not all(isinstance(text, str) for text in data)):
+        is_list = isinstance(data, Iterable) and not isinstance(data, (str, bytes)) and getattr(data, "ndim", 1)
+        texts = list(data) if is_list else [None]
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError(f"data: expected a list of sentences as strings, got {shown(data)}")
         check_count("topn", topn)
         substitutes = []
-        for tokens in map(str.split, data):
+        for tokens in map(str.split, texts):
             with self._lock:
                 self._loaded().elmo_bilm.reset_states()
                 logits = self._head.logits(tokens)
@@ -174,3 +183,18 @@ class ElmoModel:
         if self._embedder is None:
             raise RuntimeError("ElmoModel: expected load() to be called first")
         return self._embedder
+
+
+def _files(directory: str | os.PathLike | None, options_file: str | os.PathLike | None,
+           weight_file: str | os.PathLike | None) -> ModelFiles:
+    """The files of a model; of several weights in a directory, `model.hdf5` or else the first."""
+    if directory is None and (options_file or weight_file):
+        return find_model(options_file=options_file, weight_file=weight_file)
+    folder = Path(check_path("directory", directory))
+    weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
+    if len(weights) < 2 or options_file or weight_file:
+        return find_model(directory, options_file=options_file, weight_file=weight_file)
+    if not (folder / "options.json").is_file():
+        raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
+    default = folder / "model.hdf5"
+    return ModelFiles(folder / "options.json", default if default in weights else weights[0], vocabulary_in(folder))

@@ -69,6 +69,33 @@ def test_a_call_begins_from_zeros_and_runs_its_first_batch_twice(folder, layers,
     assert vectors.shape == (*axes, 9, 8) and averages.shape == (*axes, 8) and vectors.dtype == np.float32
 
 
+@pytest.mark.parametrize("has_vocabulary", [True, False])
+def test_delft_names_the_files_and_batches_sentences_itself(full, has_vocabulary):
+    """DeLFT's calls: `load` with three files, then `batcher` for lengths, then vectors with a session of its own."""
+    model, by_folder, session = ElmoModel(), load(full), object()
+    options, weights = paths(full)
+    vocabulary = (full / "vocab.txt").rename(full.parent / "words.txt") if has_vocabulary else None
+    (full / "vocab.txt").unlink(missing_ok=True)
+    model.load(vocab_file=vocabulary, options_file=options, weight_file=str(weights), max_batch_size=2, limit=50)
+    assert (model.n_layers, model.vector_size) == (by_folder.n_layers, by_folder.vector_size)
+    ids = model.batcher.batch_sentences(TEXTS)
+    assert ids.shape == (5, 11, 50) and ids.tolist() == by_folder.batcher.batch_sentences(TEXTS).tolist()
+    assert ids[:, 1:-1][1, 0].tolist() == batch_to_ids([["One"]])[0, 0].tolist()
+    arguments = {"warmup": True, "layers": "average", "session": session}
+    np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS, **arguments),
+                                  by_folder.get_elmo_vectors(TEXTS, **arguments))
+    assert (model.vocab is not None) == has_vocabulary
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ({}, "directory: expected a path or URL, got None"), ({"options_file": "o"}, "weight_file: expected a path"),
+    ({"directory": "x", "weight_file": "w"}, "model: expected either model or options_file and weight_file"),
+    ({"options_file": 3, "weight_file": 3}, "options_file: expected a path or URL, got 3")])
+def test_load_takes_a_directory_or_files(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        ElmoModel().load(**arguments)
+
+
 def test_threads_share_a_model(full):
     model = load(full, full=True)
     expected = model.get_elmo_vectors(TEXTS), model.get_elmo_substitutes(["the cat sat"])
