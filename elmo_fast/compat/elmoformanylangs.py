@@ -27,6 +27,7 @@ class Embedder:
     As in the original, sentences are sorted by length, batches run in random order (`random.shuffle`), and states are
     carried from batch to batch and from call to call, so that results repeat only with the same `random.seed`. With
     `state` `zero` or `warm` a sentence's vectors depend on that sentence only. `options` are fields of `ModelOptions`.
+    `char_lexicon` and, for a model of words, `word_lexicon` have the numbers in `char.dic` and `word.dic`.
     """
 
     def __init__(self, model_dir: str | os.PathLike, batch_size: int = DEFAULT_BATCH_SIZE, **options):
@@ -35,6 +36,7 @@ class Embedder:
         self.config, _ = read_config(files.weight_file.parent)
         self.use_cuda = torch.cuda.is_available()
         self.model = ManyLangsBiLm.from_model(files, **options)
+        self.char_lexicon, self.word_lexicon = self.model.options.characters, self.model.options.words
         self.model.to("cuda" if self.use_cuda else "cpu").eval()
 
     def sents2elmo(self, sents: Sequence[Sequence[str]], output_layer: int = -1) -> list[np.ndarray]:

@@ -66,7 +66,10 @@ def test_attributes(common):
     embedder = Embedder(str(common), batch_size=64, precision="highest")
     assert embedder.batch_size == 64 and embedder.model_dir == str(common) and isinstance(embedder.model, BiLm)
     assert embedder.config == read_config(common)[0] and isinstance(embedder.use_cuda, bool)
-    assert embedder.model.options.words["cat"] == 5 and embedder.model.options.characters
+    for lexicon, name in ((embedder.char_lexicon, "char.dic"), (embedder.word_lexicon, "word.dic")):
+        lines = (common / name).read_text(encoding="utf-8").splitlines()
+        assert lexicon == {token.strip() or "\u3000": int(number) for token, _, number in (
+            line.rpartition("\t") for line in lines)} and len(lexicon) == len(lines)
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])

@@ -40,7 +40,7 @@ _DEFAULT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ManyLangsOptions(Options):
-    """Sizes, and the lexicons: the id of every character as the model reads it, and the row of every word."""
+    """Sizes, and the lexicons: the numbers of characters and of words in `char.dic` and `word.dic`."""
 
     family: ClassVar[Family] = MANYLANGS
     characters: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
@@ -62,10 +62,11 @@ class ManyLangsIds:
     boundaries = BOUNDARIES
 
     def __init__(self, options: ManyLangsOptions):
-        self._options = options
+        self._options, padding = options, options.characters[_PAD]
+        self._known = {token: _model_id(number, padding) for token, number in options.characters.items()}
 
     def __call__(self, tokens: Sequence[str]) -> np.ndarray:
-        length, known = self._options.char_cnn.max_characters_per_token, self._options.characters
+        length, known = self._options.char_cnn.max_characters_per_token, self._known
         words = self._options.words
         ids = np.full((len(tokens), length + (words is not None)), PADDING_ID, np.int32)
         for row, token in zip(ids, tokens):
@@ -111,8 +112,7 @@ def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
     tensors = _Tensors(directory / "token_embedder.pkl", files)
     weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, word_dim)
     weights |= _lstm_weights(_Tensors(files.weight_file, files), options.lstm)
-    numbered = {token: _model_id(number, characters[_PAD]) for token, number in characters.items()}
-    return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
+    return ManyLangsOptions(options.lstm, options.char_cnn, characters=characters, words=words), weights
 
 
 def read_config(directory: Path) -> tuple[dict[str, Any], str]:
