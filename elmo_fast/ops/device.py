@@ -33,10 +33,19 @@ def available_device(device: str | int | torch.device | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.zeros(1, device=torch.device(device)).device
+        available = torch.zeros(1, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(f"device: expected an available device, got {shown(device)} "
                          f"({str(error).partition(chr(10))[0]})") from error
+    refuse_meta(available)
+    return available
+
+
+def refuse_meta(device: torch.device) -> None:
+    """Raise `ValueError` for the device `meta`."""
+    if device.type == "meta":
+        raise ValueError("device: expected a device that holds values, such as cpu or cuda, got meta, whose tensors "
+                         "have only a shape: make the model, or move it, outside of torch.device('meta')")
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager:

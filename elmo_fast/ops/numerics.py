@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from elmo_fast.engine.precision import OPERANDS, PRECISIONS
+from elmo_fast.ops.device import refuse_meta
 
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
@@ -47,6 +48,7 @@ def numerics(precision: str, device: torch.device):
     products on bf16 operands. On the CPU plain torch computes both as `highest`. Autocast around the call
     has no effect.
     """
+    refuse_meta(device)
     operands = PRECISIONS[precision].gpu if device.type == "cuda" else "ieee"
     token = _active.set(precision)
     try:
