@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from elmo_fast.files.atomic import DeferredErrorFile, store_once
 from elmo_fast.files.downloads import cache_path, fetch, fetch_any, is_url
 from elmo_fast.files.hdf5 import MAGIC, check_unpacked
 from elmo_fast.files.stops import interruptible
-from elmo_fast.weights.families import BILM_TF, Family, family_of
+from elmo_fast.weights.families import ALLENNLP, BILM_TF, Family, family_of
 from elmo_fast.weights.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, public_copies
 
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
@@ -53,7 +54,8 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
     of one, or the URL of a directory where the file system can list one (`hf://owner/repository`, `s3://...`); or both
     `options_file` and `weight_file`, paths or URLs. A directory or archive has `*options.json` and one file `*.hdf5` or
     `*.h5`, or bio_embeddings' `options_file` and `weights_file`; a model of ELMoForManyLangs has `config.json` and
-    `encoder.pkl` instead. Raises `FileNotFoundError` or `ConfigurationError`, which say what is missing, or how to use
+    `encoder.pkl` instead; AllenNLP's `model.tar.gz` has `fta/*options_file` and `weights.th`, from which the model is
+    written into the cache. Raises `FileNotFoundError` or `ConfigurationError`, which say what is missing, or how to use
     a file that is not a model, and `UnavailableError` with a line for each address of a name.
     """
     if model is None:
@@ -114,10 +116,11 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
                                     f"at {path}")
         paths.append(path)
     options, weights = paths
+    family = family_of([weights.name])
     if _begins_as_hdf5(options):
         raise ConfigurationError(f"options_file {options}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
-    return ModelFiles(options, weights, vocabulary_in(weights.parent), family_of([weights.name]))
+    return _readable(ModelFiles(options, weights, vocabulary_in(weights.parent), family))
 
 
 def _fetched(url: str) -> Path:
@@ -160,7 +163,20 @@ def _in_directory(directory: Path) -> ModelFiles:
     family = family_of(names)
     options = _only(directory, family, _OPTIONS, list(filter(family.is_options, names)))
     weights = _only(directory, family, _WEIGHTS, list(filter(family.is_weights, names)))
-    return ModelFiles(options, weights, vocabulary_in(directory, family), family)
+    return _readable(ModelFiles(options, weights, vocabulary_in(directory, family), family))
+
+
+def _readable(files: ModelFiles) -> ModelFiles:
+    """The files, or for AllenNLP's those of the model that is made of them in the cache, once for each version."""
+    if files.family is not ALLENNLP:
+        return files
+    sources = files.options_file, files.weight_file
+    return _in_directory(_stored(functools.partial(_convert, *sources), *sources))
+
+
+def _convert(options_file: Path, weight_file: Path, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    ALLENNLP.implementation.convert(options_file, weight_file, folder)
 
 
 def vocabulary_in(directory: Path, family: Family = BILM_TF) -> Path | None:
@@ -181,6 +197,9 @@ def _only(directory: Path, family: Family, wanted: str, names: list[str]) -> Pat
 def _remedy(directory: Path) -> str:
     """How to make a model from a directory without a model, if it looks like a training run."""
     names = {path.name for path in directory.iterdir()}
+    if "weights.th" in names:
+        return ("; give model.tar.gz, or elmo-fast export --from-module weights.th with the --options-file of the "
+                "ELMo model in it")
     if any(name.endswith(".index") for name in names):
         return "; elmo-fast import-tf makes a training run of TensorFlow checkpoints, elmo-fast export a model of it"
     if names & {"checkpoints", _OPTIONS} or any(name.endswith(".pt") for name in names):
@@ -194,14 +213,21 @@ def _names(directory: Path) -> list[str]:
 
 
 def _unpacked(archive: Path) -> Path:
-    """Directory with the model files of an archive, unpacked into the cache once for each version of the archive.
+    """Directory with the model files of an archive, unpacked into the cache once for each version of the archive."""
+    return _stored(functools.partial(_unpack, archive), archive)
+
+
+def _stored(write: Callable[[Path], None], *sources: Path) -> Path:
+    """A directory in the cache that `write` has filled for this version of some files.
 
     A copy keeps the time and often the size of an earlier version, but neither the inode nor the time of change.
     """
-    status = archive.stat()
-    key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}:{status.st_ino}:{status.st_ctime_ns}"
-    target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    store_once(target, functools.partial(_unpack, archive))
+    states = [(path.resolve(), path.stat()) for path in sources]
+    key = ":".join(f"{path}:{state.st_size}:{state.st_mtime_ns}:{state.st_ino}:{state.st_ctime_ns}"
+                   for path, state in states)
+    name = f"{sources[-1].stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    target = cache_directory() / "unpacked" / name
+    store_once(target, write)
     return target
 
 
@@ -224,10 +250,19 @@ def _unpack(archive: Path, folder: Path) -> None:
             # `source` ends after `member.size` bytes.
             with member.open() as source, DeferredErrorFile(folder / name, folder) as copy:
                 interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
+    if family is ALLENNLP:
+        options = folder / _only(archive, family, "*options_file", list(filter(family.is_options, wanted))).name
+        _convert(options, folder / "weights.th", folder)
+        for name in wanted.keys() - {_OPTIONS}:
+            (folder / name).unlink()
 
 
 def _listed(paths: list[str]) -> str:
     """The first members of an archive that is not a model, and what to do with a PyTorch checkpoint."""
-    is_torch = any(path.endswith("/data.pkl") for path in paths)
-    return (", ".join(sorted(paths)[:8]) or "nothing") + (
-        "; this is a PyTorch checkpoint: elmo-fast export makes a model of a training run" if is_torch else "")
+    remedy = ""
+    if any(path.endswith("/data.pkl") for path in paths):
+        remedy = "; this is a PyTorch checkpoint: elmo-fast export makes a model of a training run"
+    if any(path.endswith("weights.th") for path in paths):
+        remedy = ("; AllenNLP's archive lacks the options, since 1.0: elmo-fast export OUT --from-module weights.th "
+                  "--options-file options.json makes a model of its weights and the options that config.json names")
+    return (", ".join(sorted(paths)[:8]) or "nothing") + remedy

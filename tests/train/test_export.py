@@ -203,7 +203,7 @@ def test_bad_exports_are_refused(tmp_path, capsys):
         ([*module, tmp_path / "m.pt"], "--options-file: expected the options.json"),
         ([*module, tmp_path / "absent", *options], "--from-module: expected a file, found nothing"),
         ([*module, tmp_path / "m.pt", *options], "expected the state_dict of a module with one"),
-        ([*module, folder / "weights.hdf5", *options], "expected what torch.save"),
+        ([*module, folder / "weights.hdf5", *options], "expected tensors written by torch.save"),
     ]))
     with pytest.raises(ConfigurationError, match="expected an Elmo or a BiLm, or a module around one, got 0"):
         export_module(torch.nn.Linear(2, 2), out)

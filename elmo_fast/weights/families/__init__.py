@@ -77,7 +77,10 @@ BILM_TF = Family(
     others=(SOFTMAX_FILE,),
     preferred=("options.json", "options_file", "weights_file",
                *(f"{name}{suffix}" for name in ("model", "weights", "lm_weights") for suffix in _HDF5)))
-FAMILIES = (MANYLANGS, BILM_TF)  # the first family whose weights are present applies
+ALLENNLP = Family(  # `find_model` converts its models to bilm-tf's
+    "AllenNLP", "allennlp", "elmo_fast.nn.bilm:BiLm", options=("*options_file", "*options.json"),
+    weights=("weights.th",))
+FAMILIES = (MANYLANGS, BILM_TF, ALLENNLP)  # the first family whose weights are present applies
 
 
 def family_of(names: Iterable[str]) -> Family:

@@ -14,9 +14,8 @@ import numpy as np
 from elmo_fast.arguments import MOST_CELLS, shown
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
-from elmo_fast.files.tensors import described, is_plain, load_tensors
-from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_all_read, check_finite, lstm_name
 from elmo_fast.weights.families import MANYLANGS, Family
+from elmo_fast.weights.families.allennlp import Tensors, cnn_weights, lstm_weights
 from elmo_fast.weights.options import CharCnnOptions, LstmOptions, Options
 from elmo_fast.weights.sources import ModelFiles
 
@@ -109,9 +108,13 @@ def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
         raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
     characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
     words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if word_dim else None
-    tensors = _Tensors(directory / "token_embedder.pkl", files)
-    weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, word_dim)
-    weights |= _lstm_weights(_Tensors(files.weight_file, files), options.lstm)
+    embedder, encoder = (Tensors(path, allow_nonfinite=files.allow_nonfinite)
+                         for path in (directory / "token_embedder.pkl", files.weight_file))
+    weights = _token_weights(embedder, options.char_cnn, options.lstm, characters, words, word_dim)
+    weights |= lstm_weights(encoder, options.lstm)
+    for tensors in (embedder, encoder):
+        tensors.check_rest("")
+    weights = {name: np.ascontiguousarray(values) for name, values in weights.items()}
     return ManyLangsOptions(options.lstm, options.char_cnn, characters=characters, words=words), weights
 
 
@@ -163,81 +166,20 @@ def _model_id(number: int, padding: int) -> int:
     return rank + (rank >= PADDING_ID)
 
 
-class _Tensors:
-    """The tensors of a `state_dict` in a file, read without running code from it."""
-
-    def __init__(self, path: Path, model: ModelFiles):
-        self._path, self._model = path, model
-        if not path.is_file():
-            raise ConfigurationError(f"{path}: expected tensors written by torch.save, found no file")
-        content = load_tensors(path, "model", "tensors written by torch.save")
-        self._rest = {str(name): tensor for name, tensor in content.items()} if isinstance(content, Mapping) else {}
-
-    def take(self, name: str, *shape: int | None) -> np.ndarray:
-        """The tensor `name` as float32; a size of None in `shape` accepts any size."""
-        tensor = self._rest.pop(name, None)
-        if not is_plain(tensor):
-            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape} of floating-point numbers in "
-                                     f"memory, found {described(tensor)}")
-        if tensor.dim() != len(shape) or any(expected not in (None, size)
-                                             for expected, size in zip(shape, tensor.shape)):
-            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {tuple(tensor.shape)}")
-        values = tensor.detach().float().numpy()
-        if not self._model.allow_nonfinite:
-            check_finite(f"{self._path}: {name}", values)
-        return values
-
-    def check_all_taken(self) -> None:
-        """Raise `ConfigurationError` for tensors that were not taken."""
-        check_all_read(str(self._path), self._rest)
-
-
-def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],
+def _token_weights(tensors: Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],
                    words: Mapping[str, int] | None, word_dim: int) -> dict[str, np.ndarray]:
     chars = tensors.take("char_emb_layer.embedding.weight", None, cnn.embedding_dim)
     _check_rows("char.dic", characters, len(chars))
     table = np.zeros((max(len(chars), PADDING_ID), cnn.embedding_dim), np.float32)
     table[[_model_id(row, characters[_PAD]) - 1 for row in range(len(chars))]] = chars
-    weights = {CHARACTERS: table}
-    for i, (width, count) in enumerate(cnn.filters):
-        kernel = tensors.take(f"convolutions.{i}.weight", count, cnn.embedding_dim, width)
-        weights[f"CNN/W_cnn_{i}"] = kernel.transpose(2, 1, 0)[None]  # [1, width, E, n]
-        weights[f"CNN/b_cnn_{i}"] = tensors.take(f"convolutions.{i}.bias", count)
-    total = cnn.n_filters
-    for k in range(cnn.n_highway):
-        for short, long, shape in (("W", "weight", (2 * total, total)), ("b", "bias", (2 * total,))):
-            transform, carry = np.split(tensors.take(f"highways._layers.{k}.{long}", *shape), 2)
-            weights[f"CNN_high_{k}/{short}_transform"] = transform.T
-            weights[f"CNN_high_{k}/{short}_carry"] = -carry.T
+    weights = {CHARACTERS: table, **cnn_weights(tensors, cnn, "convolutions.{}", "highways._layers.{}")}
     if words is not None:
         weights[WORDS] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
         _check_rows("word.dic", words, len(weights[WORDS]))
-        total += word_dim
+    total = cnn.n_filters + (word_dim if words is not None else 0)
     weights["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).T
     weights["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)
-    tensors.check_all_taken()
-    return {name: np.ascontiguousarray(value) for name, value in weights.items()}
-
-
-def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]:
-    weights, dim, size = {}, lstm.dim, lstm.projection_dim
-    for layer in range(lstm.n_layers):
-        for direction, name in zip(DIRECTIONS, ("forward", "backward")):
-            cell = f"{name}_layer_{layer}"
-            parts = [tensors.take(f"{cell}.{part}_linearity.weight", 4 * dim, size) for part in ("input", "state")]
-            i, f, j, o = np.split(tensors.take(f"{cell}.state_linearity.bias", 4 * dim), 4)
-            values = (_gates(np.concatenate(parts, axis=1)).T, np.concatenate([i, j, f - 1, o]),
-                      tensors.take(f"{cell}.state_projection.weight", size, dim).T)
-            weights |= {lstm_name(direction, layer, part): np.ascontiguousarray(value)
-                        for part, value in zip(LSTM_DATASETS, values)}
-    tensors.check_all_taken()
     return weights
-
-
-def _gates(rows: np.ndarray) -> np.ndarray:
-    """Rows with gates i, f, j, o in the order i, j, f, o."""
-    i, f, j, o = np.split(rows, 4)
-    return np.concatenate([i, j, f, o])
 
 
 def _check_rows(name: str, lexicon: Mapping[str, int], rows: int) -> None:
