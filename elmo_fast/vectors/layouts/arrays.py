@@ -55,7 +55,8 @@ def check(target: str, form: OutputSpec, name: str) -> None:
     if Path(target).suffix == ".npy":
         if not form.pool or form.layers == "all":
             raise ConfigurationError(f"{name}: expected .h5 or .npz for arrays of different lengths, got .npy, which "
-                                     "needs one vector per text (pooled; --protein)")
+                                     "needs one vector per text: --pool with --top, --average, --layer or --weights "
+                                     "(seqvec: --protein)")
         names = names_of(target)
         check_target(names, name)
         if os.path.lexists(names) and not _are_names(names):
