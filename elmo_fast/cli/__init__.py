@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ COMMANDS = {  # module -> its subcommands
     "embed": ["embed"], "cache": ["cache"], "info": ["info", "models", "doctor"], "pictures": ["compare", "nearest"],
     "score": ["score", "substitutes"], "train": ["vocab", "train", "perplexity", "export", "import-tf"],
     "serve": ["serve"], "seqvec": ["seqvec"], "bench": ["bench"]}
+_FLAG = re.compile("--?[A-Za-z]").match
 _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -111,6 +113,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports errors in one line, without the usage, which would push the reason off the screen."""
 
     program = "elmo-fast"
+    _words: Sequence[str] = ()
 
     def _check_value(self, action: argparse.Action, value) -> None:
         """argparse's check; for an unknown command the error names the nearest one, else all of them."""
@@ -121,8 +124,28 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"unknown command {value!r}: {hint}")
         super()._check_value(action, value)
 
+    def parse_known_args(self, args=None, namespace=None):
+        """argparse's method, except that a subcommand refuses what it does not know itself."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+    def _nearest(self) -> list[str]:
+        """The flags nearest to those that a subcommand does not have."""
+        known, flags = self._option_string_actions, [word.partition("=")[0] for word in self._words if _FLAG(word)]
+        unknown = [flag for flag in flags if flag[:2] not in known
+                   and not any(name.startswith(flag) for name in known)]
+        return [name for flag in unknown if self._subparsers is None
+                for name in difflib.get_close_matches(flag, known, n=1)]
+
     def error(self, message: str):
         unknown = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []
-        if any(os.sep in name or "." in name for name in unknown if not name.startswith("-")):
+        if nearest := self._nearest():
+            message += f"; did you mean {', '.join(nearest)}?"
+        elif unknown and self._subparsers is not None:
+            message += "; flags of a command come after its name"
+        elif any(os.sep in name or "." in name for name in unknown if not name.startswith("-")):
             message += "; quote a glob ('*.txt'), else the shell replaces it by the names of its files"
         self.exit(REFUSED, f"{self.program}: error: {message} (see {self.prog} --help)\n")

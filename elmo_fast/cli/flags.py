@@ -53,6 +53,7 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
     `run`, a function or its name `module:function`, may return lines to print.
     """
     parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for flag in shared:
         if flag == "--device":
             _add_device(parser)

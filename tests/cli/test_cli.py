@@ -201,6 +201,13 @@ def test_a_parser_of_a_command_has_the_commands_of_its_module(names):
     assert list(commands) == names
 
 
+@pytest.mark.parametrize("words, expected", [
+    (["-v", "doctor"], True), (["doctor", "-v"], True), (["vocab", "-v", "in.txt", "out"], True),
+    (["vocab", "in.txt", "out", "--verbose"], True), (["export", "-v", "run", "out"], True), (["doctor"], False)])
+def test_the_flag_of_the_log_stands_anywhere(words, expected):
+    assert cli.make_parser().parse_args(words).verbose is expected
+
+
 def test_help_and_version(capsys):
     status, output, _ = run(capsys, "embed", "--help")
     assert status == 0 and "--use-sentence-keys" in output

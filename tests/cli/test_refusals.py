@@ -36,7 +36,20 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("embed texts o.h5 --top --model model",
      ("input: expected a file or a glob, got the directory texts; texts/* are its files")),
     ("embed texts/a.txt texts/b.txt o.h5 --top", f"unrecognized arguments: o.h5; {_QUOTED}"),
-    ("doctor who", "unrecognized arguments: who (see"),
+    ("doctor who", "unrecognized arguments: who (see elmo-fast doctor --help)"),
+    ("embed texts/a.txt o.h5 --modle model",
+     "unrecognized arguments: --modle model; did you mean --model? (see elmo-fast embed --help)"),
+    ("embed --batchsize=8 texts/a.txt o.h5", "--batchsize=8; did you mean --batch-size? (see elmo-fast embed --help)"),
+    ("embed texts/a.txt o.h5 -pool mean --frmat csv", "did you mean --pool, --format? (see elmo-fast embed --help)"),
+    ("seqvec --inptu p.fasta -o o.h5",
+     "required: -i/--input; did you mean --input? (see elmo-fast seqvec --help)"),
+    ("train r --trian texts/a.txt", "did you mean --train? (see elmo-fast train --help)"),
+    ("score texts/a.txt --zzz", "unrecognized arguments: --zzz (see elmo-fast score --help)"),
+    ("--quiet embed texts/a.txt o.h5", "--quiet; flags of a command come after its name (see elmo-fast --help)"),
+    ("embed texts/a.txt o.npy --pool mean --model model",
+     "one vector per text: --pool with --top, --average, --layer or --weights"),
+    ("embed texts/a.txt o.npy --top --model model", "--pool with --top"),
+    ("seqvec -i p.fasta -o o.npy --model model --id 0", "--layer or --weights (seqvec: --protein)"),
     ("info model/weights.hdf5", "which is an HDF5 file: weights are given as --weight-file beside --options-file"),
     ("train r --train texts/a.txt --vocab vocab.txt --from-model model/weights.hdf5",
      "train: --from-weights beside --from-options"),
@@ -66,6 +79,8 @@ def test_a_refusal_says_what_to_write(capsys, folder, command, message):
     status, output, error = run(capsys, *command.split())
     assert (status, output, error.count("\n")) == (2, "", 1)
     assert error.startswith("elmo-fast: error: ") and message in error and names(folder) == before
+
+
 
 
 @pytest.mark.parametrize("flags, shape", [
