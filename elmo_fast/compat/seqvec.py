@@ -98,22 +98,8 @@ def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_c
     The identifier is field `id_field` of the header split at `split_char`, or the whole header for -1.
     `ConfigurationError` for a missing field, and for an identifier that is empty or occurs twice.
     """
-    source = os.fspath(fasta_path)
-    if not split_char and id_field != -1:
-        raise ConfigurationError("split_char: expected at least one character, got ''")
-    for header, sequence in fasta.read_fasta(fasta_path):
-        header = header.replace(">", "")
-        fields = [header] if id_field == -1 else header.split(split_char)
-        if not -len(fields) <= id_field < len(fields):
-            raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number "
-                                     f"{id_field} of {header!r:.60} in {source}; -1 takes the whole header")
-        identifier = fields[id_field]
-        if not identifier.strip("/. "):
-            raise ConfigurationError(f"id: expected an identifier, got {identifier!r} from {header!r:.60} in {source}")
-        if identifier in sequences:
-            raise ConfigurationError(f"FASTA file: expected different identifiers, got {identifier!r:.60} twice "
-                                     f"(the second time in {source})")
-        sequences[identifier] = sequence.upper()
+    for identifier, record in _records([fasta_path], split_char, id_field, sequences):
+        sequences[identifier] = record.sequence
 
 
 def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) -> dict[str, str]:
@@ -121,16 +107,44 @@ def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) 
 
     In a directory, files with `fasta` in their names are read.
     """
-    root = Path(check_path("input", seq_dir))
     sequences: dict[str, str] = {}
+    for path in _fasta_files(seq_dir):
+        read_fasta(sequences, path, split_char, id_field)
+    return sequences
+
+
+def _fasta_files(seq_dir: str | os.PathLike) -> list[Path]:
+    root = Path(check_path("input", seq_dir))
     if not root.exists():
         raise FileNotFoundError(f"input: expected a FASTA file or a directory of them, found nothing at {root}")
     paths = sorted(path for path in root.glob("**/*fasta*") if path.is_file()) if root.is_dir() else [root]
     if not paths:
         raise ConfigurationError(f"input: expected files with fasta in their name, found none below {root}")
+    return paths
+
+
+def _records(paths: Iterable[str | os.PathLike], split_char: str, id_field: int,
+             known: Iterable[str] = ()) -> Iterator[tuple[str, fasta.FastaRecord]]:
+    """Identifiers, none in `known`, and records with sequences in upper case; errors are those of `read_fasta`."""
+    if not split_char and id_field != -1:
+        raise ConfigurationError("split_char: expected at least one character, got ''")
+    taken = set(known)
     for path in paths:
-        read_fasta(sequences, path, split_char, id_field)
-    return sequences
+        for header, sequence in fasta.read_fasta(path):
+            header = header.replace(">", "")
+            fields = [header] if id_field == -1 else header.split(split_char)
+            if not -len(fields) <= id_field < len(fields):
+                raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number "
+                                         f"{id_field} of {header!r:.60} in {path}; -1 takes the whole header")
+            identifier = fields[id_field]
+            if not identifier.strip("/. "):
+                raise ConfigurationError(f"id: expected an identifier, got {identifier!r} from {header!r:.60} in "
+                                         f"{path}")
+            if identifier in taken:
+                raise ConfigurationError(f"FASTA file: expected different identifiers, got {identifier!r:.60} twice "
+                                         f"(the second time in {path})")
+            taken.add(identifier)
+            yield identifier, fasta.FastaRecord(header, sequence.upper())
 
 
 def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> np.ndarray:
@@ -181,7 +195,7 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
 
     def embeddings():
-        ordered = _sorted_by_length(read_fasta_file(seq_dir, split_char, id_field))
+        ordered = _sorted_by_length(read_fasta_file(seq_dir, split_char, id_field).items())
         model = _open(model_dir, cpu, **arguments)
         with progress_bar(len(ordered), "sequences", progress) as bar:
             for batch in _batches(ordered, batchsize):
@@ -226,21 +240,24 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
     form = _SeqVecSpec(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein,
                        dtype=check_choice("dtype", options.dtype, STORAGES, ConfigurationError))
     with locked(output_path) as part:
-        ordered = _sorted_by_length(read_fasta_file(input_path, split_char, id_field))
+        ordered = _sorted_by_length((identifier, record.sequence, next(iter(record.header.split()), identifier))
+                                    for identifier, record in _records(_fasta_files(input_path), split_char, id_field))
         model = _open(model_dir, cpu, options.device, options)
         from elmo_fast.embed.embedder import Runner
         from elmo_fast.embed.run import write_corpus
 
         def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
             for group in groups:
-                for _, layers in embed_with_fallback([(text.key, text.text) for text in group], model, model_dir):
+                batch = [(text.key, "".join(text.tokens)) for text in group]
+                for _, layers in embed_with_fallback(batch, model, model_dir):
                     yield layers
 
         layout = layout_of(output_path)
-        target = Target(output_path, layout, form, options_of(layout, forget_sentences=True))
-        runner = Runner(model, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
+        target = Target(output_path, layout, form, options_of(layout, forget_sentences=True, original_ids=True))
+        runner = Runner(model, lambda texts: _batches(texts, batchsize, 2), run, {"batchsize": batchsize},
                         model.state)
-        texts = (Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered)
+        # bio_embeddings' name of a sequence is stored beside its vectors.
+        texts = (Text(identifier, name, list(sequence)) for identifier, sequence, name in ordered)
         written = write_corpus(texts, runner, target, resume=options.resume, lock=part,
                                progress=Progress(options.progress, len(ordered), "sequences"))
     return summary(target, written, model.model)
@@ -271,9 +288,10 @@ def _check_output(path: str | os.PathLike, per_protein: bool) -> None:
     layouts.check_output(layout_of(path), path, OutputSpec("average", "mean" if per_protein else None))
 
 
-def _sorted_by_length(sequences: dict[str, str]) -> list[tuple[str, str]]:
-    logger.info("%d sequences", len(sequences))
-    return sorted(sequences.items(), key=lambda item: len(item[1]))
+def _sorted_by_length(sequences: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    ordered = sorted(sequences, key=lambda item: len(item[1]))
+    logger.info("%d sequences", len(ordered))
+    return ordered
 
 
 def _embed_alone(identifier: str, sequence: str, model: "Embedder", model_dir) -> np.ndarray:
@@ -292,13 +310,13 @@ def _embed_alone(identifier: str, sequence: str, model: "Embedder", model_dir) -
         return _cpu_model(model_dir, **settings).embed_sentence(list(sequence))
 
 
-def _batches(ordered: Iterable[tuple[str, str] | Text], batchsize: int) -> Iterator[list]:
-    """Group (identifier, sequence) pairs, or texts, into batches as `get_embeddings` describes."""
+def _batches(ordered: Iterable[tuple], batchsize: int, place: int = 1) -> Iterator[list]:
+    """Group tuples with their residues at `place` into batches as `get_embeddings` describes."""
     batch, residues = [], 0
     for item in ordered:
         batch.append(item)
-        residues += len(item[1])
-        if residues > batchsize or 2 * len(item[1]) > batchsize:
+        residues += len(item[place])
+        if residues > batchsize or 2 * len(item[place]) > batchsize:
             yield batch
             batch, residues = [], 0
     if batch:

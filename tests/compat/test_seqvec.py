@@ -2,11 +2,12 @@ import logging
 import runpy
 import sys
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ConfigurationError, ElmoEmbedder
+from elmo_fast import ConfigurationError, ElmoEmbedder, open_embeddings
 from elmo_fast.arguments import SEQVEC_LAYERS
 from elmo_fast.compat import allennlp, seqvec
 from elmo_fast.testing import SAME_MODEL
@@ -53,6 +54,24 @@ def test_batches_shortest_first_end_where_seqvec_ends_them(folder, fasta, tmp_pa
             assert values.dtype == np.float32 and values.shape == (len(PROTEINS[key]), 8)
             truth = layers[key].sum(0) if layer == "sum" else layers[key][2]
             np.testing.assert_allclose(values, truth, rtol=0, atol=SAME_MODEL)
+
+
+@pytest.mark.parametrize("flags, keys", [([], "P3"), (["--id", "-1"], "sp|P3|NAME x"), (["--id", "0"], None)])
+@pytest.mark.parametrize("suffix", [".h5", ".hdf5"])
+def test_datasets_have_the_name_of_bio_embeddings(folder, fasta, tmp_path, capsys, suffix, flags, keys):
+    """`original_id`, by which predictors find the sequence of a dataset: the first word of its header."""
+    arguments = ["seqvec", "-i", fasta, "-o", tmp_path / f"x{suffix}", "--model", folder, "--protein", *flags]
+    if keys is None:
+        fasta.write_text(fasta.read_text().replace("sp|", "").replace("|NAME", ""))
+    for more in ([], ["--batchsize", "1"]):  # in one part and in several
+        status, _, error = run(capsys, *arguments, *more, "--silent")
+        assert status == 0, error
+        with h5py.File(tmp_path / f"x{suffix}") as file:
+            names_of = {key: dataset.attrs["original_id"] for key, dataset in file.items()}
+        expected = [line[1:].split()[0] for line in fasta.read_text().splitlines() if line.startswith(">")]
+        assert sorted(names_of.values()) == sorted(expected) and len(names_of) == 4
+        assert names_of[keys or "P3 x"] == expected[0]
+        assert sorted(open_embeddings(tmp_path / f"x{suffix}").keys) == sorted(names_of)
 
 
 @runs("`get_elmo_model(model_dir, cpu)`", "`ElmoEmbedder(options, weights, cuda_device)` of AllenNLP")

@@ -109,15 +109,18 @@ def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
 
 
 class AllennlpWriter:
-    """Writes texts as AllenNLP's `ElmoEmbedder` does."""
+    """Writes texts as AllenNLP's `ElmoEmbedder` does; with `original_ids` bio_embeddings' attribute is the text."""
 
-    def __init__(self, writer: Hdf5Writer, form: OutputSpec, use_sentence_keys: bool, index: Index | None):
+    def __init__(self, writer: Hdf5Writer, form: OutputSpec, use_sentence_keys: bool, index: Index | None,
+                 original_ids: bool = False):
         self._writer, self._dtype = writer, np.dtype(form.dtype)
-        self._sentence_keys, self._index = use_sentence_keys, index
+        self._sentence_keys, self._index, self._original_ids = use_sentence_keys, index, original_ids
 
     def write(self, item: TextVectors) -> None:
         key = item.text if self._sentence_keys else item.key
         dataset = self._writer.write(key, narrowed(item, self._dtype))
+        if self._original_ids:
+            h5py.Dataset(dataset).attrs[_NAME] = item.text
         if item.positions is not None:
             try:
                 h5py.Dataset(dataset).attrs["positions"] = item.positions
@@ -133,13 +136,14 @@ class AllennlpWriter:
 
 @contextlib.contextmanager
 def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = None,
-            use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
+            use_sentence_keys: bool = False, forget_sentences: bool = False, original_ids: bool = False,
+            **_) -> Iterator[AllennlpWriter]:
     """A writer of a file at `path`; its errors name `target`."""
     indexed = not (forget_sentences or use_sentence_keys)
     with new_hdf5(path, target, **_OPTIONS) as (file, disk):
         file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
         writer, index = Hdf5Writer(file, disk, sentences=use_sentence_keys), Index()
-        yield AllennlpWriter(writer, form, use_sentence_keys, index if indexed else None)
+        yield AllennlpWriter(writer, form, use_sentence_keys, index if indexed else None, original_ids)
         if indexed:
             writer.write_index(index)
 

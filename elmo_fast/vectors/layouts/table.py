@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
 LAYOUTS = {
     "allennlp": Layout("allennlp", "AllennlpSource", "HDF5", (".h5", ".hdf5"), MAGIC, is_any_suffix_taken=True,
-                       has_unique_keys=True, options=("forget_sentences", "use_sentence_keys")),
+                       has_unique_keys=True, options=("forget_sentences", "use_sentence_keys", "original_ids")),
     "parquet": Layout("columns", "ColumnsSource", "Parquet", (".parquet",), b"PAR1", can_be_in_parts=True),
     "arrow": Layout("columns", "ColumnsSource", "Arrow", (".arrow", ".feather"), b"ARROW1", can_be_in_parts=True),
     "npz": Layout("arrays", "NpzSource", ".npz", (".npz",), b"PK", has_unique_keys=True, are_targets_keys=True),
