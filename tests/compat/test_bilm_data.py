@@ -1,7 +1,10 @@
 """bilm-tf's data sets: rows of text, in the order that `random` gives."""
 
+import bz2
 import glob
+import gzip
 import itertools
+import lzma
 import random
 from pathlib import Path
 
@@ -101,6 +104,16 @@ def test_both_directions_once(corpus):
         check_batches(batch, forward_pairs, vocab)
         check_batches(batch, reverse_pairs, vocab, "_reverse")
     assert list(data.iter_batches(2, 3)) == []
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_files_have_the_same_sentences(tmp_path, compress):
+    _, vocabulary = write_corpus(tmp_path, shards=1)
+    suffix = {gzip.compress: "gz", bz2.compress: "bz2", lzma.compress: "xz"}[compress]
+    (tmp_path / f"p.{suffix}").write_bytes(compress((tmp_path / "part-0.txt").read_bytes()))
+    plain, packed = ([ids.tolist() for ids, _ in LMDataset(tmp_path / name, Vocabulary(vocabulary), test=True)
+                      .get_sentence()] for name in ("part-0.txt", f"p.{suffix}"))
+    assert plain == packed and len(plain) == 25
 
 
 def test_refuses(tmp_path):

@@ -1,10 +1,12 @@
 """bilm-tf's `BidirectionalLanguageModel` on characters and on word ids, its two dumps and its usage scripts."""
 
 import copy
+import gzip
 import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -198,6 +200,17 @@ def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, input
     dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=4, state="zero", progress=False)
     arrays = read_hdf5(tmp_path / "out.hdf5")
     np.testing.assert_allclose(arrays["0"], arrays["6"], rtol=0, atol=SAME_MODEL)
+
+
+def test_a_compressed_text_is_dumped(tmp_path, inputs):
+    vocabulary, text, *model = inputs
+    (tmp_path / "text.gz").write_bytes(gzip.compress(Path(text).read_bytes()))
+    for name, output in ((text, "plain.hdf5"), (tmp_path / "text.gz", "packed.hdf5")):
+        dump_bilm_embeddings(vocabulary, name, *model, tmp_path / output, progress=False)
+    plain, packed = (read_hdf5(tmp_path / f"{name}.hdf5") for name in ("plain", "packed"))
+    assert plain.keys() == packed.keys()
+    for key, values in plain.items():
+        np.testing.assert_array_equal(packed[key], values)
 
 
 @pytest.mark.parametrize("change, message", [

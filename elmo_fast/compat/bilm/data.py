@@ -6,12 +6,12 @@ import logging
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
 from elmo_fast.arguments import check_count, check_path
 from elmo_fast.errors import ConfigurationError
+from elmo_fast.files.compressed import open_text
 from elmo_fast.nn.batching import Batcher, TokenBatcher
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 
@@ -28,6 +28,8 @@ Sentence = tuple[np.ndarray, np.ndarray | None]  # word ids int32 [T + 2], chara
 
 class LMDataset:
     """Sentences of the text files that match a glob, one tokenized sentence per line. From bilm-tf's `LMDataset`.
+
+    A file is compressed if its name ends in .gz, .bz2, .xz or .zst.
 
     Files are read without end, in a new random order in every pass; with `test` once, in the reverse order of `glob`.
     `shuffle_on_load` shuffles the sentences of a file. Both use Python's `random` and give bilm-tf's order for the same
@@ -64,7 +66,8 @@ class LMDataset:
             random.shuffle(self._shards)
         name = (self._all_shards if self._test else self._shards).pop()
         try:
-            lines = Path(name).read_text(encoding="utf-8-sig").split("\n")
+            with open_text(name, "filepattern") as file:
+                lines = file.read().split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"filepattern: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
         sentences = [line.split() for line in (lines if lines[-1] else lines[:-1])]

@@ -26,7 +26,7 @@ from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.nn.torch_model import TorchModel
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import BOUNDARIES
-from elmo_fast.text.readers import read_lines, scan
+from elmo_fast.text.readers import open_texts
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.vectors.layouts.allennlp import hdf5_file
 from elmo_fast.weights.datasets import check_finite, read_model
@@ -186,9 +186,10 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
     check_count("batch_size", batch_size, most=MOST_SENTENCES)
     check_target(outfile, "output file")
     _, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, options)
-    with open(check_file("dataset_file", dataset_file), encoding="utf-8") as file, hdf5_file(outfile) as writer:
-        count = scan(file, allow_blank=True)
-        sentences = (line.tokens for line in read_lines(file, allow_blank=True))
+    name = check_file("dataset_file", dataset_file)
+    reading = open_texts(name, format="text", tokenizer=str.split, allow_blank=True)
+    with reading as texts, hdf5_file(outfile) as writer:
+        count, sentences = texts.count(), (text.tokens for text in texts)
         stream = SlotStream(TorchModel(bilm), batch_size, bilm.state, runs_empty=True).run(sentences)
         with progress_bar(count, "sentences", progress) as bar:
             for number, vectors in enumerate(stream):
