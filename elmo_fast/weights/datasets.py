@@ -141,11 +141,10 @@ def _take(datasets: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...
 
 
 def check_all_read(source: str, rest: Collection[str]) -> None:
-    """Raise `ConfigurationError` for names that were not read: they are of a model of other sizes, or of another kind.
-    """
+    """Raise `ConfigurationError` for names that were not read: of a model of other sizes, or of another kind."""
     if rest:
-        raise ConfigurationError(f"{source}: expected only the weights of the model's sizes, found {min(rest):.80} and "
-                                 f"{len(rest) - 1} more beside them")
+        raise ConfigurationError(f"{source}: expected only the weights of the model's sizes, found {min(rest):.120} "
+                                 f"and {len(rest) - 1} more beside them")
 
 
 def read_values(dataset: h5py.Dataset, where: str, allow_nonfinite: bool = False) -> np.ndarray:

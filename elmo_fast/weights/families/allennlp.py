@@ -12,7 +12,7 @@ import numpy as np
 
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.tensors import described, is_plain, load_tensors
-from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name, write_model
+from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, check_all_read, check_finite, lstm_name, write_model
 from elmo_fast.weights.options import N_CHARACTERS, CharCnnOptions, LstmOptions, Options
 
 _CHARACTERS, _WORDS = "_token_embedder._char_embedding_weights", "_token_embedder.embedding"
@@ -90,9 +90,7 @@ class Tensors(Mapping):
 
     def check_rest(self, *prefixes: str) -> None:
         """Raise `ConfigurationError` for a key with one of the prefixes that was not taken: of another model."""
-        if surplus := sorted(key for key in self._rest if key.startswith(prefixes)):
-            raise ConfigurationError(f"{self._where}: expected the weights of the options, found {surplus[0]:.120} and "
-                                     f"{len(surplus) - 1} more beside them")
+        check_all_read(self._where, [key for key in self._rest if key.startswith(prefixes)])
 
 
 def cnn_weights(tensors: Tensors, cnn: CharCnnOptions, convolution: str, highway: str) -> dict[str, np.ndarray]:
