@@ -1,6 +1,5 @@
 """Writes the bodies of answers piece by piece, so that memory never holds a second copy of an answer."""
 
-import base64
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -47,11 +46,6 @@ def npz_body(arrays: Iterable[np.ndarray]) -> Iterator[bytes]:
                         yield bytes(sink)
                         sink.clear()
     yield bytes(sink)
-
-
-def base64_of(vector: np.ndarray) -> str:
-    """Encode a vector as base64 of little-endian float32, as OpenAI's clients read it."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 def _json_parts(head: dict[str, Any], lists: Mapping[str, Iterable[Any]]) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """The ASGI application: routes for embeddings, health and metrics. Tests and other servers call `create_app`."""
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -115,8 +116,8 @@ def _status_routes(service: Service) -> APIRouter:
     about = {"model": service.name, "version": service.version, "layers": model.num_layers,
              "dimensions": model.output_dim, "state": service.batching.state, "device": str(model.device)}
 
-    @router.get("/health", responses={200: described(schemas.Health), 503: described(schemas.Health)})
-    async def health():
+    @router.get("/health", responses={503: {"description": "`status` is draining or failing"}})
+    async def health() -> dict[str, Any]:
         """Whether requests are accepted."""
         batching = service.batching
         status = "draining" if batching.is_draining else "failing" if batching.is_failing else "ready"
@@ -155,8 +156,7 @@ def _embed_routes(service: Service) -> APIRouter:
 
         return await service.answer(pieces(), media_type)
 
-    @router.post("/embeddings", **described_body(schemas.EmbeddingsRequest),
-                 responses={200: described(schemas.EmbeddingsAnswer), 404: _ERROR})
+    @router.post("/embeddings", **described_body(schemas.EmbeddingsRequest), responses={404: _ERROR})
     async def embeddings(work: Annotated[_Work, Depends(of_embeddings)], request: Request):
         """Pooled vectors of texts, in OpenAI's shape."""
         vectors = await service.vectors(request, work.texts)
@@ -165,8 +165,9 @@ def _embed_routes(service: Service) -> APIRouter:
 
         def pieces() -> Iterator[bytes]:
             arrays = _apply_spec(work, vectors)
+            as_base64 = work.encoding == "base64"
             data = ({"object": "embedding", "index": number,
-                     "embedding": answers.base64_of(array) if work.encoding == "base64" else array}
+                     "embedding": base64.b64encode(array.astype("<f4")).decode() if as_base64 else array}
                     for number, array in enumerate(map(_unit, arrays) if work.normalize else arrays))
             yield from answers.json_body(head, {"data": data})
 
@@ -190,21 +191,16 @@ def _embed_work(service: Service, body: schemas.EmbedRequest) -> _Work:
 
 
 def _embeddings_work(service: Service, body: schemas.EmbeddingsRequest) -> _Work:
-    _check_model(service, body)
+    if body.model != service.name:
+        raise Refusal(404, f"model: expected {service.name!r}, got {body.model[:80]!r}", "model_not_found", "model")
+    if body.dimensions not in (None, size := service.batching.embedder.model.output_dim):
+        raise Refusal(422, f"dimensions: expected {size}, which the model has, or none, got {shown(body.dimensions)}",
+                      "invalid_value", "dimensions")
     form = service.form(layers=body.layers, pool=body.pool)
     texts = service.reader.texts("input", [body.input] if isinstance(body.input, str) else body.input, True)
     if not texts:
         raise Refusal(422, "input: expected at least one text, got none", "no_texts", "input")
     return _Work(form, texts, body.encoding_format, body.normalize)
-
-
-def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
-    if body.model != service.name:
-        raise Refusal(404, f"model: expected {service.name!r}, got {body.model[:80]!r}", "model_not_found", "model")
-    size = service.batching.embedder.model.output_dim
-    if body.dimensions not in (None, size):
-        raise Refusal(422, f"dimensions: expected {size}, which the model has, or none, got {shown(body.dimensions)}",
-                      "invalid_value", "dimensions")
 
 
 def _accepted_type(accept: str) -> str:

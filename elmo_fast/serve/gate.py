@@ -5,7 +5,6 @@ import base64
 import binascii
 import contextlib
 import hmac
-import ipaddress
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,10 +29,8 @@ _MOST_HEADERS = 1 << 14  # bytes
 _MOST_BODIES = 64  # of the largest size that memory holds at a time
 _MAX_CHARACTERS = 100  # of a client's text in an error
 _place = re.compile(r"(?P<reason>.*) - at `\$\.(?P<place>.*?)`|.* field `(?P<field>.*)`", re.DOTALL).fullmatch
-_host_and_port = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?").fullmatch
-
-class _StoppedReading(Exception):
-    """The client took no bytes of an answer for too long."""
+# Hosts that no page of another site has: addresses, and names without a dot or below localhost.
+_LOCAL = r"[\d.]+|\[[\da-f:.]*\]|[^.:]*|[^:]*\.localhost"
 
 
 class Gate:
@@ -46,7 +43,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, *, limits: Limits, metrics: Metrics, api_key: str | None, host: str,
                  routes: frozenset[str]):
-        self._app, self._limits, self._metrics, self._host = app, limits, metrics, host.lower()
+        self._app, self._limits, self._metrics = app, limits, metrics
+        self._is_own = re.compile(rf"(?:{_LOCAL}|{re.escape(host.lower())})(?::\d*)?").fullmatch
         self._key = None if api_key is None else api_key.encode()
         self._routes = routes
         self._body_bytes = 0  # of all requests
@@ -61,15 +59,12 @@ class Gate:
         async def send_in_time(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
-            try:
-                async with asyncio.timeout(self._limits.write_seconds):
-                    await send(message)
-            except TimeoutError:
-                raise _StoppedReading from None
+            async with asyncio.timeout(self._limits.write_seconds):
+                await send(message)
 
         self._metrics.running += 1
         try:
-            with contextlib.suppress(_StoppedReading), contextlib.ExitStack() as stack:
+            with contextlib.suppress(TimeoutError), contextlib.ExitStack() as stack:  # the client reads nothing
                 scope["elmo_fast.exit"] = stack
                 await self._run(scope, receive, send_in_time)
         finally:
@@ -112,8 +107,7 @@ class Gate:
             raise self._too_large()
 
     def _check_site(self, host: str, origin: str | None) -> None:
-        match = _host_and_port(host)
-        if match is None or not (match[1] == self._host or _is_local(match[1])):
+        if not self._is_own(host):
             raise Refusal(421, f"Host: expected an address, a name without a dot or that of --host, got {host!r:.80}; "
                           "with an API key every name is answered", "unknown_host")
         if origin is not None and origin.partition("://")[2].lower() != host:
@@ -196,14 +190,6 @@ class Reader:
             raise Refusal(413, f"{name}: expected at most {self._limits.max_letters:,} characters in a token",
                           "token_too_long", field)
         return tokens
-
-
-def _is_local(name: str) -> bool:
-    """Whether no other site can have this host: an address, `localhost`, or another name without a dot."""
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name.strip("[]"))
-        return True
-    return "." not in name or name.endswith(".localhost")
 
 
 def _given_key(authorization: str) -> bytes:

@@ -44,55 +44,10 @@ class EmbeddingsRequest(Struct, forbid_unknown_fields=True):
     normalize: Annotated[bool, Meta(description="Scale vectors to length 1, as OpenAI's are.")] = False
 
 
-class Embedding(Struct):
-    """The vector of a text, as numbers or as base64 of little-endian float32."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class Usage(Struct):
-    """Number of tokens of the texts, without boundaries."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsAnswer(Struct):
-    """A list of vectors in the format of OpenAI's API."""
-
-    object: Literal["list"]
-    model: str
-    usage: Usage
-    data: list[Embedding]
-
-
-class Health(Struct):
-    """`status` is `ready` (200), or `draining` or `failing` (503)."""
-
-    status: Literal["ready", "draining", "failing"]
-    model: str
-    version: str
-    layers: int
-    dimensions: int
-    state: str
-    device: str
-
-
-class ErrorDetail(Struct):
-    """`param` names the field, `code` the kind of error."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
 class ErrorAnswer(Struct):
-    """The body of every answer from 400 on."""
+    """The body of every answer from 400 on: `message`, `type`, the field `param` or null, and `code`."""
 
-    error: ErrorDetail
+    error: dict[str, str | None]
 
 
 def described_body(kind: type[Struct]) -> dict[str, Any]:
@@ -101,16 +56,6 @@ def described_body(kind: type[Struct]) -> dict[str, Any]:
 
 
 def described(kind: type[Struct]) -> dict[str, Any]:
-    """Return the description of a JSON body or answer, without references."""
-    (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
-    return {"content": {"application/json": {"schema": _resolved(schema, components)}}}
-
-
-def _resolved(schema: Any, components: dict[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return [_resolved(item, components) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _resolved(components[schema["$ref"]], components)
-    return {name: _resolved(value, components) for name, value in schema.items()}
+    """Return the description of a JSON body or answer, whose fields are no structures."""
+    components = msgspec.json.schema_components([kind])[1]
+    return {"content": {"application/json": {"schema": components[kind.__name__]}}}

@@ -65,14 +65,10 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     unless the server gives its `reader`, and `vectors` of `state`.
     """
     reader, state = reader or Reader(Limits(), find_tokenizer(tokenizer)), state or elmo.state
-    index, routes, (page, policy) = None if index is None else _checked_index(elmo, state, index), APIRouter(), _page()
-    about = {"layers": elmo.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
-        "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
+    index, routes, (page, policy) = _checked_index(elmo, state, index), APIRouter(), _page()
     of_sentences = reader.of(CompareRequest, partial(_checked_sentences, reader))
     of_word = reader.of(NearestRequest, partial(_checked_word, reader, index))
-
-    async def vectors_of(request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
-        return await (vectors(request, texts) if vectors else reader.run(elmo.embed, texts, "all", state))
+    vectors = vectors or (lambda _, texts: reader.run(elmo.embed, texts, "all", state))
 
     @routes.get("/", include_in_schema=False)
     async def show_page() -> HTMLResponse:
@@ -81,7 +77,7 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     @routes.get("/v1/page")
     async def describe() -> dict[str, Any]:
         """Describe the model's layers, the limit of tokens, and the index."""
-        return about
+        return {"layers": elmo.num_layers, "most_tokens": MOST_TOKENS, "index": _described(index)}
 
     @routes.post("/v1/compare", **described_body(CompareRequest))
     async def compare(request: Request, texts: Annotated[list, Depends(of_sentences)]) -> Response:
@@ -90,14 +86,14 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
 
         The cosines of a mixture of the layers with weights w are `w cross w / sqrt((w first w) (w second w))`.
         """
-        return await reader.run(_compare, texts, await vectors_of(request, texts))
+        return await reader.run(_compare, texts, await vectors(request, texts))
 
     @routes.post("/v1/nearest", **described_body(NearestRequest))
     async def nearest(request: Request, body: Annotated[Any, Depends(of_word)]) -> Response:
         """Find the contexts in the indexed corpus whose vectors are nearest to that of a word in a sentence."""
         if not body.any_word and not len(index.occurrences(body.tokens[body.position])):
             return json_response({"occurrences": 0, "neighbours": []})
-        return await reader.run(_nearest, index, body, (await vectors_of(request, [body.tokens]))[0])
+        return await reader.run(_nearest, index, body, (await vectors(request, [body.tokens]))[0])
 
     return routes
 
@@ -110,8 +106,11 @@ def _page() -> tuple[str, dict[str, str]]:
     return page, {"Content-Security-Policy": _POLICY.format(f"sha256-{digest}")}
 
 
-def _checked_index(elmo: LoadedElmo, state: str, index: ContextIndex | str | os.PathLike) -> ContextIndex:
+def _checked_index(elmo: LoadedElmo, state: str, index: ContextIndex | str | os.PathLike | None
+                   ) -> ContextIndex | None:
     """Open an index; `ConfigurationError` unless it has vectors of this model, computed with the server's state."""
+    if index is None:
+        return None
     if isinstance(index, (str, os.PathLike)):
         path, index = index, open_index(index)
         if index is None:
@@ -160,11 +159,10 @@ def _nearest(index: ContextIndex, body: NearestRequest, vectors: np.ndarray) -> 
     return json_response({"occurrences": len(occurrences), "neighbours": neighbours})
 
 
-def _layers_text(index: ContextIndex) -> str:
+def _described(index: ContextIndex | None) -> dict[str, Any] | None:
+    if index is None:
+        return None
     titles = {"average": "average of the layers", "top": "top layer"}
-    if isinstance(index.layers, str):
-        return titles[index.layers]
-    if isinstance(index.layers, int):
-        return f"layer {index.layers}"
-    numbers = [number for number, factor in enumerate(index.layers) if factor]
-    return f"layer {numbers[0]}" if len(numbers) == 1 else "mixture of layers"
+    other = f"layer {index.layers}" if isinstance(index.layers, int) else "mixture of layers"
+    layers = titles[index.layers] if isinstance(index.layers, str) else other
+    return {"tokens": len(index), "texts": len(index.texts), "layers": layers}
