@@ -1,7 +1,6 @@
 """bilm-tf's `train`, `test` and its scripts, beside loops over the plain rows of the text."""
 
 import inspect
-import random
 import re
 import sys
 
@@ -96,22 +95,6 @@ def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
     model, vocabulary = checkpoint.load_language_model(folder)
     total = evaluate.perplexity(model, read_shards(corpus[0], "text"), vocabulary, 5).total
     assert training.test(config, last, data_of(options, corpus, test=True), batch_size=5) == pytest.approx(total, 1e-6)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["tanh", "words", "shared table", "one direction, one layer"])
-def test_training_learns(tmp_path, kind):
-    """The cases of bilm-tf's training tests: one direction of words, characters, a shared table, skip connections."""
-    (tmp_path / "text.txt").write_text("ka lo mi\npo ru ka lo\n" * 20)
-    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nka\nlo\nmi\npo\nru\n")
-    corpus, random_state = (tmp_path / "text.txt", tmp_path / "vocab.txt"), random.getstate()
-    lstm = {"dim": 16, "projection_dim": 8, "n_layers": 2, "use_skip_connections": kind == "words"}
-    options = options_of(kind, n_tokens_vocab=8, n_negative_samples_batch=4, n_epochs=60, dropout=0.1,
-                         learning_rate=1.0, lstm=lstm)
-    training.train(options, data_of(options, corpus), 1, tmp_path / "run")
-    config, last = training.load_options_latest_checkpoint(tmp_path / "run")
-    assert training.test(config, last, data_of(options, corpus, test=True), batch_size=1) < 3
-    random.setstate(random_state)
 
 
 @runs("`dump_weights(dir, outfile)`")

@@ -67,8 +67,7 @@ def test_numbers_on_a_lower_level(level):
 def test_the_ops_on_the_engines_of_a_newer_processor(tmp_path):
     if missing := [name for name in ("avx2", "fma", "f16c") if not native.cpu_features()[name]]:
         pytest.skip(f"what stands in for AVX-512 needs {missing}")
-    include = Path(__file__).parent / "engines" / "any_processor.cmake"
-    module = native_module("any-processor", f"-DCMAKE_PROJECT_elmo_fast_INCLUDE={include}")
-    text = run_tests(module, ["tests/ops/test_projected_lstm.py", "tests/ops/test_linear.py", "-k",
-                              "(one_by_one or bytes or infinit) and (amx or avx512)"], tmp_path)
+    tests = "tests/ops/test_projected_lstm.py", "tests/ops/test_linear.py", "-k"
+    chosen = "(one_by_one or bytes or infinit) and (amx or avx512)"
+    text = run_tests(native_module(*ANY_PROCESSOR), [*tests, chosen], tmp_path)
     assert "passed" in text and "skipped" not in text

@@ -99,24 +99,6 @@ def test_every_workload_runs(bench, monkeypatch, workload):
         assert {len(sentence) for sentence in workloads.read(workload, 200)[0]} == set(range(3, 9))
 
 
-@pytest.mark.long
-def test_the_token_table_has_its_three_lines(bench):
-    settings, cases = bench(bench_table, "--precisions", "highest")
-    assert [(case["workload"], case["way"], case["variant"]) for case in cases] == [
-        *(("running text", way, f"{which} a table") for which in ("without", "with")
-          for way in ("slots of 3", "one batch of 3")),
-        ("proteins", "batches of 60 residues", "reference"), ("proteins", "batches of 60 residues", "with a table"),
-        ("proteins", "slots of 3", "with a table"),
-        ("building", "vectors", "reference"), ("building", "vectors", "with a table")]
-    for case in cases:
-        assert len(case["samples"]) == 2 and (case["times_as_fast"] == 1 or case["variant"] == "with a table")
-    facts = settings["lines"]
-    assert facts["building tiny"]["words"] == 90 and facts["proteins tiny"]["sequences_a_batch"] == 3
-    assert facts["running text tiny"]["largest_difference"] <= bench_table.SAME
-    for case in cases:
-        assert ("error" in case) == (case["variant"] == "with a table") and case.get("error", 0) <= case.get("limit", 0)
-
-
 @pytest.mark.parametrize("module, arguments, message", [
     (bench_embed, ["--precisions", "highest"], "batches in highest against reference: relative error"),
     (bench_embed, ["--precisions", "highest", "--plain", "torch"], "torch against reference: relative error"),
