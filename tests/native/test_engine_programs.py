@@ -3,13 +3,12 @@ and with emulated AVX-512 and AMX (tests/native/engines/any_processor.cmake)."""
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.support.engines import ISAS, native, needs_native
 from tests.support.files import python
-from tests.support.native_program import COMPILER, NINJA, ROOT, compiles, native_module
+from tests.support.native_program import ANY_PROCESSOR, COMPILER, NINJA, ROOT, compiles, native_module
 
 pytestmark = [pytest.mark.long, needs_native, pytest.mark.skipif(not (COMPILER and NINJA), reason="needs g++, ninja")]
 HERE = [engine for engine, needed in (native.engines() if native else {}).items()

@@ -1,15 +1,16 @@
 """Calls functions in child processes with limits of time and memory, and reports the outcomes."""
 
+import multiprocessing
 import os
-import pickle
+import re
 import resource
-import select
 import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -35,63 +36,83 @@ class Outcome:
     def fault(self, file: str = "") -> str | None:
         """The reason if this outcome is a defect for any input, else None. A refusal must contain `file`."""
         if self.kind == "refused":
+            own = re.sub(r"\(.*\)", "", self.detail)  # without the reason that a library gave
             is_good = (self.detail.strip() and self.detail.count("\n") == 0 and file in self.detail
-                       and len(self.detail) < MOST_LETTERS and not any(word in self.detail for word in OF_PYTHON))
+                       and len(self.detail) < MOST_LETTERS and not any(word in own for word in OF_PYTHON))
             return None if is_good else f"message: {self.detail[: 2 * MOST_LETTERS]!r}"
         if self.kind != "returned":
             return f"{self.kind}: {self.detail}"
         return None if self.memory <= MEMORY else f"memory: {self.memory >> 20} MiB"
 
 
+def calls(functions: Sequence[Callable[[], Any]], seconds: int = SECONDS, memory: int = MEMORY) -> Iterator[Outcome]:
+    """Outcomes of functions, called one after another in a fork of this process; results are pickled.
+
+    After one that ends the fork, the next are called in another fork.
+    """
+    rest = list(functions)
+    while rest:
+        outcomes = _in_fork(rest, seconds, memory)
+        yield from outcomes
+        del rest[: len(outcomes)]
+
+
 def call(function: Callable[[], Any], seconds: int = SECONDS, memory: int = MEMORY) -> Outcome:
-    """Call a function in a fork of this process; its result is pickled."""
-    begin = time.monotonic()
-    reader, writer = os.pipe()
+    """The outcome of a single function."""
+    return next(calls([function], seconds, memory))
+
+
+def _in_fork(functions: Sequence[Callable[[], Any]], seconds: int, memory: int) -> list[Outcome]:
+    """Outcomes up to that of a function which ends the fork."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        _answer(function, writer, seconds, memory)
-    os.close(writer)
-    content = _read(reader, begin + WAITS * seconds)
-    if content is None:
+        receiver.close()
+        _answer(functions, sender, seconds, memory)
+    sender.close()
+    outcomes: list[Outcome] = []
+    is_late, begin = False, time.monotonic()
+    with receiver:
+        while len(outcomes) < len(functions) and not (is_late := not receiver.poll(WAITS * seconds)):
+            try:
+                answer = receiver.recv()
+            except EOFError:
+                break
+            outcomes.append(Outcome(*answer[:2], time.monotonic() - begin, answer[2]))
+            begin = time.monotonic()
+    if is_late:
         os.kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
-    wall, peak = time.monotonic() - begin, usage.ru_maxrss << 10
-    if content is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
-        return Outcome("timeout", f"more than {seconds} s", wall, peak)
-    if not content:
-        return Outcome("killed", f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {status}", wall,
-                       peak)
-    return Outcome(*pickle.loads(content), wall, peak)
+    if len(outcomes) < len(functions):
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        end = ("timeout", f"more than {seconds} s") if is_late or number == signal.SIGXCPU else (
+            "killed", f"signal {number}" if number else f"exit {status}")
+        outcomes.append(Outcome(*end, time.monotonic() - begin, usage.ru_maxrss << 10))
+    return outcomes
 
 
-def _answer(function: Callable[[], Any], writer: int, seconds: int, memory: int) -> None:
+def _answer(functions: Sequence[Callable[[], Any]], sender: Connection, seconds: int, memory: int) -> None:
     """Never returns: the fork must not run its parent's clean-up."""
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (size + memory, size + memory))
-    try:
-        with tempfile.TemporaryFile() as file:
-            os.dup2(file.fileno(), 2)  # warnings of C libraries too
-            answer = "returned", function()
-            file.seek(0)
-            if text := file.read():
-                answer = "warned", text.decode(errors="replace")[:2000]
-    except REFUSALS as error:
-        answer = "refused", str(error)
-    except BaseException:
-        answer = "raised", traceback.format_exc(limit=-6)
-    with open(writer, "wb") as file:
-        pickle.dump(answer, file)
+    for function in functions:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        limit = int(used.ru_utime + used.ru_stime) + 1 + seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+        answer = _answer_of(function)
+        sender.send((*answer, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10))
     os._exit(0)
 
 
-def _read(reader: int, deadline: float) -> bytes | None:
-    pieces = []
-    with open(reader, "rb", buffering=0) as file:
-        while select.select([file], [], [], max(0, deadline - time.monotonic()))[0]:
-            piece = file.read(1 << 16)
-            if not piece:
-                return b"".join(pieces)
-            pieces.append(piece)
-    return None
+def _answer_of(function: Callable[[], Any]) -> tuple[str, Any]:
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 2)  # warnings of C libraries too
+            value = function()
+            file.seek(0)
+            text = file.read()
+        return ("warned", text.decode(errors="replace")[:2000]) if text else ("returned", value)
+    except REFUSALS as error:
+        return "refused", str(error)
+    except BaseException:
+        return "raised", traceback.format_exc(limit=-6)

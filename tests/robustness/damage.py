@@ -1,8 +1,10 @@
-"""Damages files, from a seeded generator: bytes, and the structure of HDF5, archives, pickles and JSON."""
+"""Damages files, from a seeded generator: bytes, and the structure of HDF5, NumPy, columns, archives, pickles, JSON."""
 
+import ast
 import contextlib
 import json
 import random
+import struct
 import zipfile
 from pathlib import Path
 
@@ -100,11 +102,11 @@ def _add_links(file: h5py.File, way: str, rng: random.Random) -> None:
         inner["root"], inner["up"] = file["/"], file["cycle"]
     elif way == "deep":
         place = file.id
-        for _ in range(rng.choice((3, 200, 300, 6000))):
+        for _ in range(rng.choice((3, 200, 300, 2000))):
             place = h5py.h5g.create(place, b"d")
         h5py.Group(place)["x"] = np.zeros(3, np.float32)
     elif way == "many":
-        for number in range(rng.choice((300, 5000))):
+        for number in range(rng.choice((300, 1500))):
             file.create_group(f"many/{number % 7}/{number}")
     else:
         names = (b"\xff\xfe", b"CNN/\xc3", b"\xed\xa0\x80", b"a\x01", b" ")
@@ -142,6 +144,93 @@ def _rewrite(file: h5py.File, name: str, values: np.ndarray, way: str, rng: rand
             }[way]()
 
 
+def damaged_array(content: bytes, rng: random.Random) -> bytes:
+    """The bytes of a `.npy` with another field, text, version or size in its header."""
+    size, = struct.unpack("<H", content[8:10])
+    header, values = content[10 : 10 + size].decode(), content[10 + size :]
+    way = rng.choice(("field", "field", "field", "text", "text", "size", "version"))
+    if way == "field":
+        fields = ast.literal_eval(header.strip())
+        name = rng.choice(sorted(fields))
+        fields[name] = rng.choice((*HOSTILE, "|O", "<f2", ">f8", "<U3", "V4", [("a", "<f4")], (3,), (-3, 2), (1 << 40,),
+                                   (1 << 40, 1 << 40), (2.0,), ((1,),), (0, 3), fields["shape"][::-1]))
+        if rng.random() < 0.2:
+            del fields[name]
+        header = repr(fields)
+    elif way == "text":
+        at = rng.randrange(len(header))
+        header = header[:at] + rng.choice(("(" * 300, "{", "'''", "\n", "[", "\0", "-" * 90, "}", "é", "lambda: 0")) + (
+            "" if rng.random() < 0.5 else header[at:])
+    encoded = header.encode("utf-8", "surrogatepass")
+    size = rng.choice((0, 1, 65535)) if way == "size" else len(encoded)
+    version = rng.choice((b"\1\0", b"\2\0", b"\3\0", b"\xff\0")) if way == "version" else content[6:8]
+    return content[:6] + version + struct.pack("<H", size) + encoded + values
+
+
+def damage_arrays(path: Path, rng: random.Random) -> str:
+    """Damage the header of a `.npy`, or of an array in a `.npz`."""
+    if path.suffix == ".npy":
+        path.write_bytes(damaged_array(path.read_bytes(), rng))
+        return "header"
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    name = rng.choice(sorted(members))
+    members[name] = damaged_array(members[name], rng)
+    with zipfile.ZipFile(path, "w") as file:
+        for member, content in members.items():
+            file.writestr(member, content)
+    return f"header of {name}"
+
+
+def damage_columns(path: Path, rng: random.Random) -> str:
+    """Write a Parquet or Arrow file again with a null, or with a column of another type, name or place."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    is_arrow = path.read_bytes()[:6] == b"ARROW1"
+    table = pa.ipc.open_file(path.read_bytes()).read_all() if is_arrow else pq.read_table(pa.BufferReader(
+        path.read_bytes()))
+    at = rng.randrange(table.num_columns)
+    name, rows, kind = table.schema.names[at], table.column(at).to_pylist(), table.schema.field(at).type
+    way = rng.choice(("null", "null", "null", "cast", "drop", "rename", "swap", "nest", "twice", "short", "metadata"))
+    if way == "null":
+        holder, place = rows, rng.randrange(len(rows))
+        while isinstance(holder[place], list) and holder[place] and rng.random() < 0.7:
+            holder, place = holder[place], rng.randrange(len(holder[place]))
+        holder[place] = None
+        table = table.set_column(at, table.schema.field(at), pa.array(rows, kind))
+    elif way == "cast":
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            table = table.set_column(at, name, table.column(at).cast(rng.choice((
+                pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()), pa.large_list(pa.string()),
+                pa.list_(pa.list_(pa.float64())), pa.int64()))))
+    elif way == "drop":
+        table = table.drop_columns([name])
+    elif way == "rename":
+        table = table.rename_columns([rng.choice(("", name.upper(), "vectors")) if k == at else other
+                                      for k, other in enumerate(table.schema.names)])
+    elif way == "swap":
+        table = table.select(rng.sample(table.schema.names, table.num_columns))
+    elif way == "nest":
+        table = table.set_column(at, name, rng.choice((pa.array([[row] for row in rows], pa.list_(kind)), pa.array(
+            [{"a": row} for row in rows], pa.struct([("a", kind)])))))
+    elif way == "twice":
+        table = table.append_column(name, table.column(at))
+    elif way == "short":
+        cut = [row[:-1] if isinstance(row, (list, str)) and rng.random() < 0.3 else row for row in rows]
+        table = table.set_column(at, table.schema.field(at), pa.array(cut, kind))
+    else:
+        about = {key: damaged_json(value.decode(), rng).encode("utf-8", "replace") if key == b"elmo_fast" else value
+                 for key, value in table.schema.metadata.items()}
+        table = table.replace_schema_metadata(about)
+    if is_arrow:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+    else:
+        pq.write_table(table, path)
+    return f"{way} {name}"
+
+
 def damage_zip(path: Path, rng: random.Random) -> str:
     """Write the archive again with one member renamed, doubled, emptied, blown up or added."""
     with zipfile.ZipFile(path) as file:
@@ -156,7 +245,7 @@ def damage_zip(path: Path, rng: random.Random) -> str:
     elif way == "empty":
         members[at] = name, b""
     elif way == "bomb":
-        members.append(("more.hdf5", bytes(64 << 20)))
+        members.append(("more.hdf5", bytes(8 << 20)))
     elif way == "traverse":
         members[at] = rng.choice((f"../../{name}", f"/tmp/{name}", f"inner/../../{name}")), content
     elif way == "nest":

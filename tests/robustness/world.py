@@ -1,6 +1,7 @@
 """Undamaged files of every kind, and a case that damages copies of them."""
 
 import contextlib
+import functools
 import io
 import shutil
 from collections.abc import Callable
@@ -52,11 +53,15 @@ class World:
         self.large_vocabulary.write_text("\n".join([*WORDS, *(f"more{k}" for k in range(40_000))]) + "\n")
         self.table = folder / "table.hdf5"
         self.command("cache", self.vocabulary, self.table, *self.files(self.model), "--quiet")
-        self.run = folder / "run"
         self.corpus = corpus_arguments(folder / "corpus")
+
+    @functools.cached_property
+    def run(self) -> Path:
+        """A training run of four steps."""
         from elmo_fast.train.setup import start_or_resume
 
-        start_or_resume(self.run, **self.corpus, **QUIET, checkpoint_every=2, max_steps=4)
+        start_or_resume(self.folder / "run", **self.corpus, **QUIET, checkpoint_every=2, max_steps=4)
+        return self.folder / "run"
 
     @staticmethod
     def files(model: Path) -> tuple[str, ...]:
