@@ -1,6 +1,7 @@
 """Read text files, plain or compressed (`.gz`, `.bz2`, `.xz`, `.zst`), and stdin."""
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -27,38 +28,18 @@ def split_suffix(name: str) -> tuple[str, str]:
     return (stem, suffix.lower()) if suffix.lower() in COMPRESSIONS else (name, "")
 
 
-class _Bounded(io.RawIOBase):
-    """At most `most` bytes of a file; a longer file raises `ValueError` with `message`."""
+def read_words(name: str, what: str) -> bytes:
+    """The content of a list of words, decompressed by its suffix, without a byte order mark.
 
-    def __init__(self, file: Any, most: int, message: str):
-        self._file, self._left, self._message = file, most, message
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        piece = self._file.read(len(buffer))
-        self._left -= len(piece)
-        if self._left < 0:
-            raise ValueError(self._message)
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def open_bounded(name: str, what: str) -> BinaryIO:
-    """Open a file that will be read to its end, decompressed where its name ends in `.gz`.
-
-    `ValueError` where it unpacks to an implausible size for a list of words.
+    `ValueError` for damage, and where it unpacks to an implausible size for a list of words.
     """
-    if not name.endswith(".gz"):
-        return open(name, "rb")
     most = max(MOST_UNPACKED, MOST_EXPANSION * os.path.getsize(name))
-    return io.BufferedReader(_Bounded(gzip.open(name), most, f"{what} {name}: expected at most {most:,} bytes when "
-                                      f"unpacked, {MOST_EXPANSION} times those of the file, found more"), 1 << 17)
+    with _complete(name, what), _OPENERS.get(split_suffix(name)[1], open)(name, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{what} {name}: expected at most {most:,} bytes when unpacked, {MOST_EXPANSION} times those "
+                         "of the file, found more")
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def check_line(line: str, what: str, name: str) -> str:
@@ -76,10 +57,16 @@ def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
 
     `ValueError` for damaged or truncated compressed data, in the body too; every `OSError` has the file's name.
     """
+    with _complete(name, what), stops.interruptible(_open)(name) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _complete(name: str, what: str) -> Iterator[None]:
+    """Name the file in the errors of the body."""
     kind = COMPRESSIONS.get(split_suffix(name)[1])
     try:
-        with stops.interruptible(_open)(name) as file:
-            yield file
+        yield
     except _damage(kind) as error:
         if isinstance(error, OSError) and (error.errno is not None or not kind):
             error.filename = error.filename or name
@@ -93,8 +80,7 @@ def _open(name: str) -> IO[str]:
     suffix = split_suffix(name)[1]
     if not suffix:
         return open(name, encoding="utf-8-sig")
-    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
-    return io.TextIOWrapper(openers[suffix](name), encoding="utf-8-sig")
+    return io.TextIOWrapper(_OPENERS[suffix](name), encoding="utf-8-sig")
 
 
 def find_zstd() -> ModuleType:
@@ -107,10 +93,13 @@ def find_zstd() -> ModuleType:
     return zstd
 
 
-def _open_zstd(name: str) -> BinaryIO:
+def _open_zstd(name: str, mode: str = "rb") -> BinaryIO:
     zstd = find_zstd()
     # `zstd --long=31` writes the largest window, 2 GiB; memory use is the size of the file's window.
-    return zstd.open(name, options={zstd.DecompressionParameter.window_log_max: 31})
+    return zstd.open(name, mode, options={zstd.DecompressionParameter.window_log_max: 31})
+
+
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
 
 
 def _damage(kind: str | None) -> tuple[type[Exception], ...]:

@@ -1,15 +1,13 @@
 """Vocabulary files and the classes that read them, with bilm-tf's names, shapes and dtypes (`bilm/data.py`)."""
 
-import gzip
 import io
 import os
-import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from elmo_fast.arguments import check_file, shown
-from elmo_fast.files.compressed import open_bounded
+from elmo_fast.files.compressed import read_words
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"
@@ -20,20 +18,17 @@ SKIPPED_LINE = "!!!MAXTERMID"
 class Vocabulary:
     """Words of a vocabulary file, one per line, and their ids in file order.
 
-    `filename` is UTF-8 text, gzip-compressed when it ends in `.gz`. `validate_file=True` refuses a file that
-    lacks `<S>`, `</S>` or `<UNK>`. Special words that are absent have id -1. From bilm-tf's `Vocabulary`.
+    `filename` is UTF-8 text, compressed when it ends in .gz, .bz2, .xz or .zst. `validate_file=True` refuses a file
+    that lacks `<S>`, `</S>` or `<UNK>`. Special words that are absent have id -1. From bilm-tf's `Vocabulary`.
     """
 
     def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
         self._filename = filename = check_file("vocabulary", filename)
         try:
-            with io.TextIOWrapper(open_bounded(filename, "vocabulary"), encoding="utf-8-sig") as lines:
-                words = [line.strip() for line in lines]
+            text = read_words(filename, "vocabulary").decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"vocabulary {filename}: expected gzip-compressed text, since the name ends in .gz, "
-                             f"got something else or a file cut short ({error})") from error
+        words = [line.strip() for line in io.StringIO(text, newline=None)]
         self.words: Sequence[str] = [word for word in words if word != SKIPPED_LINE]  # in file order
         self.size = len(self.words)
         self._word_to_id = {word: index for index, word in enumerate(self.words)}

@@ -1,6 +1,5 @@
 """Reads and writes the directory of a run: options, vocabulary, and checkpoints, which hold the trained model."""
 
-import codecs
 import hashlib
 import json
 import math
@@ -17,7 +16,7 @@ import torch
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
-from elmo_fast.files.compressed import open_bounded
+from elmo_fast.files.compressed import read_words
 from elmo_fast.files.json import parse_json, read_json
 from elmo_fast.files.tensors import is_plain, load_tensors
 from elmo_fast.nn.softmax_head import SOFTMAX, read_softmax
@@ -191,8 +190,7 @@ def copy_vocabulary(source: str, run: Path) -> None:
     """Copy a vocabulary, unpacked and without a byte order mark, into a run, which then works without the original."""
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
-        with open_bounded(source, "vocabulary") as words:
-            write_bytes(target, words.read().removeprefix(codecs.BOM_UTF8))
+        write_bytes(target, read_words(source, "vocabulary"))
 
 
 def read_vocabulary(vocab_file: str | os.PathLike, size: int) -> Vocabulary:

@@ -1,4 +1,6 @@
+import bz2
 import gzip
+import lzma
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ WORDS = ["the", ".", "Āt", "<S>", "</S>", "<UNK>"]
 
 
 def write(folder, words, name="vocab.txt"):
-    opener = gzip.open if name.endswith(".gz") else open
+    opener = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}.get(name.rpartition(".")[2], open)
     with opener(folder / name, "wt", encoding="utf-8") as file:
         file.write("\n".join(words))
     return folder / name
@@ -26,7 +28,7 @@ def test_encode(tmp_path, sentence, options, expected):
     assert ids.tolist() == expected and ids.dtype == np.int32
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "vocab.txt.gz"])
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.txt.gz", "vocab.bz2", "vocab.xz"])
 @pytest.mark.parametrize("lines, words, specials", [
     (WORDS, WORDS, (3, 4, 5)),
     (["<S>", "a", "</S>", "a", "<S>"], ["<S>", "a", "</S>", "a", "<S>"], (4, 2, -1)),  # the last of equal lines
@@ -56,13 +58,16 @@ def test_validation_names_the_special_word_that_is_missing(tmp_path, missing):
 
 
 @pytest.mark.parametrize("name, content, expected", [
-    ("vocab.txt.gz", b"the\n", "gzip-compressed text"),
-    ("vocab.txt.gz", gzip.compress(b"the\n" * 90, mtime=0)[:-20], "gzip-compressed text"),
-    ("vocab.txt", b"caf\xe9\n", "UTF-8")])
+    ("vocab.txt.gz", b"the\n", ": expected a complete gzip file, got {}"),
+    ("vocab.txt.gz", gzip.compress(b"the\n" * 90, mtime=0)[:-20], ": expected a complete gzip file, got {}"),
+    ("vocab.txt.xz", lzma.compress(b"the\n" * 90)[:-20], ": expected a complete xz file, got {}"),
+    ("vocab.txt.bz2", b"the\n", ": expected a complete bzip2 file, got {}"),
+    ("vocab.txt.gz", gzip.compress(b"a\n" * (17 << 20)), " {}: expected at most 33,554,432 bytes when unpacked"),
+    ("vocab.txt", b"caf\xe9\n", " {}: expected UTF-8")])
 def test_a_file_of_another_kind_is_refused_by_name(tmp_path, name, content, expected):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"vocabulary {path}: expected {expected}"):
+    with pytest.raises(ValueError, match=f"vocabulary{expected.format(path)}"):
         Vocabulary(path)
 
 
