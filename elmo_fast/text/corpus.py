@@ -87,7 +87,7 @@ def plain_files(inputs: Inputs, what: str, folder: str | os.PathLike | None, **r
         paths.append(os.fspath(copy))
         with DeferredErrorFile(copy, copy) as disk:
             for line in tokenized_lines(path, what, **reading):
-                disk.write(f"{line}\n".encode(errors="surrogatepass"))
+                disk.write(f"{line}\n".encode())
                 disk.check()
     return paths
 
@@ -133,13 +133,12 @@ def make_vocabulary(inputs: Inputs, output: str | os.PathLike, *, min_count: int
         raise ConfigurationError(f"output: expected a file other than the inputs, got {os.fspath(output)}")
     with atomic_path(output) as part:
         counts: Counter[str] = Counter()
-        plain = [path for path in paths if is_plain(path, **reading)]
-        for _, words in map_chunks(_count_words, plain, processes):
+        others = [path for path in paths if not is_plain(path, **reading)]
+        for _, words in map_chunks(_count_words, sorted(set(paths).difference(others)), processes):
             counts.update(words)
-        for path in paths:
-            if path not in plain:
-                for line in tokenized_lines(path, "inputs", **reading):
-                    counts.update(line.split())
+        for path in others:
+            for line in tokenized_lines(path, "inputs", **reading):
+                counts.update(line.split())
         total = counts.total()
         if not total:
             raise ValueError("inputs: expected words, found none")

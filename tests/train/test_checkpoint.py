@@ -133,7 +133,9 @@ def test_old_checkpoints_are_loaded_and_resumed(run, tmp_path, absent):
 
 @pytest.mark.parametrize("change, message", [
     ({"train": {"a": 1}}, "train: expected paths, got {'a': 1}"),
-    ({"train": [3]}, "train: expected paths, got [3]"),
+    ({"train": [3]}, "train: expected paths, got 3"),
+    ({"format": 3}, "format: expected one of text, conllu"), ({"tokenizer": 3}, "tokenizer: expected auto"),
+    ({"field": 3}, "field: expected files of csv"),
     ({"train": None}, "a difference in their number"),
     ({"heldout": 3}, "heldout: expected paths, got 3"),
     ({"precision": "low"}, "precision: expected one of highest, high, medium, got 'low'"),

@@ -79,15 +79,8 @@ def test_a_text_of_any_form_trains_as_plain_text(tmp_path, corpus, capsys, name,
     """Compressed files, columns and tokenizers, also when the run is resumed, whose arguments name none of them."""
     common = {**corpus, **QUIET, "checkpoint_every": 3}
     start_or_resume(tmp_path / "plain", **common, max_steps=6)
-    packed = {}
-    for part in ("train", "heldout"):
-        pattern, = corpus[part]
-        folder = tmp_path / f"packed-{part}"
-        folder.mkdir()
-        for path in glob.glob(pattern):
-            content = convert(Path(path).read_text(encoding="utf-8"))
-            (folder / f"{Path(path).stem}.{name}").write_bytes(gzip.compress(content.encode()))
-        packed[part] = [str(folder / "*.gz")]
+    packed = {part: [packed_text(corpus[part][0], tmp_path / f"packed-{part}", name, convert)]
+              for part in ("train", "heldout")}
     start_or_resume(tmp_path / "run", **{**common, **packed, **reading}, max_steps=3)
     start_or_resume(tmp_path / "run", resume=True, max_steps=6)
     assert_same_run(tmp_path / "run", tmp_path / "plain")
@@ -96,6 +89,15 @@ def test_a_text_of_any_form_trains_as_plain_text(tmp_path, corpus, capsys, name,
     results = [run(capsys, "perplexity", tmp_path / "plain", texts[0], "--batch-size", 4, "--quiet", *more)
                for texts, more in ((corpus["heldout"], []), (packed["heldout"], flags))]
     assert results[0] == results[1] and results[0][0] == 0
+
+
+def packed_text(pattern, folder, name="gz", convert=str):
+    """Write the files of a pattern in another form, compressed, into a new folder; returns their pattern."""
+    folder.mkdir()
+    for path in map(Path, glob.glob(pattern)):
+        content = convert(path.read_text(encoding="utf-8"))
+        (folder / f"{path.stem}.{name}").write_bytes(gzip.compress(content.encode()))
+    return str(folder / "*.gz")
 
 
 def joined(text):
@@ -239,11 +241,12 @@ def test_a_warm_up_longer_than_the_run_gives_a_warning(tmp_path, corpus, caplog)
 
 @pytest.mark.long
 def test_two_processes_update_as_one_with_both_batches(tmp_path, corpus):
-    """Both runs leave the same files."""
+    """Both runs leave the same files; each of the two processes reads the compressed text by itself."""
     arguments = {"optimizer": "adagrad", "evaluate_batch_size": 5, "log_every": 3, "decay": "constant", "max_steps": 6,
                  "checkpoint_every": 3}
     flags = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", value)]
-    new = command_arguments(corpus, tmp_path, heldout=corpus["heldout"][0])[2:]
+    packed = packed_text(corpus["train"][0], tmp_path / "packed")
+    new = command_arguments(corpus, tmp_path, train=packed, heldout=corpus["heldout"][0])[2:]
     torchrun(tmp_path / "two", *new, *flags)
     start_or_resume(tmp_path / "one", **corpus, **arguments, quiet=True, accumulate=2)
     (state, log), (expected, expected_log) = final(tmp_path / "two"), final(tmp_path / "one")
