@@ -17,6 +17,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.lock import locked
 from elmo_fast.text.readers import Texts, open_texts
+from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.vectors import layouts
 from elmo_fast.vectors.layouts.arrays import names_of
 from elmo_fast.vectors.layouts.table import is_directory, layout_of, options_of
@@ -46,7 +47,9 @@ class VectorOutput:
 
     def target(self) -> Target:
         """The checked target."""
-        words = self.targets and _words(check_file("--targets", self.targets))
+        words = self.targets and frozenset(Vocabulary(check_file("--targets", self.targets)).words) - {""}
+        if words is not None and not words:
+            raise ConfigurationError(f"--targets: expected a word a line, found none in {self.targets}")
         form = OutputSpec(self.layers, self.pool, self.dtype, words)
         layout = layout_of(self.output_file, self.layout)
         layouts.check_output(layout, self.output_file, form, "output file")
@@ -151,14 +154,3 @@ def write_table(vocabulary: str, output_file: str, model: ModelChoice, *, corpus
         at_rest = model.open(files, state="zero").model
         rows, size = write_token_table(at_rest, words, output_file, storage=storage, progress=progress, lock=lock)
     return f"{output_file}: vectors of {counted(rows, 'word')}, [{rows}, {size}] in {storage}"
-
-
-def _words(path: str) -> frozenset[str]:
-    try:
-        words = frozenset(map(str.strip, Path(path).read_text(encoding="utf-8-sig").splitlines())) - {""}
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--targets: expected UTF-8 text, got undecodable bytes in {path} ({error})"
-                                 ) from error
-    if not words:
-        raise ConfigurationError(f"--targets: expected a word a line, found none in {path}")
-    return words

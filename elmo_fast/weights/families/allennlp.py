@@ -51,7 +51,7 @@ def read_state_dict(path: str | os.PathLike, options: Options, name: str = "mode
     return {key: np.ascontiguousarray(values) for key, values in weights.items()}
 
 
-class Tensors(Mapping):
+class Tensors(dict):
     """The tensors of a `state_dict` in a file, read without running code from it; errors call the file `name`."""
 
     def __init__(self, path: str | os.PathLike, name: str = "model", allow_nonfinite: bool = False):
@@ -61,17 +61,8 @@ class Tensors(Mapping):
         content = load_tensors(path, name, "tensors written by torch.save")
         if not isinstance(content, Mapping):
             raise ConfigurationError(f"{self._where}: expected a state_dict, got {type(content).__name__}")
-        self._content = {key: value for key, value in content.items() if isinstance(key, str)}
-        self._rest = set(self._content)
-
-    def __getitem__(self, key: str):
-        return self._content[key]
-
-    def __iter__(self):
-        return iter(self._content)
-
-    def __len__(self) -> int:
-        return len(self._content)
+        super().__init__({key: value for key, value in content.items() if isinstance(key, str)})
+        self._rest = set(self)
 
     def take(self, key: str, *shape: int | None) -> np.ndarray:
         """The tensor of a key as float32; a size of None in `shape` accepts any size."""
