@@ -1,4 +1,4 @@
-"""Functions shared by the ops on the C++ engine: weights, threads, pointers.
+"""Functions shared by the ops on the C++ engine: weights and pointers.
 
 The engine takes and returns fp32 tensors. Sums have a fixed order: a row's result has the same bits in any batch and on
 any number of threads.
@@ -6,18 +6,12 @@ any number of threads.
 
 import torch
 
-from elmo_fast.environment import cores
 from elmo_fast.ops.weight_cache import Tensors
 
 
 def contiguous(tensors: Tensors) -> Tensors:
     """Weights as the engine packs them, contiguous fp32."""
     return [None if tensor is None else tensor.detach().float().contiguous() for tensor in tensors]
-
-
-def threads() -> int:
-    """Threads of a call: PyTorch's number, but at most the processors that the process may use."""
-    return min(torch.get_num_threads(), cores())
 
 
 def aligned_bytes(size: int) -> torch.Tensor:

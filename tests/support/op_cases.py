@@ -9,8 +9,8 @@ from unittest import mock
 import numpy as np
 import torch
 
+from elmo_fast.engine import native
 from elmo_fast.engine.schedule import make_schedule
-from elmo_fast.ops import cpu
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.projected_lstm import projected_lstm
@@ -218,7 +218,7 @@ def threads(count):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with mock.patch.object(cpu, "cores", return_value=count):
+        with mock.patch.object(native, "cores", return_value=count):
             yield
     finally:
         torch.set_num_threads(before)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 
 from elmo_fast.engine.backend import native_module
+from elmo_fast.engine.native import threads
 from elmo_fast.ops.char_cnn.activations import ACTIVATIONS
 from elmo_fast.ops.char_cnn.arguments import CharCnnArguments
 from elmo_fast.ops.char_cnn.pytorch import PADDING_ID
 from elmo_fast.ops.char_cnn.reference import with_zero_row
-from elmo_fast.ops.cpu import pointer, threads
+from elmo_fast.ops.cpu import pointer
 from elmo_fast.ops.library import library, no_gradient
 from elmo_fast.ops.weight_cache import Tensors
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 
 from elmo_fast.engine.backend import native_module, number_of
-from elmo_fast.ops.cpu import aligned_bytes, contiguous, pointer, threads
+from elmo_fast.engine.native import threads
+from elmo_fast.ops.cpu import aligned_bytes, contiguous, pointer
 from elmo_fast.ops.library import library
 from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
 from elmo_fast.ops.weight_cache import Tensors

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from elmo_fast.engine.backend import native_module, number_of
-from elmo_fast.ops.cpu import aligned_bytes, contiguous, pointer, threads
+from elmo_fast.engine.native import threads
+from elmo_fast.ops.cpu import aligned_bytes, contiguous, pointer
 from elmo_fast.ops.library import library
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
 from elmo_fast.ops.projected_lstm.reference import LstmWeights
