@@ -44,7 +44,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
     """
     text, files, device = _read(text_file, reading), find_model(model), device or default_device()
     options, weights = read_files(files, ModelOptions())
-    opened = functools.partial(embedder_of, files.family, options, weights)
+    opened = functools.partial(embedder_of, options, weights)
     first = opened(ModelOptions("warm", precision), device)
     backends = _backends(first)
     variants = {"engine": first} if "native" in backends.values() else {}
@@ -69,8 +69,8 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
 
 def _backends(embedder: Embedder) -> dict[str, str]:
     """The backend of every op of a model that was opened with the backend `auto`."""
-    if hasattr(embedder.model, "bilm"):
-        weight = next(embedder.model.bilm.parameters())
+    if str(embedder.model.device) != "cpu":
+        weight = embedder.model.encode_tensors(["a"])
         return {op: resolve(op, "auto", weight) for op in OPS}
     return dict.fromkeys(OPS, "native" if isinstance(embedder.model, NativeModel) else "reference")
 

@@ -57,7 +57,7 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: "str | torch.devic
                            allow_nonfinite=allow_nonfinite)
     files = find_model(check_path("model", model))
     read = functools.partial(read_files, files, opening)
-    embedder = embedder_of(files.family, *read(), opening, "cpu" if device is None else device)
+    embedder = embedder_of(*read(), opening, "cpu" if device is None else device)
     return _loaded(embedder, os.fspath(model), opening, files.family, read)
 
 
@@ -104,7 +104,7 @@ class LoadedElmo:
         if hasattr(self.model, "bilm"):
             return self.model.bilm
         family, options, weights = self.read_weights()
-        return pkgutil.resolve_name(family.bilm)(options, weights, self._opening).eval()
+        return pkgutil.resolve_name(family.bilm)(options, weights, self._opening).eval().to(self.model.device)
 
     def read_weights(self) -> tuple[Family, Options, Weights]:
         """The family, options and weights: the current ones of a biLM, or those of the files, which are read again."""
@@ -130,7 +130,8 @@ class LoadedElmo:
         """The pickle of a model at rest has its weights, which are read again."""
         if hasattr(self.model, "bilm") or type(self) is not LoadedElmo:
             return super().__reduce_ex__(protocol)
-        return _rebuilt, (*self.read_weights(), self._opening, self._name, self.embedder.carried)
+        return _rebuilt, (*self.read_weights(), self._opening, self._name, self.embedder.carried,
+                          str(self.model.device))
 
     @property
     def state(self) -> str:
@@ -258,8 +259,8 @@ def _loaded(embedder: Embedder, name: str | None, opening: ModelOptions, family:
 
 
 def _rebuilt(family: Family, options: Options, weights: Weights, opening: ModelOptions, name: str | None,
-             carried: State | None) -> LoadedElmo:
-    embedder = embedder_of(family, options, weights, opening, "cpu")
+             carried: State | None, device: str) -> LoadedElmo:
+    embedder = embedder_of(options, weights, opening, device)
     embedder.carried = carried
     return _loaded(embedder, name, opening, family, lambda: (options, weights))
 

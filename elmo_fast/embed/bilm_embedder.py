@@ -13,8 +13,8 @@ from elmo_fast.environment import extra
 from elmo_fast.nn import by_parts
 from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.gpu.of_bilm import BiLmModel
 from elmo_fast.nn.layers.batch_layout import remove_boundaries
-from elmo_fast.nn.torch_model import TorchModel
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.numerics import full_precision
 
@@ -29,7 +29,7 @@ class BiLmEmbedder(Embedder):
 
     def __init__(self, bilm: BiLm):
         self.elmo_bilm = bilm
-        super().__init__(TorchModel(bilm))
+        super().__init__(BiLmModel(bilm))
 
     def copy(self, memo: dict) -> "BiLmEmbedder":
         twin = copy.copy(self)

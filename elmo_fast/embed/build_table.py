@@ -54,9 +54,9 @@ def write_token_table(model: "Model | BiLm", vocabulary: str | os.PathLike | Ite
 def _at_rest(model: "Model | BiLm") -> "Model":
     if hasattr(model, "output_dim"):
         return model
-    from elmo_fast.nn.torch_model import TorchModel
+    from elmo_fast.nn.gpu.of_bilm import BiLmModel
 
-    return TorchModel(model)
+    return BiLmModel(model)
 
 
 def table_header(model: "Model", words: list[str], storage: str = "float32") -> TableHeader:

@@ -1,6 +1,5 @@
 """A model's files to an embedder: on the C++ engine, in NumPy, or in PyTorch."""
 
-import pkgutil
 from dataclasses import replace
 
 from elmo_fast.embed.embedder import Embedder
@@ -12,7 +11,6 @@ from elmo_fast.engine.reference import NumpyModel
 from elmo_fast.engine.table import TokenTable
 from elmo_fast.environment import may_have_gpu
 from elmo_fast.weights.datasets import Weights
-from elmo_fast.weights.families import Family
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.options import Options
 from elmo_fast.weights.sources import ModelFiles
@@ -24,7 +22,7 @@ def open_embedder(files: ModelFiles, opening: ModelOptions, device: str = "cpu")
     On the CPU `auto` is the C++ engine, or NumPy where the engine cannot run the model. The backend `torch`, and other
     devices, need PyTorch.
     """
-    return embedder_of(files.family, *read_files(files, opening), opening, device)
+    return embedder_of(*read_files(files, opening), opening, device)
 
 
 def default_device() -> str:
@@ -42,20 +40,26 @@ def read_files(files: ModelFiles, opening: ModelOptions) -> tuple[Options, Weigh
     return files.family.implementation.read(replace(files, allow_nonfinite=allowed))
 
 
-def embedder_of(family: Family, options: Options, weights: Weights, opening: ModelOptions, device: str) -> Embedder:
+def embedder_of(options: Options, weights: Weights, opening: ModelOptions, device: str = "cpu") -> Embedder:
     """As `open_embedder`, from arrays, which the embedder does not keep."""
-    if check_backend(opening.backend) == "torch" or str(device) != "cpu":
-        from elmo_fast.embed.bilm_embedder import BiLmEmbedder
-        from elmo_fast.ops.device import available_device
-
-        bilm = pkgutil.resolve_name(family.bilm)(options, weights, opening)
-        return BiLmEmbedder(bilm.to(available_device(device)))
-    return Embedder(model_of(options, weights, opening), opening.state)
+    return Embedder(model_of(options, weights, opening, device), opening.state)
 
 
-def model_of(options: Options, weights: Weights, opening: ModelOptions) -> Model:
+def model_of(options: Options, weights: Weights, opening: ModelOptions, device: str = "cpu") -> Model:
     """A model at rest from arrays, which it does not keep."""
     check_precision(opening.precision)
+    is_torch = check_backend(opening.backend) == "torch" or str(device) != "cpu"
+    model = (_torch_model if is_torch else _host_model)(options, weights, opening, device)
+    if opening.token_table is not None:
+        given = opening.token_table
+        model.token_table = given if isinstance(given, TokenTable) else TokenTable.open(given)
+        model.token_table.check(options.lstm.projection_dim, model.precision, model.boundaries,
+                                lambda: model.fingerprint)
+    return model
+
+
+def _host_model(options: Options, weights: Weights, opening: ModelOptions, device: str) -> Model:
+    """On the C++ engine or in NumPy."""
     why_not = native_module()[1] or why_unsupported(options, weights)
     if opening.backend == "native" and why_not:
         raise RuntimeError(f"backend: 'native' was asked for and is not available: {why_not}")
@@ -67,9 +71,13 @@ def model_of(options: Options, weights: Weights, opening: ModelOptions) -> Model
     else:
         model = NativeModel(options, weights, opening.precision, opening.state, opening.warm_text)
     model.backend = opening.backend
-    if opening.token_table is not None:
-        given = opening.token_table
-        model.token_table = given if isinstance(given, TokenTable) else TokenTable.open(given)
-        model.token_table.check(options.lstm.projection_dim, model.precision, model.boundaries,
-                                lambda: model.fingerprint)
     return model
+
+
+def _torch_model(options: Options, weights: Weights, opening: ModelOptions, device: str) -> Model:
+    """In PyTorch, on any device."""
+    from elmo_fast.nn.gpu.model import TorchModel
+    from elmo_fast.ops.device import available_device
+
+    return TorchModel(options, weights, available_device(device), opening.precision, opening.backend,
+                      opening.warm_text)

@@ -1,19 +1,22 @@
 """A model at rest: its weights, packed or plain, which nothing changes; threads share it.
 
-`Model` has what the implementations share. An implementation has `_encode` (ids to vectors) and `run` (all LSTM layers
-over a schedule): `native` on the C++ engine, `reference` in NumPy.
+`Model` has what the implementations share. An implementation has `_encode` (ids to vectors) and `chunks`, which run the
+LSTM layers for a stream. A `HostModel` has `run`, which writes outputs to addresses:
+`native` on the C++ engine, `reference` in NumPy. `nn.gpu` has the model of a GPU.
 """
 
 import ctypes
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from elmo_fast.engine.schedule import Schedule, make_schedule
+from elmo_fast.engine.scheduler import Piece, Sentence, plan_of, rows_of
 from elmo_fast.engine.table import TokenTable
+from elmo_fast.engine.tokens import empty_rows
 from elmo_fast.weights.datasets import Weights, fingerprint
 from elmo_fast.weights.opening import WARM_TEXT
 from elmo_fast.weights.options import Options
@@ -61,18 +64,32 @@ class Model(ABC):
         return self.token_table.complete(
             tokens, lambda missing: self._encode(self.token_ids([tokens[k] for k in missing])))
 
+    @abstractmethod
     def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
         """The state in which `slots` slots start; `carried` is what an earlier run left, in state `carry`."""
-        lstm = self.options.lstm
-        sizes = 2 * lstm.projection_dim, 2 * lstm.dim
-        zeros = tuple(np.zeros((lstm.n_layers, slots, size), np.float32) for size in sizes)
-        if state == "warm":
-            return RunState(zeros, self._warm)
-        if state == "zero":
-            return RunState(zeros, tuple(np.zeros((lstm.n_layers, size), np.float32) for size in sizes))
-        for values, old in zip(zeros, carried or ()):
-            values[:, : old.shape[1]] = old[:, :slots]
-        return RunState(zeros, None)
+
+    @abstractmethod
+    def last_state(self, state: RunState) -> State:
+        """The state after the last step, as `carried` in `begin`."""
+
+    @abstractmethod
+    def chunks(self, slots: int) -> "HostChunks":
+        """What runs the chunks of a stream in `slots` slots."""
+
+    def _warm_steps(self) -> tuple[list[str], Schedule]:
+        """The tokens of the warm text, and their schedule in one slot."""
+        first, last = self.token_ids.boundaries
+        tokens = [token for sentence in self.warm_text for token in (first, *sentence, last)]
+        lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
+        return tokens, make_schedule(lengths, np.zeros_like(lengths))
+
+    def _encode(self, ids: np.ndarray) -> np.ndarray:
+        """Ids int32 [N, ...] -> float32 [N, P]."""
+        raise NotImplementedError
+
+
+class HostModel(Model):
+    """A model that reads and writes arrays of NumPy."""
 
     @abstractmethod
     def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
@@ -84,22 +101,77 @@ class Model(ABC):
         the caller keeps; no two are equal. `state` is not changed.
         """
 
+    def chunks(self, slots: int) -> "HostChunks":
+        return HostChunks(self)
+
+    def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
+        lstm = self.options.lstm
+        sizes = 2 * lstm.projection_dim, 2 * lstm.dim
+        zeros = tuple(np.zeros((lstm.n_layers, slots, size), np.float32) for size in sizes)
+        if state == "warm":
+            return RunState(zeros, self._warm)
+        if state == "zero":
+            return RunState(zeros, tuple(np.zeros((lstm.n_layers, size), np.float32) for size in sizes))
+        for values, old in zip(zeros, carried or ()):
+            values[:, : old.shape[1]] = old[:, :slots]
+        return RunState(zeros, None)
+
+    def last_state(self, state: RunState) -> State:
+        return state.last
+
     @functools.cached_property
     def _warm(self) -> State:
         """The state after the warm text, (h [L, 2 P], c [L, 2 D])."""
-        first, last = self.token_ids.boundaries
-        tokens = [token for sentence in self.warm_text for token in (first, *sentence, last)]
-        lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
-        schedule = make_schedule(lengths, np.zeros_like(lengths))
+        tokens, schedule = self._warm_steps()
         lstm, packed_rows = self.options.lstm, schedule.tokens.shape[1]
         outputs = np.empty((lstm.n_layers, 2, packed_rows, lstm.projection_dim), np.float32)
         begin, vectors = self.begin(1, "carry"), self._encode(self.token_ids(tokens))
         h, c = self.run(vectors, schedule.tokens, schedule, begin, addresses_of(outputs)).last
         return h[:, 0], c[:, 0]
 
-    @abstractmethod
-    def _encode(self, ids: np.ndarray) -> np.ndarray:
-        """Ids int32 [N, ...] -> float32 [N, P]."""
+
+class HostChunks:
+    """Runs the chunks of a stream on a `HostModel`, which writes every output to the array of its sentence.
+
+    `encode` gives vectors of tokens, and `empty` memory for them, where `run` reads them. At most `most_in_flight`
+    chunks run while the next is planned.
+    """
+
+    most_in_flight = 0
+    empty = staticmethod(empty_rows)
+
+    def __init__(self, model: HostModel):
+        self._model, self.encode = model, model.encode
+
+    def run(self, pieces: Sequence[Piece], idle: Sequence[Sentence], vectors: np.ndarray,
+            state: RunState) -> tuple[RunState, Callable[[], list[Sentence]]]:
+        """Run a chunk; returns the new state, and a function that waits for the sentences that end, with vectors.
+
+        `idle` are sentences that began before and have no piece in the chunk. An error changes nothing.
+        """
+        for piece in pieces:
+            if piece.sentence.vectors is None:
+                self._put_token_vectors(piece.sentence, vectors)
+        plan = plan_of(pieces, state.last[0].shape[1], self._model.num_layers)
+        addresses, _boundaries = plan.addresses(pieces)  # the name keeps their memory
+        state = self._model.run(vectors, rows_of(pieces, plan.schedule), plan.schedule, state, addresses)
+        ended = ended_in(pieces)
+        return state, lambda: ended
+
+    def close(self) -> None:
+        """End the run of a stream, also before its end."""
+
+    def _put_token_vectors(self, sentence: Sentence, vectors: np.ndarray) -> None:
+        """Give a sentence its memory, with the token `vectors` [R, P] in both halves of the first layer."""
+        count, width = len(sentence.rows) - 2, self._model.output_dim
+        sentence.vectors = np.empty((self._model.num_layers, count, width), np.float32)
+        tokens, layer = vectors.take(sentence.rows[1:-1], 0), sentence.vectors[0]
+        layer.reshape(count, 2, width // 2)[:] = tokens[:, None]
+
+
+def ended_in(pieces: Sequence[Piece]) -> list[Sentence]:
+    """The sentences that end in the pieces of a chunk."""
+    return [sentence for sentence, _, _, end in pieces if end == len(sentence.rows)]
 
 
 def in_schedule_order(state: State, schedule: Schedule) -> State:

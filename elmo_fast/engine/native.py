@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from elmo_fast.engine.backend import effective_precision, native_module, number_of
-from elmo_fast.engine.model import Model, RunState, in_schedule_order, in_slot_order
+from elmo_fast.engine.model import HostModel, RunState, in_schedule_order, in_slot_order
 from elmo_fast.engine.schedule import Schedule
 from elmo_fast.environment import cores
 from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, Weights, lstm_name
@@ -18,7 +18,7 @@ from elmo_fast.weights.options import CharCnnOptions, Options
 _PADDING = 261  # the id that pads tokens
 
 
-class NativeModel(Model):
+class NativeModel(HostModel):
     """A model whose weights are packed; the arrays of `weights` are not kept."""
 
     def __init__(self, options: Options, weights: Weights, precision: str = "highest", state: str = "warm",
@@ -70,7 +70,7 @@ class PackedWeights:
 
     def run(self, vectors: np.ndarray, rows: np.ndarray, schedule: Schedule, state: RunState,
             addresses: np.ndarray) -> RunState:
-        """`Model.run`."""
+        """`HostModel.run`."""
         vectors, rows = np.ascontiguousarray(vectors, np.float32), np.ascontiguousarray(rows, np.int32)
         (h, c), initial = in_schedule_order(state.last, schedule), state.initial
         self._model.run(

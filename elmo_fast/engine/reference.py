@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elmo_fast.engine.model import Model, RunState, State, in_schedule_order, in_slot_order, write_rows
+from elmo_fast.engine.model import HostModel, RunState, State, in_schedule_order, in_slot_order, write_rows
 from elmo_fast.engine.schedule import Schedule
 from elmo_fast.weights.datasets import DIRECTIONS, LSTM_DATASETS, Weights, lstm_name
 from elmo_fast.weights.opening import WARM_TEXT
@@ -84,7 +84,7 @@ def lstm(inputs: np.ndarray, batch_sizes: np.ndarray, state: State, initial: Sta
     return out
 
 
-class NumpyModel(Model):
+class NumpyModel(HostModel):
     """The model in `dtype`, float32 or float64; its token vectors and outputs are float32 in any case."""
 
     def __init__(self, options: Options, weights: Weights,

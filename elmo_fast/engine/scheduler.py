@@ -20,12 +20,16 @@ _FEW_STEPS = 256  # of all pieces together: plans of so few are cached, as calls
 
 @dataclass
 class Sentence:
-    """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P]."""
+    """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P].
+
+    `place` is where a device has these vectors, -1 if it has none.
+    """
 
     number: int
     rows: np.ndarray
     done: int = 0
     vectors: np.ndarray | None = None
+    place: int = -1
 
 
 class Piece(NamedTuple):
@@ -93,6 +97,11 @@ class Scheduler:
                 heapq.heappush(least, (planned, slot))
         return pieces
 
+    def idle(self, pieces: Sequence[Piece]) -> list[Sentence]:
+        """The sentences that began in earlier chunks and have no piece in this one."""
+        running = {piece.slot for piece in pieces}
+        return [queue[0] for slot, queue in enumerate(self.queues) if slot not in running and queue and queue[0].done]
+
     def undo(self, pieces: list[Piece]) -> None:
         """Put pieces that did not run back into the queues, in front."""
         for sentence, slot, begin, end in reversed(pieces):
@@ -147,57 +156,76 @@ class Scheduler:
 
 
 class ChunkPlan(NamedTuple):
-    """The schedule of the pieces of a chunk, and the places of the LSTM layers' outputs.
+    """The schedule of the pieces of a chunk, and the places of the outputs of all layers, the token layer first.
 
     The output of a layer and direction at a packed row goes to memory number `owners` int64 [2, S], `offsets` int64
-    [L, 2, S] bytes from its start. The memories are the arrays of the pieces' sentences, float32 [1 + L, T, 2 P], in
-    the order of the text, and one for `<S>` and `</S>`, which no result contains, [L, pieces, 2, 2 P].
+    [layers, 2, S] rows of P values from its start. The first memories are those of the pieces, [layers, T, 2, P] in the
+    order of the text, with T of `tokens` int64 [pieces]; the last is for `<S>` and `</S>`, which no result contains,
+    [layers, pieces, 2, 2, P]. T is the length of a `whole` sentence; otherwise the number of the piece's steps, with
+    the first token that the direction reads at 0.
     """
 
     schedule: Schedule
     owners: np.ndarray
     offsets: np.ndarray
+    tokens: np.ndarray
 
     def addresses(self, pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
-        """The address of every output, uint64 [L, 2, S], and the memory for `<S>` and `</S>`, to be kept meanwhile."""
+        """The address of every output of the LSTM layers in the arrays of the pieces' sentences, uint64 [L, 2, S].
+
+        Also the memory for `<S>` and `</S>`, to be kept meanwhile.
+        """
         layers, _, width = pieces[0].sentence.vectors.shape
-        boundaries = np.empty((layers - 1, len(pieces), 2, width), np.float32)
+        boundaries = np.empty((layers, len(pieces), 2, width), np.float32)
         starts = np.array([memory.ctypes.data for memory in (*(p.sentence.vectors for p in pieces), boundaries)])
-        return (starts[self.owners] + self.offsets).view(np.uint64), boundaries
+        return (starts[self.owners] + 2 * width * self.offsets[1:]).view(np.uint64), boundaries
 
 
-def plan_of(pieces: Sequence[Piece], slots: int, layers: int, width: int) -> ChunkPlan:
-    """The plan of pieces in `slots` slots, for `layers` LSTM layers with `width` values, 2 P."""
+def plan_of(pieces: Sequence[Piece], slots: int, layers: int, whole: Sequence[bool] | None = None) -> ChunkPlan:
+    """The plan of pieces in `slots` slots, for `layers` layers with the token layer; all are `whole` by default."""
     spans = tuple([(piece.slot, piece.begin, piece.end, len(piece.sentence.rows)) for piece in pieces])
     few = sum([end - begin for _, begin, end, _ in spans]) <= _FEW_STEPS
-    return (_cached_plan if few else _plan)(spans, slots, layers, width)
+    return (_cached_plan if few else _plan)(spans, slots, layers, whole and tuple(whole))
 
 
-def _plan(spans: Sequence[tuple[int, int, int, int]], slots: int, layers: int, width: int) -> ChunkPlan:
+def rows_of(pieces: Sequence[Piece], schedule: Schedule) -> np.ndarray:
+    """The row of the token vector that each direction reads at each packed row, int32 [2, S]."""
+    forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
+    backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
+    return np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])
+
+
+def _plan(spans: Sequence[tuple[int, int, int, int]], slots: int, layers: int,
+          whole: Sequence[bool] | None) -> ChunkPlan:
     slot, begin, end, length = np.array(spans).T
-    counts, row = end - begin, 4 * width  # steps of a piece, bytes of a row of 2 P
-    sizes, offsets = (length - 2) * row, np.cumsum(counts) - counts  # bytes of a layer of the piece's sentence
+    counts, tokens = end - begin, length - 2  # steps of a piece, tokens of its memory
+    offsets = np.cumsum(counts) - counts
     schedule = make_schedule(counts, slot, slots, begin > 0)
     # Row k of a piece in the order of the text is token begin + k forward and token length - end + k backward.
-    first = sizes + (np.array([begin, length - end]) - 1 - offsets) * row  # [2, pieces]
+    origin = np.array([begin, length - end]) - 1
+    if whole is not None:
+        low, high, parts = np.maximum(begin - 1, 0), np.minimum(end - 1, tokens), ~np.array(whole)
+        origin -= np.array([low, tokens - high]) * parts
+        tokens = np.where(parts, high - low, tokens)
+    sizes, first = 2 * tokens, 2 * (origin - offsets)  # rows of a layer of the memory; [2, pieces]
     first, stride = np.repeat(first, counts, axis=1), np.repeat(sizes, counts)  # [2, S], [S]
-    first += np.arange(len(stride)) * row
-    first[1] += row // 2
+    first += 2 * np.arange(len(stride))
+    first[1] += 1
     strides, owner = np.stack([stride, stride]), np.repeat(np.arange(len(spans)), counts)
     owners = np.stack([owner, owner])
-    outside = np.arange(2 * len(spans)).reshape(-1, 2) * row  # [pieces, 2] of <S> and </S>
+    outside = 2 * np.arange(2 * len(spans)).reshape(-1, 2)  # [pieces, 2] of <S> and </S>
     for is_inside, rows, (forward, backward) in ((begin == 0, offsets, (0, 1)),
                                                  (end == length, offsets + counts - 1, (1, 0))):
         numbers = np.flatnonzero(is_inside)
         # Forward begins with <S> and ends with </S>; backward steps run from </S> to <S>.
         mirrored = (2 * offsets + counts - 1 - rows)[numbers]
         first[0, rows[numbers]] = outside[numbers, forward]
-        first[1, mirrored] = outside[numbers, backward] + row // 2
-        strides[0, rows[numbers]] = strides[1, mirrored] = 2 * len(spans) * row
+        first[1, mirrored] = outside[numbers, backward] + 1
+        strides[0, rows[numbers]] = strides[1, mirrored] = 4 * len(spans)
         owners[0, rows[numbers]] = owners[1, mirrored] = len(spans)
     first, strides, owners = (np.take_along_axis(values, schedule.tokens, axis=1)
                               for values in (first, strides, owners))
-    return ChunkPlan(schedule, owners, first + np.arange(layers)[:, None, None] * strides)
+    return ChunkPlan(schedule, owners, first + np.arange(layers)[:, None, None] * strides, tokens)
 
 
 _cached_plan = functools.lru_cache(maxsize=256)(_plan)

@@ -1,15 +1,17 @@
 """Continuous batching: sentences run back to back in a fixed number of slots, and none waits for a longer one."""
 
+import contextlib
 import functools
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from elmo_fast.arguments import STATES, check_choice
 from elmo_fast.engine.model import Model, RunState, State
-from elmo_fast.engine.scheduler import Piece, Scheduler, Sentence, plan_of
+from elmo_fast.engine.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.engine.tokens import SpareVectors
 
 logger = logging.getLogger(__name__)
@@ -49,17 +51,18 @@ class SlotStream:
         self._begin(max(1, len(first)))
         self._scheduler.read_from(itertools.chain(first, sentences))
         number = 0
-        while (self._step() or self._finished) and number < self._scheduler.end:
-            while number in self._finished:
-                vectors = self._finished.pop(number)
-                self._scheduler.ahead -= vectors.shape[1] + 2
-                number += 1
-                yield vectors
+        with contextlib.closing(self._chunks):
+            while (self._step() or self._finished) and number < self._scheduler.end:
+                while number in self._finished:
+                    vectors = self._finished.pop(number)
+                    self._scheduler.ahead -= vectors.shape[1] + 2
+                    number += 1
+                    yield vectors
         self._spare.put(self._tokens)
         if self._scheduler.error:
             raise self._scheduler.error
         if self._last and self._state == "carry":
-            self.carried = above(self._last.last, self.carried)
+            self.carried = above(self._model.last_state(self._last), self.carried)
 
     def run_as_they_come(self, take: Callable[[], Sequence[str] | None]) -> Iterator[tuple[int, _Numbered]]:
         """After every chunk, the number of rows computed and the finished sentences, [(number, vectors)].
@@ -69,9 +72,10 @@ class SlotStream:
         """
         self._begin(self._slots)
         self._scheduler.take_from(take)
-        while rows := self._step():
-            finished, self._finished, self._scheduler.ahead = list(self._finished.items()), {}, 0
-            yield rows, finished
+        with contextlib.closing(self._chunks):
+            while (rows := self._step()) or self._finished:
+                finished, self._finished, self._scheduler.ahead = list(self._finished.items()), {}, 0
+                yield rows, finished
         self._spare.put(self._tokens)
 
     def drop(self, numbers: Container[int]) -> None:
@@ -83,6 +87,8 @@ class SlotStream:
         number = functools.partial(self._tokens.number, boundaries=self._model.boundaries)
         self._scheduler = Scheduler(slots, number, self._pass_over, self._state == "carry", self._runs_empty)
         self._finished: dict[int, np.ndarray] = {}
+        self._chunks = self._model.chunks(slots)
+        self._arriving: deque[Callable[[], list[Sentence]]] = deque()  # a function for each chunk in flight
         self._last: RunState | None = None
         self._limit_chunks()
 
@@ -94,20 +100,25 @@ class SlotStream:
         self._most_new = max(1, _TABLE_ROWS >> self._halvings)  # tokens encoded at a time
 
     def _step(self) -> int:
-        """Plan, run and collect a chunk of steps; returns the number of packed rows, 0 if no sentence is left."""
-        scheduler = self._scheduler
+        """Plan and run a chunk of steps, which may go on, and collect earlier ones; returns the number of packed rows.
+
+        Collects all chunks, and returns 0, if no sentence is left.
+        """
+        scheduler, rows = self._scheduler, 0
         most_ahead = max(_TOKENS_AHEAD, 32 * len(scheduler.queues))
-        while pieces := scheduler.plan(self._steps, self._width, most_ahead):
+        while not rows and (pieces := scheduler.plan(self._steps, self._width, most_ahead)):
             try:
-                self._run(pieces)
+                vectors = self._token_vectors(pieces)
+                self._last, arrival = self._chunks.run(pieces, scheduler.idle(pieces), vectors, self._last)
             except (RuntimeError, MemoryError) as error:
                 scheduler.undo(pieces)
                 self._shrink_chunks(error)
                 continue
-            self._finished.update((sentence.number, sentence.vectors) for sentence, _, _, end in pieces
-                                  if end == len(sentence.rows))
-            return sum(piece.end - piece.begin for piece in pieces)
-        return 0
+            self._arriving.append(arrival)
+            rows = sum([piece.end - piece.begin for piece in pieces])
+        while len(self._arriving) > (self._chunks.most_in_flight if rows else 0):
+            self._finished.update((sentence.number, sentence.vectors) for sentence in self._arriving.popleft()())
+        return rows
 
     def _shrink_chunks(self, error: RuntimeError | MemoryError) -> None:
         """Halve the chunks after an error of memory; raise other errors, and this error if chunks are minimal."""
@@ -118,38 +129,19 @@ class SlotStream:
         self._halvings += 1
         self._limit_chunks()
 
-    def _run(self, pieces: list[Piece]) -> None:
-        """Encode new tokens, and run the pieces, whose sentences get the outputs."""
+    def _token_vectors(self, pieces: list[Piece]) -> np.ndarray:
+        """Encode new tokens, and begin the first chunk; the vectors of all tokens, where the model reads them."""
         scheduler, model = self._scheduler, self._model
-        in_flight = [*itertools.chain(*scheduler.queues), *(piece.sentence for piece in pieces)]
+        in_flight = [*itertools.chain(*scheduler.queues), *[piece.sentence for piece in pieces]]
         self._tokens.check(model.key(), in_flight)
         while new := self._tokens.unencoded(self._most_new):
-            self._tokens.append(model.encode(new))
+            self._tokens.append(self._chunks.encode(new), self._chunks.empty)
         self._tokens.reduce(_TABLE_ROWS, in_flight)
         self._last = self._last or model.begin(len(scheduler.queues), self._state, self.carried)
-        vectors = self._tokens.encoded
-        for piece in pieces:
-            if piece.sentence.vectors is None:
-                self._put_token_vectors(piece.sentence, vectors)
-        plan = plan_of(pieces, len(scheduler.queues), model.num_layers - 1, model.output_dim)
-        forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
-        backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
-        rows = np.stack([forward[plan.schedule.tokens[0]], backward[plan.schedule.tokens[1]]])
-        addresses, _boundaries = plan.addresses(pieces)  # the name keeps their memory
-        self._last = model.run(vectors, rows, plan.schedule, self._last, addresses)
-
-    def _put_token_vectors(self, sentence: Sentence, vectors: np.ndarray) -> None:
-        """Give a sentence its memory, with the token `vectors` [R, P] in both halves of the first layer."""
-        sentence.vectors = self._empty(sentence)
-        tokens, layer = vectors.take(sentence.rows[1:-1], 0), sentence.vectors[0]
-        layer.reshape(len(layer), 2, layer.shape[1] // 2)[:] = tokens[:, None]
+        return self._tokens.encoded
 
     def _pass_over(self, sentence: Sentence) -> None:
-        self._finished[sentence.number] = self._empty(sentence)
-
-    def _empty(self, sentence: Sentence) -> np.ndarray:
-        """Uninitialized vectors of a sentence."""
-        return np.empty((self._model.num_layers, len(sentence.rows) - 2, self._model.output_dim), np.float32)
+        self._finished[sentence.number] = np.empty((self._model.num_layers, 0, self._model.output_dim), np.float32)
 
 
 def above(new: State, old: State | None) -> State:

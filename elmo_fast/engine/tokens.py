@@ -1,7 +1,7 @@
 """Token vectors that are kept within a run, and between runs, so that no token is encoded twice."""
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +10,11 @@ from elmo_fast.arguments import shown
 from elmo_fast.text.batching import not_a_string
 
 SPARE_TOKENS = 1 << 13  # whose vectors are kept between calls: 16 MB in the original size
+
+
+def empty_rows(like: np.ndarray, count: int) -> np.ndarray:
+    """Uninitialized memory of `count` rows of the width and type of `like`."""
+    return np.empty((count, like.shape[1]), like.dtype)
 
 
 class Sentence(Protocol):
@@ -56,14 +61,14 @@ class TokenVectors:
         """At most `most` tokens without a vector, in the order in which `append` takes their vectors."""
         return self._tokens[self._encoded : self._encoded + most]
 
-    def append(self, vectors: np.ndarray) -> None:
-        """Add the vectors [N, P] of the next tokens of `unencoded`."""
+    def append(self, vectors: np.ndarray, empty: Callable = empty_rows) -> None:
+        """Add the vectors [N, P] of the next tokens of `unencoded`, in memory of `empty`, also on a device."""
         known, count = self._encoded, self._encoded + len(vectors)
         if not known:
             self._memory, self._encoded = vectors, count
             return
         if count > len(self._memory):
-            larger = np.empty((2 * count, vectors.shape[1]), vectors.dtype)
+            larger = empty(vectors, 2 * count)
             larger[:known] = self.encoded
             self._memory = larger
         self._memory[known:count] = vectors

@@ -11,6 +11,7 @@ import torch
 
 from elmo_fast.arguments import STATES, check_choice, check_path, gathered
 from elmo_fast.engine.backend import check_backend
+from elmo_fast.engine.model import RunState
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.engine.schedule import batch_schedule, make_schedule
 from elmo_fast.engine.table import TokenTable
@@ -18,7 +19,6 @@ from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.nn import by_parts
 from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.layers.batch_layout import BiLmOutput, all_in_text_order, layers_to_write
-from elmo_fast.nn.layers.carried import RunState
 from elmo_fast.nn.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.nn.layers.lstm import ElmoLstm
 from elmo_fast.nn.lookup import KeptVectors, TableLookup, TokenEncoder, vectors_of_ids
@@ -216,13 +216,6 @@ class BiLm(OutsideGraphs):
         unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
         return self._run_batch(TokenEncoder.of(self).strings(unique), torch.from_numpy(index), lengths, state), lengths
 
-    @threads_of_a_child()
-    def _begin(self, slots: int, state: str | None = None) -> RunState:
-        """The state in which `slots` slots start; `state` is by default the model's."""
-        state = self._state_of_call(state)
-        like = full_precision(parameter_of(self))
-        return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
-
     def _kept_vectors(self, encoder: TokenEncoder) -> KeptVectors | None:
         """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
         source = encoder.source
@@ -251,7 +244,8 @@ class BiLm(OutsideGraphs):
             made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places,
                                               len(index) if mask is None else len(mask))
         with lstm.exclusive(state == "carry"):
-            begin = self._begin(schedule.slots.size, state)
+            begin = lstm.begin(schedule.slots.size, full_precision(parameter_of(self)), state == "carry",
+                               self._initial_state(state))
             if writes:
                 last = lstm.write(vectors, rows.numpy(), schedule, begin, addresses, self._precision)
             else:

@@ -14,7 +14,6 @@ from elmo_fast.environment import extra
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.layouts.text_vectors import narrow
 from elmo_fast.vectors.spec import OutputSpec
-from elmo_fast.weights.families import Family
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.options import Options
 
@@ -54,7 +53,6 @@ class Settings:
 class SharedModel:
     """A model whose weights are in Ray's object store."""
 
-    family: Family
     options: Options
     opening: ModelOptions
     weights: "ray.ObjectRef"
@@ -67,12 +65,12 @@ class SharedModel:
         if model.token_table is not None:
             raise ValueError("model: expected a model without a token table, since workers have none, got one with it")
         opening = ModelOptions(settings.state, model.precision, model.backend, warm_text=model.warm_text)
-        family, options, weights = elmo.read_weights()
-        return cls(family, options, opening, ray.put(weights))
+        _, options, weights = elmo.read_weights()
+        return cls(options, opening, ray.put(weights))
 
     def load(self, device: str) -> LoadedElmo:
         """Load the model on a device; the processes of a machine share the arrays in the store."""
-        return LoadedElmo(embedder_of(self.family, self.options, ray.get(self.weights), self.opening, device))
+        return LoadedElmo(embedder_of(self.options, ray.get(self.weights), self.opening, device))
 
 
 class AddVectors:

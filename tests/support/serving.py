@@ -15,7 +15,7 @@ class Gate:
     """Replaces `bilm._elmo_lstm.write`: every chunk of steps reports its arrival and waits, unless the gate is open."""
 
     def __init__(self, bilm):
-        bilm.eval().embed_tokens([["a"]], "warm")  # the warm text, which is no chunk
+        bilm.eval()._initial_state(bilm.state)  # the warm text, which is no chunk
         self._write, self._arrived, self._passes = bilm._elmo_lstm.write, threading.Semaphore(0), threading.Semaphore(0)
         self._is_open = False
         self.errors = []  # raised in place of the next chunks

@@ -20,10 +20,10 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.bilm import BiLm
+from elmo_fast.nn.gpu.of_bilm import BiLmModel
 from elmo_fast.nn.layers.batch_layout import remove_boundaries
 from elmo_fast.nn.lookup import TokenEncoder
 from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
-from elmo_fast.nn.torch_model import TorchModel
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.readers import open_texts
@@ -169,7 +169,7 @@ def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _
     """
     check_target(outfile, "outfile")
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, options)
-    model = TorchModel(bilm)
+    model = BiLmModel(bilm)
     write_table(outfile, table_header(model, words)._replace(words=None), encoded(model, words, progress))
 
 
@@ -190,7 +190,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
     reading = open_texts(name, format="text", tokenizer=str.split, allow_blank=True)
     with reading as texts, hdf5_file(outfile) as writer:
         count, sentences = texts.count(), (text.tokens for text in texts)
-        stream = SlotStream(TorchModel(bilm), batch_size, bilm.state, runs_empty=True).run(sentences)
+        stream = SlotStream(BiLmModel(bilm), batch_size, bilm.state, runs_empty=True).run(sentences)
         with progress_bar(count, "sentences", progress) as bar:
             for number, vectors in enumerate(stream):
                 writer.write(str(number), vectors)

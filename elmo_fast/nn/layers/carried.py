@@ -2,23 +2,13 @@
 
 import contextlib
 import threading
-from typing import NamedTuple
 
 import torch
 
 from elmo_fast.arguments import STATES, check_choice
+from elmo_fast.engine.model import RunState
 from elmo_fast.nn.outside_graphs import OutsideGraphs
 from elmo_fast.ops.projected_lstm.reference import State
-
-
-class RunState(NamedTuple):
-    """The state of the slots: `last` (h [L, slots, 2 P], c [L, slots, 2 D]) is the state after their last step.
-
-    `initial` (h [L, 2 P], c [L, 2 D]) is the state that every sentence starts from, None where states are carried.
-    """
-
-    last: State
-    initial: State | None
 
 
 class CarriedStates:

@@ -16,7 +16,7 @@ from elmo_fast.engine.schedule import Schedule, make_schedule
 from elmo_fast.files.downloads import fetch
 from elmo_fast.nn.at_rest import AtRest, are_ours, is_plain
 from elmo_fast.nn.layers.batch_layout import in_text_order
-from elmo_fast.nn.layers.carried import CarriedStates, RunState, Stateful
+from elmo_fast.nn.layers.carried import CarriedStates, Stateful
 from elmo_fast.nn.layers.cell import LstmCellWithProjection, check_lstm
 from elmo_fast.nn.layers.layout import cell_weights
 from elmo_fast.nn.layers.packed import Packed
@@ -172,7 +172,7 @@ class ElmoLstm(Packed, Stateful):
             cell.state_projection is not None and cell.hidden_size == cell.cell_size) else None
         return resolve("projected_lstm", backend, full_precision(like), unsupported=lacking) == "native"
 
-    def write(self, vectors: torch.Tensor, rows: np.ndarray, schedule: Schedule, state: RunState,
+    def write(self, vectors: torch.Tensor, rows: np.ndarray, schedule: Schedule, state: engine.RunState,
               addresses: np.ndarray, precision: str = "highest") -> State:
         """As `run` in evaluation, with outputs written at `addresses` uint64 [L, 2, S] (see `engine.Model.run`).
 
@@ -184,7 +184,7 @@ class ElmoLstm(Packed, Stateful):
         last = packed.run(vectors.detach().float().numpy(), rows, schedule, begin, addresses).last
         return tuple(map(torch.from_numpy, last))
 
-    def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, state: RunState,
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, state: engine.RunState,
             backend: str = "auto", precision: str = "highest") -> tuple[list[torch.Tensor], State]:
         """`run_layers` with the current weights; carried states do not change."""
         if not needs_gradient([vectors]) and self.can_write(backend):
@@ -264,7 +264,7 @@ class ElmoLstm(Packed, Stateful):
 
 
 def run_layers(layers: Sequence[Layer], options: LstmOptions, vectors: torch.Tensor, rows: torch.Tensor | None,
-               schedule: Schedule, state: RunState, *, backend: str = "auto", precision: str = "highest",
+               schedule: Schedule, state: engine.RunState, *, backend: str = "auto", precision: str = "highest",
                drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
     """Outputs of every layer at every packed row [S, 2 P], and the final state, by the ops, with gradients.
 
