@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elmo_fast.engine.schedule import Schedule, make_schedule
-from elmo_fast.engine.scheduler import Piece, Sentence, plan_of, rows_of
+from elmo_fast.engine.scheduler import Piece, Sentence, plan_of, rows_of, spans_of
 from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.tokens import empty_rows
 from elmo_fast.weights.datasets import Weights, fingerprint
@@ -134,10 +134,10 @@ class HostChunks:
     """Runs the chunks of a stream on a `HostModel`, which writes every output to the array of its sentence.
 
     `encode` gives vectors of tokens, and `empty` memory for them, where `run` reads them. At most `most_in_flight`
-    chunks run while the next is planned.
+    chunks run while the next is planned, and a chunk has `least_steps` with any number of slots.
     """
 
-    most_in_flight = 0
+    most_in_flight, least_steps = 0, 16
     empty = staticmethod(empty_rows)
 
     def __init__(self, model: HostModel):
@@ -152,10 +152,10 @@ class HostChunks:
         for piece in pieces:
             if piece.sentence.vectors is None:
                 self._put_token_vectors(piece.sentence, vectors)
-        plan = plan_of(pieces, state.last[0].shape[1], self._model.num_layers)
+        plan = plan_of(spans_of(pieces), state.last[0].shape[1], self._model.num_layers)
         addresses, _boundaries = plan.addresses(pieces)  # the name keeps their memory
         state = self._model.run(vectors, rows_of(pieces, plan.schedule), plan.schedule, state, addresses)
-        ended = ended_in(pieces)
+        ended = [sentence for sentence, _, _, end in pieces if end == len(sentence.rows)]
         return state, lambda: ended
 
     def close(self) -> None:
@@ -167,11 +167,6 @@ class HostChunks:
         sentence.vectors = np.empty((self._model.num_layers, count, width), np.float32)
         tokens, layer = vectors.take(sentence.rows[1:-1], 0), sentence.vectors[0]
         layer.reshape(count, 2, width // 2)[:] = tokens[:, None]
-
-
-def ended_in(pieces: Sequence[Piece]) -> list[Sentence]:
-    """The sentences that end in the pieces of a chunk."""
-    return [sentence for sentence, _, _, end in pieces if end == len(sentence.rows)]
 
 
 def in_schedule_order(state: State, schedule: Schedule) -> State:

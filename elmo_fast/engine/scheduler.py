@@ -77,25 +77,33 @@ class Scheduler:
     def plan(self, steps: int, width: int, most_ahead: int) -> list[Piece]:
         """The pieces of the next chunk: at most `steps` steps in at most `width` slots; `most_ahead` limits `ahead`."""
         pieces: list[Piece] = []
-        least = [(0, slot) for slot in range(len(self.queues))]  # a heap of planned steps and slots
-        running = 0
+        least: list[tuple[int, int]] = []  # planned steps and slots with room for more
+        for slot in range(len(self.queues)):
+            if len(pieces) == width:
+                break
+            self._add_piece(pieces, least, 0, slot, steps, most_ahead)
+        heapq.heapify(least)
         while least:
-            planned, slot = heapq.heappop(least)
-            if not planned and running == width:
-                continue
-            if not self.queues[slot] and not self._read_for(slot, most_ahead):
-                continue
-            running += not planned
-            sentence = self.queues[slot][0]
-            begin = sentence.done
-            sentence.done = min(len(sentence.rows), begin + steps - planned)
-            pieces.append(Piece(sentence, slot, begin, sentence.done))
-            planned += sentence.done - begin
-            if sentence.done == len(sentence.rows):
-                self.queues[slot].popleft()
-            if planned < steps:
-                heapq.heappush(least, (planned, slot))
+            self._add_piece(pieces, least, *heapq.heappop(least), steps, most_ahead)
         return pieces
+
+    def _add_piece(self, pieces: list[Piece], least: list[tuple[int, int]], planned: int, slot: int, steps: int,
+                   most_ahead: int) -> None:
+        """Add a piece for a slot of `planned` steps, and to the heap the slot if it has room for more."""
+        queue = self.queues[slot]
+        if not queue and not self._read_for(slot, most_ahead):
+            return
+        sentence = queue[0]
+        begin, end = sentence.done, len(sentence.rows)
+        if planned + end - begin < steps:
+            heapq.heappush(least, (planned + end - begin, slot))
+        elif planned + end - begin > steps:
+            sentence.done = begin + steps - planned
+            pieces.append(Piece(sentence, slot, begin, sentence.done))
+            return
+        sentence.done = end
+        queue.popleft()
+        pieces.append(Piece(sentence, slot, begin, end))
 
     def idle(self, pieces: Sequence[Piece]) -> list[Sentence]:
         """The sentences that began in earlier chunks and have no piece in this one."""
@@ -181,18 +189,32 @@ class ChunkPlan(NamedTuple):
         return (starts[self.owners] + 2 * width * self.offsets[1:]).view(np.uint64), boundaries
 
 
-def plan_of(pieces: Sequence[Piece], slots: int, layers: int, whole: Sequence[bool] | None = None) -> ChunkPlan:
-    """The plan of pieces in `slots` slots, for `layers` layers with the token layer; all are `whole` by default."""
-    spans = tuple([(piece.slot, piece.begin, piece.end, len(piece.sentence.rows)) for piece in pieces])
+def spans_of(pieces: Sequence[Piece]) -> list[tuple[int, int, int, int]]:
+    """The slot, begin, end and number of rows of the sentence of every piece."""
+    return [(slot, begin, end, len(sentence.rows)) for sentence, slot, begin, end in pieces]
+
+
+def plan_of(spans: Sequence[tuple[int, int, int, int]], slots: int, layers: int,
+            whole: Sequence[bool] | None = None) -> ChunkPlan:
+    """The plan of pieces of these spans in `slots` slots, for `layers` layers with the token layer.
+
+    All pieces are `whole` by default.
+    """
     few = sum([end - begin for _, begin, end, _ in spans]) <= _FEW_STEPS
-    return (_cached_plan if few else _plan)(spans, slots, layers, whole and tuple(whole))
+    return (_cached_plan if few else _plan)(tuple(spans), slots, layers, whole and tuple(whole))
 
 
 def rows_of(pieces: Sequence[Piece], schedule: Schedule) -> np.ndarray:
     """The row of the token vector that each direction reads at each packed row, int32 [2, S]."""
-    forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
-    backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
-    return np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])
+    forward = [sentence.rows[begin:end] for sentence, _, begin, end in pieces]
+    backward = [sentence.rows[len(sentence.rows) - end : len(sentence.rows) - begin]
+                for sentence, _, begin, end in pieces]
+    return in_packed_order(np.concatenate(forward + backward), schedule)
+
+
+def in_packed_order(values: np.ndarray, schedule: Schedule) -> np.ndarray:
+    """Values of both directions in the order of the text, 2 S of them, at the packed rows [2, S]."""
+    return values.reshape(-1).take(schedule.tokens + np.array([[0], [schedule.tokens.shape[1]]]))
 
 
 def _plan(spans: Sequence[tuple[int, int, int, int]], slots: int, layers: int,
@@ -223,8 +245,7 @@ def _plan(spans: Sequence[tuple[int, int, int, int]], slots: int, layers: int,
         first[1, mirrored] = outside[numbers, backward] + 1
         strides[0, rows[numbers]] = strides[1, mirrored] = 4 * len(spans)
         owners[0, rows[numbers]] = owners[1, mirrored] = len(spans)
-    first, strides, owners = (np.take_along_axis(values, schedule.tokens, axis=1)
-                              for values in (first, strides, owners))
+    first, strides, owners = (in_packed_order(values, schedule) for values in (first, strides, owners))
     return ChunkPlan(schedule, owners, first + np.arange(layers)[:, None, None] * strides, tokens)
 
 

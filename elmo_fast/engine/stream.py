@@ -95,7 +95,7 @@ class SlotStream:
     def _limit_chunks(self) -> None:
         """Set the steps and slots of a chunk; every halving reduces the steps, or the slots once there is one step."""
         slots = len(self._scheduler.queues)
-        self._rows = max(1, slots * max(16, _ROWS_PER_CHUNK // slots) >> self._halvings)
+        self._rows = max(1, slots * max(self._chunks.least_steps, _ROWS_PER_CHUNK // slots) >> self._halvings)
         self._steps, self._width = max(1, self._rows // slots), min(slots, self._rows)
         self._most_new = max(1, _TABLE_ROWS >> self._halvings)  # tokens encoded at a time
 
@@ -105,7 +105,7 @@ class SlotStream:
         Collects all chunks, and returns 0, if no sentence is left.
         """
         scheduler, rows = self._scheduler, 0
-        most_ahead = max(_TOKENS_AHEAD, 32 * len(scheduler.queues))
+        most_ahead = max(_TOKENS_AHEAD, 32 * len(scheduler.queues)) + self._chunks.most_in_flight * self._rows
         while not rows and (pieces := scheduler.plan(self._steps, self._width, most_ahead)):
             try:
                 vectors = self._token_vectors(pieces)

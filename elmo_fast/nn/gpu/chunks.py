@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from elmo_fast.engine.model import HostChunks, Model, RunState, State, ended_in
+from elmo_fast.engine.model import HostChunks, Model, RunState, State
 from elmo_fast.engine.schedule import Schedule
-from elmo_fast.engine.scheduler import ChunkPlan, Piece, Sentence, plan_of, rows_of
+from elmo_fast.engine.scheduler import ChunkPlan, Piece, Sentence, plan_of, rows_of, spans_of
 from elmo_fast.ops.device import HostCopy, current_stream, refuse_capture, to_device
 from elmo_fast.ops.forked import threads_of_a_child
 from elmo_fast.ops.numerics import numerics
@@ -85,7 +85,7 @@ class DeviceChunks(HostChunks):
     is copied piece by piece to an array of its own.
     """
 
-    most_in_flight = 2
+    most_in_flight, least_steps = 2, 32
 
     def __init__(self, model: TensorModel, slots: int, tokens_held: int = _TOKENS_HELD):
         self._model, self.encode, self._longest = model, model.encode_tensors, tokens_held // slots
@@ -103,23 +103,24 @@ class DeviceChunks(HostChunks):
             state: RunState) -> "tuple[RunState, Callable[[], list[Sentence]]]":
         model, width = self._model, self._model.output_dim
         layout = self._layout(pieces, idle, state.last[0].shape[1])
-        schedule = layout.plan.schedule
+        schedule, (copied, kept, size) = layout.plan.schedule, layout.rows
         rows = rows_of(pieces, schedule)
         index = (layout.starts[layout.plan.owners] + layout.plan.offsets).swapaxes(1, 2)  # [layers, S, 2]
         sources, targets = layout.moves()
         with model.computing():
             read, index, sources, targets = send([rows.T, index.astype(np.int32), sources, targets], model.device)
             outputs, last = model.run_tensors(vectors, torch.from_numpy(rows), schedule, state)
-            blocks = torch.empty(layout.size, width // 2, device=model.device)
+            blocks = torch.empty(size, width // 2, device=model.device)
             if len(sources):
-                kept = self._held.view(-1, width).index_select(0, sources)
-                blocks.view(-1, width).index_copy_(0, targets.long(), kept)
+                moved = self._held.view(-1, width).index_select(0, sources)
+                blocks.view(-1, width).index_copy_(0, targets.long(), moved)
             for places, layer in zip(index.flatten(1).long(), [vectors.index_select(0, read.flatten()), *outputs]):
                 blocks.index_copy_(0, places, layer.float().view(-1, width // 2))
-            copy = HostCopy([blocks[: layout.copied]], self._copies)
-        self._held = blocks if layout.copied < layout.size else None
+            copy = HostCopy([blocks[:copied]], self._copies)
+        self._held = blocks[:kept]
         layout.set_places()
-        arrival = _Arrival(functools.partial(_collect, copy, layout.copies(), model.num_layers, ended_in(pieces)))
+        ended = [pieces[number].sentence for number in layout.ended.tolist()]
+        arrival = _Arrival(functools.partial(_collect, copy, layout.copies(pieces), model.num_layers, ended))
         if self._latest:
             self._latest.start(self._thread)
         self._latest = arrival
@@ -130,66 +131,59 @@ class DeviceChunks(HostChunks):
         self._latest = self._held = None
 
     def _layout(self, pieces: Sequence[Piece], idle: Sequence[Sentence], slots: int) -> "_Layout":
-        layers, longest = self._model.num_layers, self._longest
-        whole = [sentence.place >= 0 or (not begin and (end == len(sentence.rows) or len(sentence.rows) <= longest))
-                 for sentence, _, begin, end in pieces]
-        plan = plan_of(pieces, slots, layers, None if all(whole) else whole)
-        # Of every piece, of the boundaries and of every idle sentence: 0 if it is copied, 1 if it stays, 2 if neither.
-        kinds = [int(is_whole and end < len(sentence.rows)) for is_whole, (sentence, _, _, end) in zip(whole, pieces)]
-        kinds = np.array([*kinds, 2, *[1] * len(idle)])
+        layers, spans = self._model.num_layers, spans_of(pieces)
+        _, begin, end, length = np.array(spans).T
+        places = np.array([*[piece.sentence.place for piece in pieces], -1, *[sentence.place for sentence in idle]])
+        ends = end == length
+        whole = (places[: len(pieces)] >= 0) | ((begin == 0) & (ends | (length <= self._longest)))
+        plan = plan_of(spans, slots, layers, None if whole.all() else whole.tolist())
+        kinds = np.array([*(whole & ~ends).tolist(), 2, *[1] * len(idle)])
         tokens = [*plan.tokens.tolist(), 2 * len(pieces), *[len(sentence.rows) - 2 for sentence in idle]]
         sizes = 2 * layers * np.array(tokens)
         order = np.argsort(kinds, kind="stable")
         starts = np.empty_like(sizes)
         starts[order] = np.cumsum(sizes[order]) - sizes[order]
-        return _Layout(pieces, idle, plan, kinds, sizes, starts)
+        copied, kept, outside = np.bincount(kinds, sizes, 3).astype(int).tolist()
+        return _Layout([*[piece.sentence for piece in pieces], None, *idle], plan, np.flatnonzero(ends), kinds, sizes,
+                       starts, places, (copied, copied + kept, copied + kept + outside))
 
 
 class _Layout(NamedTuple):
-    """Where the blocks of a chunk are, in rows of P values: first those that are copied, then those that stay.
+    """Where the blocks of a chunk are, in rows of P values: those that are copied come first.
 
-    `kinds`, `sizes` and `starts` int [pieces + 1 + idle] are those of the blocks of pieces, of the memory for `<S>` and
-    `</S>`, and of sentences without a piece.
+    The blocks are those of the `sentences` of the chunk's pieces, of the boundaries (None), and of sentences without a
+    piece. `kinds` int [blocks]: 0 is copied, 1 stays, 2 neither; `sizes`, `starts` and `places` int [blocks] are their
+    rows, where they are, and where they were, -1 if they are new. `ended` int are the pieces that end a sentence,
+    `rows` the number of rows that are copied, that are copied or stay, and of all.
     """
 
-    pieces: Sequence[Piece]
-    idle: Sequence[Sentence]
+    sentences: list[Sentence | None]
     plan: ChunkPlan
+    ended: np.ndarray
     kinds: np.ndarray
     sizes: np.ndarray
     starts: np.ndarray
-
-    @property
-    def size(self) -> int:
-        """The number of rows of all blocks."""
-        return int(self.sizes.sum())
-
-    @property
-    def copied(self) -> int:
-        """The number of rows that are copied to the host."""
-        return int(self.sizes[self.kinds == 0].sum())
+    places: np.ndarray
+    rows: tuple[int, int, int]
 
     def moves(self) -> tuple[np.ndarray, np.ndarray]:
         """Where blocks of earlier chunks are, and where they go, int32 [rows of 2 P values] each."""
-        places = np.array([*[piece.sentence.place for piece in self.pieces], -1, *[each.place for each in self.idle]])
-        is_moved = places >= 0
-        counts = self.sizes[is_moved] // 2
+        moved = np.flatnonzero(self.places >= 0)
+        counts = self.sizes[moved] // 2
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return tuple((np.repeat(first[is_moved] // 2, counts) + within).astype(np.int32)
-                     for first in (places, self.starts))
+        return tuple((np.repeat(first[moved] // 2, counts) + within).astype(np.int32)
+                     for first in (self.places, self.starts))
 
     def set_places(self) -> None:
-        """Store in the sentences where their blocks are from now on."""
-        places = np.where(self.kinds == 1, self.starts, -1).tolist()
-        for piece, place in zip(self.pieces, places):
-            piece.sentence.place = place
-        for sentence, place in zip(self.idle, places[len(self.pieces) + 1 :]):
-            sentence.place = place
+        """Store in the sentences that go on where their blocks are from now on."""
+        starts = self.starts.tolist()
+        for number in np.flatnonzero(self.kinds == 1).tolist():
+            self.sentences[number].place = starts[number]
 
-    def copies(self) -> list[tuple[Piece, int, int]]:
+    def copies(self, pieces: Sequence[Piece]) -> list[tuple[Piece, int, int]]:
         """The pieces whose blocks are copied, with the first row of the block and the end."""
-        spans = zip(self.pieces, self.kinds.tolist(), self.starts.tolist(), (self.starts + self.sizes).tolist())
-        return [(piece, start, stop) for piece, kind, start, stop in spans if kind == 0]
+        starts, stops = self.starts.tolist(), (self.starts + self.sizes).tolist()
+        return [(pieces[number], starts[number], stops[number]) for number in np.flatnonzero(self.kinds == 0).tolist()]
 
 
 class _Arrival:
