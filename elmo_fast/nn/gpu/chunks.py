@@ -92,6 +92,7 @@ class DeviceChunks(HostChunks):
         self._copies = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
         self._held: torch.Tensor | None = None  # the blocks that stay, in rows of P values
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-collect")  # starts with its first chunk
+        self._process = os.getpid()  # a forked one has no such thread
         self._latest: _Arrival | None = None
 
     @staticmethod
@@ -121,7 +122,7 @@ class DeviceChunks(HostChunks):
         layout.set_places()
         ended = [pieces[number].sentence for number in layout.ended.tolist()]
         arrival = _Arrival(functools.partial(_collect, copy, layout.copies(pieces), model.num_layers, ended))
-        if self._latest:
+        if self._latest and self._process == os.getpid():
             self._latest.start(self._thread)
         self._latest = arrival
         return RunState(last, state.initial), arrival
@@ -192,12 +193,11 @@ class _Arrival:
     def __init__(self, collect: Callable[[], list[Sentence]]):
         self._collect = collect
         self._future: Future[list[Sentence]] | None = None
-        self._process = os.getpid()  # a forked one has no thread
+        self._process = os.getpid()
 
     def start(self, thread: ThreadPoolExecutor) -> None:
         """Let the thread collect."""
-        if self._process == os.getpid():
-            self._future = thread.submit(self._collect)
+        self._future = thread.submit(self._collect)
 
     def __call__(self) -> list[Sentence]:
         return self._future.result() if self._future and self._process == os.getpid() else self._collect()
