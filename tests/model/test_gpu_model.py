@@ -1,7 +1,9 @@
 """The model of a GPU, on the CPU: vectors of streams against NumPy in float64, and how chunks are collected."""
 
+import copy
 import itertools
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from elmo_fast import BiLm, ElmoEmbedder, load
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine import stream as slot_stream
 from elmo_fast.engine.precision import OPERANDS
@@ -22,7 +25,7 @@ from elmo_fast.nn.gpu.model import TorchModel
 from elmo_fast.ops.device import HostCopy
 from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
-from tests.support.models import SENTENCES, SHAPES, WORD_IDS, texts, weights
+from tests.support.models import SENTENCES, SHAPES, WORD_IDS, files, texts, weights
 
 TEXTS = [*SENTENCES[:5], ["long"] * 40, *texts(12), ["w"] * 31]
 SHAPE = SHAPES["clips that fire"]
@@ -258,9 +261,20 @@ def test_on_a_gpu(few_rows, state):
 
 
 def test_the_module_and_the_model_agree():
-    from elmo_fast import BiLm, ElmoEmbedder
-
     bilm = BiLm(SHAPE, weights(SHAPE), state="warm", backend="torch")
     for one, other in zip(ElmoEmbedder.from_bilm(bilm).embed_sentences(TEXTS, 4),
                           Embedder(model(), "warm").stream(TEXTS, 4), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=SAME_MODEL)
+
+
+def test_load_with_the_backend_torch(tmp_path):
+    folder = files(tmp_path / "model", SHAPE)[0].parent
+    native, plain = load(folder), load(folder, backend="torch")
+    expected = native.embed(TEXTS)
+    for elmo in (plain, pickle.loads(pickle.dumps(plain)), copy.deepcopy(plain)):
+        assert (elmo.model.backend, str(elmo.model.device)) == ("torch", "cpu")
+        for one, other in zip(elmo.embed(TEXTS), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=SAME_MODEL)
+    np.testing.assert_allclose(plain.encode_words(["a"]), native.encode_words(["a"]), rtol=0, atol=SAME_MODEL)
+    plain.bilm.half()  # a module of its own
+    np.testing.assert_allclose(plain.embed(TEXTS[:1])[0], expected[0], rtol=0, atol=SAME_MODEL)
