@@ -5,6 +5,7 @@ LSTM layers for a stream. A `HostModel` has `run`, which writes outputs to addre
 `native` on the C++ engine, `reference` in NumPy. `nn.gpu` has the model of a GPU.
 """
 
+import contextlib
 import ctypes
 import functools
 from abc import ABC, abstractmethod
@@ -139,6 +140,7 @@ class HostChunks:
 
     most_in_flight, least_steps = 0, 16
     empty = staticmethod(empty_rows)
+    queue: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext  # for the work of a chunk
 
     def __init__(self, model: HostModel):
         self._model, self.encode = model, model.encode

@@ -108,8 +108,9 @@ class SlotStream:
         most_ahead = max(_TOKENS_AHEAD, 32 * len(scheduler.queues)) + self._chunks.most_in_flight * self._rows
         while not rows and (pieces := scheduler.plan(self._steps, self._width, most_ahead)):
             try:
-                vectors = self._token_vectors(pieces)
-                self._last, arrival = self._chunks.run(pieces, scheduler.idle(pieces), vectors, self._last)
+                with self._chunks.queue():
+                    vectors = self._token_vectors(pieces)
+                    self._last, arrival = self._chunks.run(pieces, scheduler.idle(pieces), vectors, self._last)
             except (RuntimeError, MemoryError) as error:
                 scheduler.undo(pieces)
                 self._shrink_chunks(error)

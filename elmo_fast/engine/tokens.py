@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from elmo_fast.arguments import shown
+from elmo_fast.engine.scheduler import Sentence
 from elmo_fast.text.batching import not_a_string
 
 SPARE_TOKENS = 1 << 13  # whose vectors are kept between calls: 16 MB in the original size
@@ -15,12 +15,6 @@ SPARE_TOKENS = 1 << 13  # whose vectors are kept between calls: 16 MB in the ori
 def empty_rows(like: np.ndarray, count: int) -> np.ndarray:
     """Uninitialized memory of `count` rows of the width and type of `like`."""
     return np.empty((count, like.shape[1]), like.dtype)
-
-
-class Sentence(Protocol):
-    """A sentence whose tokens are `rows` of a cache."""
-
-    rows: np.ndarray
 
 
 class TokenVectors:

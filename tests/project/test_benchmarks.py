@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import common
+from benchmarks.gpu import host
 from tests.support.files import program
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
@@ -126,3 +127,9 @@ def test_run_refuses(arguments, message, tmp_path):
         pytest.skip("this machine has nvidia-smi")
     process = run("--out", tmp_path / "out", *arguments)
     assert process.returncode == 2 and message in process.stderr and not list(tmp_path.iterdir())
+
+
+def test_the_hosts_time_is_that_of_both_streams(dry_run):
+    document = dry_run(host, "--sentences", 30, "--rounds", 2)
+    assert [case["way"] for case in document["results"]] == ["slots of 64", "slots of 512"]
+    assert all(0 < case["p20"] <= case["median"] for case in document["results"])

@@ -89,11 +89,17 @@ class DeviceChunks(HostChunks):
 
     def __init__(self, model: TensorModel, slots: int, tokens_held: int = _TOKENS_HELD):
         self._model, self.encode, self._longest = model, model.encode_tensors, tokens_held // slots
-        self._copies = torch.cuda.Stream(model.device) if model.device.type == "cuda" else None
+        self._stream = self._copies = None
+        if model.device.type == "cuda":
+            self._stream, self._copies = torch.cuda.current_stream(model.device), torch.cuda.Stream(model.device)
         self._held: torch.Tensor | None = None  # the blocks that stay, in rows of P values
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-collect")  # starts with its first chunk
         self._process = os.getpid()  # a forked one has no such thread
         self._latest: _Arrival | None = None
+
+    def queue(self) -> contextlib.AbstractContextManager:
+        """A context in which work is queued where that of the first chunk was."""
+        return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
 
     @staticmethod
     @torch.inference_mode(False)
