@@ -170,6 +170,21 @@ def test_nan_and_infinity_propagate(engine):
         assert actual[0][[1, 4]].isnan().any(1).all() and not actual[0][[0, 2]].isnan().any()
 
 
+@pytest.mark.parametrize("engine", LOW, ids=str)
+@pytest.mark.parametrize("scale, clips", [(1, {}), (4, {}), (4, TIGHT)], ids=["usual", "chaotic", "clipped"])
+def test_errors_of_bytes_are_those_of_weights_half_a_percent_off(engine, scale, clips):
+    """Without clips, large weights make an LSTM chaotic: float64 itself is off by the size of the result there."""
+    case, generator = lstm_case((16, 64, 48), [30, 25, 7], clips=clips), torch.Generator().manual_seed(0)
+    weights = {name: scale * values for name, values in case.operands.items() if name[0] in "wp"}
+    near = {name: values * (1 + 0.004 * torch.randn(values.shape, generator=generator, dtype=values.dtype))
+            for name, values in weights.items()}
+    exact, of_near = (dataclasses.replace(case, operands=case.operands | changed).run(REFERENCE)
+                      for changed in (weights, near))
+    actual = dataclasses.replace(case, operands=case.operands | weights).run(engine)
+    limit = 3 * relative_error(of_near[0], exact[0])
+    assert (limit > 2) == (scale > 1 and not clips) and relative_error(actual[0], exact[0]) <= limit
+
+
 @pytest.mark.parametrize("value", [1e-42, 3e-40])
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("engine, threads", [*((engine, 1) for engine in HIGHEST), (NATIVE, 3)], ids=str)
