@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.engines import native, needs_native
 from tests.support.files import python
-from tests.support.native_program import CMAKE, COMPILER, NINJA, ROOT, built, printed
+from tests.support.native_program import ANY_PROCESSOR, CMAKE, COMPILER, NINJA, ROOT, built, printed
 
 WITHOUT_MODULE = "-DELMO_FAST_MODULE=OFF"
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -109,9 +109,7 @@ def test_detection_on_another_processor(processor, best, cap, monkeypatch):
 @pytest.mark.skipif(not (native and native.cpu_features()["avx2"] and native.cpu_features()["f16c"]),
                     reason="needs AVX2 and F16C")
 def test_every_engine_of_x86():
-    include = Path(__file__).parent / "engines" / "any_processor.cmake"
-    program = check_engines("any-processor", f"-DCMAKE_PROJECT_elmo_fast_INCLUDE={include}")
-    run = passed(program, "amx", cases=1400)
+    run = passed(check_engines(*ANY_PROCESSOR), "amx", cases=1400)
     assert all(re.search(rf"^{level} ", run.stdout, re.MULTILINE) for level in LEVELS)
     assert native.amx_permitted() or int(re.search(r"(\d+) dots", run.stderr)[1]) > 1000
 
