@@ -4,6 +4,7 @@
 # make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
 # make test-flair  the tests of flair, in an environment beside VENV that sees its packages
 # make bench     set up, then measure the tables of speed anew (ALLENNLP=PATH of a checkout of 0.9; eight minutes)
+# make pictures  set up as for test-integrations, then make the pictures of the docs and the outputs of the notebooks anew
 # make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
 # make venv      set up for the tests only: an environment with torch, the build tools and this checkout, editable
@@ -65,7 +66,7 @@ APART := $(PY) -c 'import xdist; print("-n 2 --dist loadfile")' 2>/dev/null || t
 # Tests start hundreds of Pythons, which would each compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv native embed test test-all test-integrations test-flair bench docs lint clean FORCE
+.PHONY: venv native embed test test-all test-integrations test-flair bench pictures docs lint clean FORCE
 
 venv: $(TESTED)
 
@@ -135,6 +136,11 @@ bench: $(TESTED)
 	for model in small medium original; do \
 		$(PY) -m benchmarks.bench_embed --model $$model $(if $(ALLENNLP),--allennlp $(ALLENNLP)) || exit 1; done
 	$(PY) -m benchmarks.report
+
+# Tests compare what they show with today's model and code; `bench` makes the tables and charts of speed.
+pictures: $(LIBRARIES)
+	$(PY) docs/pictures/make.py
+	$(PY) docs/pictures/notebooks.py
 
 docs: $(SITE)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q

@@ -1,4 +1,4 @@
-"""Make the pictures of the docs: python docs/pictures/make.py (needs the extras plots, serve; selenium, chromium).
+"""Make the pictures of the command and of the page: `make pictures` does it (extras plots, serve; selenium, chromium).
 
 `numbers.json` holds the numbers of every picture or its page, in order, and the picture's checksum; a test compares the
 numbers with those of today's model.

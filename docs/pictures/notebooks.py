@@ -1,6 +1,6 @@
-"""Run the notebooks of this folder in place, and save their pictures for docs/pictures.md.
+"""Run the notebooks of examples/ in place, and save their pictures here: `make pictures` does it.
 
-    python examples/run_notebooks.py [first_vectors ...]
+    python docs/pictures/notebooks.py [first_vectors ...]
 
 needs nbclient, ipykernel and matplotlib. Times, versions and identifiers of cells, which differ in every run, are not
 saved.
@@ -13,8 +13,8 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).resolve().parent
-PICTURES = FOLDER.parent / "docs" / "pictures"
+PICTURES = Path(__file__).resolve().parent
+FOLDER = PICTURES.parents[1] / "examples"
 SECONDS = 560  # for one cell, on a busy machine
 
 
