@@ -1,12 +1,16 @@
 """Every code block of README and docs runs, on a small model; slow commands are checked for the names in them."""
 
+import inspect
 import re
 import shutil
+import sys
 
 import pytest
 import torch
 
-from elmo_fast import cli
+from benchmarks import tokenization
+from elmo_fast import LoadedElmo, cli
+from elmo_fast.arguments import TOKENIZERS
 from tests.support import docs
 from tests.support.files import ROOT
 
@@ -66,6 +70,28 @@ def test_the_reference_of_the_command_has_every_subcommand():
     assert sorted(re.findall(r"^<!-- command: (.+) -->$", page, re.MULTILINE)) == sorted(commands)
 
 
+def test_the_rule_of_defaults():
+    """That of docs/choosing.md on tokenizers and states, for commands and Python."""
+    (commands,) = (action.choices for action in cli.make_parser()._actions if isinstance(action.choices, dict))
+    files = {"embed": "in.txt out.h5", "score": "in.txt", "substitutes": "in.txt", "nearest": "in.txt --word play"}
+    rest = {"compare": "a b", "serve": "", "seqvec": "-i in.fasta -o out.h5"}
+    given = {name: vars(commands[name].parse_args(words.split())) for name, words in (files | rest).items()}
+    assert {given[name]["tokenizer"] for name in files} == {"whitespace"}
+    assert {given[name].get("tokenizer", "auto") for name in rest} == {"auto"}
+    assert {name for name in given if given[name]["state"] == "carry"} == {"embed", "seqvec"}
+    for call in (LoadedElmo.embed, LoadedElmo.stream, LoadedElmo.encode, LoadedElmo.save_vectors):
+        defaults = {name: value.default for name, value in inspect.signature(call).parameters.items()}
+        assert (defaults["state"], defaults["tokenizer"]) == ("warm", "auto")
+
+
+def test_the_compose_file_has_flags_of_serve():
+    block, = (code for _, code in docs.blocks("docs/serving.md", "text") if code.startswith("services:"))
+    arguments = cli.make_parser().parse_args(["serve", *re.search("command: (.*)", block)[1].split()])
+    assert (arguments.model, arguments.api_key_file) == ("original", "/run/key")
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert "ELMO_FAST_CACHE=/home/elmo/models" in dockerfile and "models:/home/elmo/models" in block
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_have_a_language_and_links_a_target(page):
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -73,3 +99,19 @@ def test_blocks_have_a_language_and_links_a_target(page):
     assert set(opened) <= {"python", "bash", "text", "json", "html", "dockerfile"}, opened
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.long
+def test_the_table_of_tokenizers(shared, monkeypatch, capsys):
+    """docs/input.md has what `python -m benchmarks.tokenization` prints."""
+    columns = []
+    for part in ("dev", "test"):
+        paths = shared / "text" / f"en_ewt-ud-{part}.conllu", shared / "corpus" / "heldout.txt"
+        monkeypatch.setattr(sys, "argv", ["tokenization", *map(str, paths)])
+        tokenization.main()
+        rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        figures = {(path, name): f"{f1.split()[1]} / {equal.split()[1]}" for path, name, f1, equal in rows}
+        columns += [{name: figures[str(path), name] for name in TOKENIZERS} for path in paths]
+    page = (ROOT / "docs/input.md").read_text(encoding="utf-8")
+    for name in TOKENIZERS:
+        assert f"| `{name}` | {columns[0][name]} | {columns[2][name]} | {columns[1][name]} |" in page
