@@ -5,7 +5,6 @@ none of the sources publishes a checksum of these files.
 """
 
 import time
-from typing import NamedTuple
 
 from elmo_fast.arguments import check_choice
 from elmo_fast.errors import ConfigurationError
@@ -61,7 +60,7 @@ MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, _ANY_NLPL, "manylangs:LANGUAGE")
 _UNSTATED, _MIT = "not stated", "MIT (its repository)"
 _NUMBERED = ("nlpl", "manylangs")  # a name has a NUMBER or LANGUAGE
 _TITLES = "name", "language", "values a token", "size", "licence", "downloaded"
-_STATED = {  # the fields of `PublicModel` from the language to the licence
+_STATED = {  # from the language to the licence, as pages or archives state it; values in a layer, parameters and bytes
     DEFAULT_MODEL: ("English", "384", "6.0 M, 7 MB", "Apache-2.0"),
     "small": ("English", "256", "13.6 M", _UNSTATED),
     "medium": ("English", "512", "28.0 M", _UNSTATED),
@@ -97,42 +96,29 @@ def _nlpl(number: str) -> list[str]:
     return [f"{scheme}://{NLPL}/20/{number}.zip" for scheme in ("http", "https")]
 
 
-class PublicModel(NamedTuple):
-    """A model by the name that `load` takes.
+def _about(name: str) -> tuple[str, ...]:
+    """What `_TITLES` say of a public model; `ConfigurationError` for another name.
 
-    `values` is the number of values of a token in a layer, `size` the number of parameters, and the size of the
-    weights. Both, and the licence, are stated by the models' pages or archives. `downloaded` is the day on which this
-    machine downloaded the model, "not yet", or "included" in the package.
+    `downloaded` is the last day on which this machine downloaded the model, "not yet", or "included" in the package.
     """
-
-    name: str
-    language: str
-    values: str
-    size: str
-    licence: str
-    downloaded: str
-
-
-def public_model(name: str) -> PublicModel:
-    """The public model of a name; `ConfigurationError` for another name."""
     kind, _, which = name.partition(":")
     if kind not in _STATED or bool(which) != (kind in _NUMBERED):
         raise ConfigurationError(f"name: expected one of {', '.join(MODEL_NAMES)}, got {name!r}")
     stored = [] if name in (DEFAULT_MODEL, _ANY_NLPL) else [cache_path(copy[-1].url) for copy in public_copies(name)]
     days = [time.strftime("%Y-%m-%d", time.localtime(path.stat().st_mtime)) for path in stored if path.is_file()]
     language, *rest = _STATED[kind]
-    return PublicModel(name, LANGUAGES.get(which, language).replace("_", " "), *rest,
-                       max(days, default="included" if name == DEFAULT_MODEL else "not yet"))
+    return (name, LANGUAGES.get(which, language).replace("_", " "), *rest,
+            max(days, default="included" if name == DEFAULT_MODEL else "not yet"))
 
 
 def public_model_lines(name: str | None = None) -> list[str]:
     """A line for each public model, in columns; with a name all about this model, its addresses included."""
     if name is not None:
-        model = public_model(name)
+        about = [*zip(_TITLES, _about(name))]
         addresses = [("address", file.url) for copy in public_copies(name) for file in copy]
-        return [f"{label + ':':16}{value}" for label, value in [*zip(_TITLES, model), *addresses]]
+        return [f"{label + ':':16}{value}" for label, value in [*about, *addresses]]
     names = [*MODEL_NAMES[:-1], *(f"manylangs:{code}" for code in LANGUAGES)]
     licence = _TITLES.index("licence")
-    rows = [(*row[:licence], *row[licence + 1 :]) for row in (_TITLES, *map(public_model, names))]
+    rows = [(*row[:licence], *row[licence + 1 :]) for row in (_TITLES, *map(_about, names))]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(f"{value:{width}}" for value, width in zip(row, widths)).rstrip() for row in rows]
