@@ -1,5 +1,6 @@
 """`highest` is IEEE fp32 under any flags of torch and autocast, and restores the flags."""
 
+import sys
 import threading
 
 import pytest
@@ -14,18 +15,40 @@ from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.models import SENTENCES, bilm
 
 IDS = batch_to_ids(SENTENCES)
+MATMUL = torch.backends.cuda.matmul
+# Settings of cuBLAS that let sums of 16-bit products be other than fp32.
+SUMS = [name for name in ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction",
+                          "allow_bf16_reduced_precision_reduction") if hasattr(MATMUL, name)]
+# What scripts set before they call the library, and in the last two where PyTorch's older getters raise already.
+SETTINGS = {"nothing": lambda: None, "allow_tf32": lambda: setattr(MATMUL, "allow_tf32", True),
+            **{word: lambda word=word: torch.set_float32_matmul_precision(word) for word in ("highest", "high", "medium")},
+            **({"tf32 flag": lambda: setattr(MATMUL, "fp32_precision", "tf32"),
+                "bf16 flag": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16")}
+               if len(FP32_FLAGS) > 1 else {})}
 
 
 def flags():
     return [fp32_precision(*flag) for flag in FP32_FLAGS]
 
 
+@pytest.fixture
+def threads_alternate():
+    """Threads of Python take turns after a few microseconds."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
 @pytest.fixture(autouse=True)
 def restored_flags():
-    before = flags()
+    before, sums = flags(), {name: getattr(torch.backends.cuda.matmul, name) for name in SUMS}
     yield
+    torch.set_float32_matmul_precision("highest")  # the older setting, with which the flags agree
     for flag, value in zip(FP32_FLAGS, before):
         set_fp32_precision(*flag, value)
+    for name, value in sums.items():
+        setattr(torch.backends.cuda.matmul, name, value)
 
 
 def run(backend):
@@ -74,6 +97,62 @@ def test_threads_share_the_flags():
     leave.set()
     thread.join()
     assert flags() == before
+
+
+def older():
+    """The older settings; None where their getters raise."""
+    try:
+        return MATMUL.allow_tf32, torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("inner", ["highest", "high"])
+@pytest.mark.parametrize("outer", ["highest", "high", "medium"])
+def test_older_settings_stay_readable_by_other_threads(setting, outer, inner, threads_alternate):
+    SETTINGS[setting]()
+    before, failures, stop = (flags(), older()), [], threading.Event()
+
+    def read():
+        while not stop.is_set():
+            failures.append(older() is None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(20):
+        with numerics(outer, torch.device("cuda")):
+            assert fp32_precision("cuda", "matmul") in (("tf32",) if outer == "high" else ("ieee", "none"))
+            with numerics(inner, torch.device("cpu")):
+                assert set(flags()) <= {"ieee", "none"}
+        assert (flags(), older()) == before
+    stop.set()
+    thread.join()
+    assert before[1] is None or failures and not any(failures)
+
+
+@pytest.mark.parametrize("device, held", [("cuda", False), ("cpu", True)])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_16_bit_products_are_fp32_on_a_gpu(name, device, held):
+    """Whatever a user has set, which a second thread may have opened a call under."""
+    setattr(MATMUL, name, True)
+    seen = []
+    with numerics("medium", torch.device(device)):
+        thread = threading.Thread(target=lambda: seen.append(getattr(MATMUL, name)))
+        thread.start()
+        thread.join()
+        with numerics("high", torch.device(device)):
+            pass
+        seen.append(getattr(MATMUL, name))
+    assert seen == [held, held] and getattr(MATMUL, name) is True
+
+
+@pytest.mark.skipif(not hasattr(MATMUL, "allow_fp16_reduced_precision_reduction_split_k"), reason="newer in torch")
+def test_the_setting_of_split_sums_is_kept():
+    MATMUL.allow_fp16_reduced_precision_reduction = (False, False)
+    with numerics("medium", torch.device("cuda")):
+        assert MATMUL.allow_fp16_reduced_precision_reduction_split_k is False
+    assert MATMUL.allow_fp16_reduced_precision_reduction_split_k is False
 
 
 def test_tables_match_the_engine_and_the_arguments():
