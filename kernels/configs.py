@@ -8,13 +8,17 @@ integers that vary with the batch are named in `do_not_specialize`.
 """
 
 import functools
+import re
 import threading
 from typing import NamedTuple
 
 import torch
 import triton
-from triton.runtime.jit import MockTensor
 
+VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
+# Where older Tritons pipeline copies to shared memory, they leave out the fence that Hopper's and Blackwell's products
+# need (triton#9610). With a single stage, values come through registers and the fence is there.
+PIPELINES_WITH_FENCE = 3, 7, 1
 GENERATIONS = (80, 90)
 FEW = 512  # most tokens that use the tiles of `few`
 TUNING_MS = 40
@@ -68,7 +72,11 @@ def amount_of(tokens: int) -> str:
 
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
     """`kernel` with its configurations for this number of tokens, to be called as a Triton kernel."""
-    return _tuned(kernel, tiles(name, generation_of(device), operands, amount_of(tokens)))
+    generation = generation_of(device)
+    candidates = tiles(name, generation, operands, amount_of(tokens))
+    if generation >= 90 and VERSION < PIPELINES_WITH_FENCE:
+        candidates = tuple(dict.fromkeys(tile._replace(stages=1) for tile in candidates))
+    return _tuned(kernel, candidates)
 
 
 @functools.cache
@@ -89,12 +97,3 @@ class _OneAtATime:
                 return self._kernel[grid](*arguments, **keywords)
 
         return launch
-
-    def compiled(self, *arguments, **keywords) -> list[str]:
-        """The PTX of every configuration. Pointers are given as dtypes.
-
-        As the autotuner's own `warmup`, which `Heuristics` has only since Triton 3.6.
-        """
-        types = [MockTensor.wrap_dtype(argument) for argument in arguments]
-        return [self._kernel.fn.run(*types, grid=(1,), warmup=True, **keywords, **config.all_kwargs()).asm["ptx"]
-                for config in self._kernel.configs]

@@ -34,19 +34,6 @@ def highway(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out
         x, *weights, out, rows, size, *weights[0].stride(), GROUP=GROUP, enable_fp_fusion=True)
 
 
-def lacks_fence(operands: str, dtype: torch.dtype, rows: int, size: int, device: torch.device) -> bool:
-    """Whether Triton compiles `highway` without the fence between copies to shared memory and asynchronous products.
-
-    Triton 3.7.0 and older leave the fence out where copies are pipelined (triton#9610). The compiled code is read: the
-    version does not tell, as 3.7.1 has the fence.
-    """
-    weight_and_bias = dtype, torch.float32
-    texts = choose("highway", _highway, operands, rows, device).compiled(
-        dtype, *weight_and_bias, *weight_and_bias, dtype, rows, size, 1, size, GROUP=GROUP, enable_fp_fusion=True)
-    return any(("wgmma.mma_async" in text or "tcgen05.mma" in text) and "fence.proxy.async" not in text
-               for text in texts)
-
-
 @triton.heuristics({"EVEN": lambda args: args["size"] % args["BK"] == args["size"] % args["BN"] == 0})
 @triton.jit(do_not_specialize=["rows"])
 def _highway(x, w_carry, b_carry, w_transform, b_transform, out, rows, size, stride_k, stride_n, GROUP: tl.constexpr,

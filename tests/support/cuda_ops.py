@@ -89,8 +89,7 @@ def triton_driver(patch, generation, load):
 
     def compile(source, target, options, **_):
         run = load(source, target, options)
-        return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=run,
-                               asm=getattr(run, "asm", None))
+        return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=run)
 
     patch.setattr(triton.compiler, "compile", compile)
     patch.setattr(configs, "generation_of", lambda device: generation)

@@ -9,7 +9,6 @@ import torch
 
 from benchmarks.gpu import read_sass
 from elmo_fast.ops.backend import triton_version
-from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.numerics import type_of
 from elmo_fast.testing import relative_error
 from tests.support import cuda_ops, ptx_machine
@@ -32,19 +31,18 @@ def usage(cubin: bytes) -> dict[str, int]:
 COMPILED = {100: (90, 232448), 120: (80, 101376)}
 
 
-def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
+def on_ptx(patch, generation: int, tile=None, registers: int = 255):
     """From here on Triton's launches run the PTX of `generation`, with `tile` or that for few tokens; gives the driver.
     For a chip in COMPILED launches only compile.
 
     Kernels must fit the chip without spills (in sizes that tiles divide), and use tensor cores exactly where
-    products are not IEEE fp32. `edit` changes Triton's PTX before it is read. The driver's `text` replaces it;
-    the driver's `compiled` and `ran` are the PTX that was compiled and that ran last.
+    products are not IEEE fp32, on newer chips with a fence before. The driver's `text` replaces Triton's PTX; the
+    driver's `compiled` and `ran` are the PTX that was compiled and that ran last.
     """
     def load(source, target, options):
         compiled = compile(source, target=target, options=options)
         run = functools.partial(launch, source, compiled)
-        driver.compiled = edit(compiled.asm["ptx"]) if edit else compiled.asm["ptx"]
-        run.asm = {"ptx": driver.compiled}
+        driver.compiled = compiled.asm["ptx"]
         return run
 
     def launch(source, compiled, *arguments):
@@ -58,6 +56,8 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
             assert compiled.metadata.shared <= shared
             on_tensor_cores = any(name in text for name in ("mma.sync", "wgmma.mma_async", "tcgen05.mma"))
             assert on_tensor_cores == multiplies
+        on_hopper = any(name in text for name in ("wgmma.mma_async", "tcgen05.mma"))
+        assert not on_hopper or "fence.proxy.async" in text
         driver.ran = driver.text or text
         if generation in COMPILED:
             return
@@ -67,7 +67,6 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255, edit=None):
                            shared=compiled.metadata.shared, block=(32 * compiled.metadata.num_warps, 1, 1))
 
     ptx_machine.machine().set()
-    linear_cuda.lacks_fence.cache_clear()
     compile = triton.compiler.compiler.compile
     driver = cuda_ops.triton_driver(patch, generation, load)
     driver.text = driver.ran = driver.compiled = None

@@ -1,7 +1,5 @@
 """Products on an NVIDIA GPU: a Triton kernel for highway layers, cuBLAS for the rest. Sums are always fp32."""
 
-import functools
-
 import torch
 
 from elmo_fast.engine.precision import operands_of
@@ -23,27 +21,7 @@ def highway(*arguments):
     refuse_capture(call.x.device)
     operands = operands_of(call.precision, call.bounded)
     x = call.x.to(type_of(operands))
-    return (_fused_highway if _has_kernel(operands, x) else _highway_of_sums)(x, call.weights, operands)
-
-
-def _has_kernel(operands: str, x: torch.Tensor) -> bool:
-    """Whether the Triton kernel multiplies such operands on the device of `x`, and is right there."""
-    if operands == "ieee":
-        return False
-    from elmo_fast.kernels.configs import FEW
-
-    return not lacks_fence(operands, len(x) <= FEW, x.shape[1], x.device)
-
-
-@functools.cache
-def lacks_fence(operands: str, has_few: bool, size: int, device: torch.device) -> bool:
-    """Whether Triton's code may read shared memory before it is written, which some Tritons' code does on Hopper."""
-    from elmo_fast.kernels import configs, highway
-
-    if configs.generation_of(device) < 90:
-        return False
-    with on(device):
-        return highway.lacks_fence(operands, type_of(operands), 1 if has_few else configs.FEW + 1, size, device)
+    return (_highway_of_sums if operands == "ieee" else _fused_highway)(x, call.weights, operands)
 
 
 def _sums(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, operands: str) -> torch.Tensor:
