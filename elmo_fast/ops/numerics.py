@@ -25,7 +25,8 @@ else:  # before torch 2.9 a single setting applied to every library
 
 
 _REDUCED = "tf32", "bf16"  # values of the flags that are not IEEE
-# Settings that let cuBLAS sum products of 16-bit operands in 16 bits, or refuse fp32 results (torch 2.6 lacks the first).
+# Settings that let cuBLAS sum products of 16-bit operands in 16 bits, or refuse fp32 results; torch 2.6 lacks the
+# first.
 _SUMS_IN_16_BITS = tuple(name for name in ("allow_fp16_accumulation", "allow_fp16_reduced_precision_reduction",
                                            "allow_bf16_reduced_precision_reduction")
                          if hasattr(torch._C, f"_get_cublas_{name}"))

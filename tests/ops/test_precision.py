@@ -21,7 +21,8 @@ SUMS = [name for name in ("allow_fp16_accumulation", "allow_fp16_reduced_precisi
                           "allow_bf16_reduced_precision_reduction") if hasattr(MATMUL, name)]
 # What scripts set before they call the library, and in the last two where PyTorch's older getters raise already.
 SETTINGS = {"nothing": lambda: None, "allow_tf32": lambda: setattr(MATMUL, "allow_tf32", True),
-            **{word: lambda word=word: torch.set_float32_matmul_precision(word) for word in ("highest", "high", "medium")},
+            **{word: lambda word=word: torch.set_float32_matmul_precision(word)
+               for word in ("highest", "high", "medium")},
             **({"tf32 flag": lambda: setattr(MATMUL, "fp32_precision", "tf32"),
                 "bf16 flag": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16")}
                if len(FP32_FLAGS) > 1 else {})}
@@ -128,7 +129,7 @@ def test_older_settings_stay_readable_by_other_threads(setting, outer, inner, th
         assert (flags(), older()) == before
     stop.set()
     thread.join()
-    assert before[1] is None or failures and not any(failures)
+    assert before[1] is None or (failures and not any(failures))
 
 
 @pytest.mark.parametrize("device, held", [("cuda", False), ("cpu", True)])
