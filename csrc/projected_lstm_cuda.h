@@ -15,6 +15,7 @@ namespace elmo_fast::cuda {
 // Pointers are to device memory; outputs (`h`, `c`, `output`) alias nothing else.
 struct Call {
   int32_t dim, projection;
+  int32_t device_index;  // of CUDA
   Device device;
   const char* packed;  // weights in the order of csrc/cuda/plan.h, aligned to 16 bytes
   const uint16_t* z;  // [rows, 2, D, 4] fp16: input projections without the bias
@@ -39,8 +40,12 @@ struct Call {
   void* stream;  // cudaStream_t
 };
 
-// Also allows every kernel all of the device's shared memory: call it on a device before the first launch.
-Device current_device();
+// Whether the module has machine code for a major compute capability; for others the driver translates.
+bool has_code_for(int major);
+
+// Also allows every kernel all of the device's shared memory: call it on a device before the first launch. Throws
+// std::runtime_error where the kernels cannot run.
+Device use_device(int index);
 
 // Enqueues the launch. Throws std::invalid_argument for inconsistent arguments, std::runtime_error when CUDA refuses it.
 void run_persistent(const Call& call);

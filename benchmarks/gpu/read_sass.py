@@ -8,6 +8,9 @@ if no branch were taken. No round are the wait at a barrier, since what was load
 wait that HIDING products came before. cp.async is waited for at DEPBAR; where blocks form clusters, bulk copies and a
 barrier in shared memory take its place, which are no loads here. 128-bit loads through the read-only path are streamed
 weights and counted apart.
+
+On every path, no load from shared memory is under way where a warp arrives at another block's barrier: that block may
+then let a bulk copy overwrite what was read.
 """
 
 import importlib.util
@@ -27,17 +30,20 @@ MOST_ROUNDS = 4  # rounds of global loads in a step
 MOST_WAITING = 1  # loops that wait for loads in each of their few passes: finish_h
 HIDING = 16  # tensor-core instructions of a warp that outlast a load: 8 warps' take 200 cycles and more
 FUNCTION = re.compile(r"Function\s*:\s*(\S+)\n(.*?)(?=\n\s*Function\s*:|\Z)", re.DOTALL)
-# Address, opcode, operands, and the high word of the encoding.
-LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;.*\n"
+# Address, predicate, opcode, operands, and the high word of the encoding.
+LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;.*\n"
                   r"\s*/\* (0x\w+) \*/", re.MULTILINE)
+JUMPS = ("BRA", "WARPSYNC")  # the latter, where it names an instruction, is a call
+UNHELD = 7
 COPIED = 6  # in place of a scoreboard: what cp.async holds and DEPBAR waits for
 
 
 class Instruction:
-    """One line of a listing: what it is, the scoreboard that it holds (7: none), and those that it waits for."""
+    """One line of a listing: what it is, the scoreboard that it holds, and those that it waits for."""
 
-    def __init__(self, at: str, op: str, operands: str, encoding: str):
+    def __init__(self, at: str, predicate: str, op: str, operands: str, encoding: str):
         self.at, self.op, self.name, self.operands = int(at, 16), op, op.split(".")[0], operands
+        self.always, self.never = not predicate, predicate.strip() == "@!PT"
         self.is_weight = self.name == "LDG" and ".128" in op and ".CONSTANT" in op
         self.is_load = self.name in ("LDG", "LDGSTS", "ATOMG", "ATOM") and not self.is_weight
         bits = int(encoding, 16)
@@ -66,6 +72,8 @@ class Kernel:
             if target < index:
                 ends[target] = index + 1
         self.loops = [range(first, end) for first, end in ends.items()]
+        self.targets = [number.get(line.operands.split(", ")[-1].strip("`()")) if line.name in JUMPS else None
+                        for line in self.code]
         acquired = {index for index, line in enumerate(self.code[:-1])
                     if line.name in ("LDG", "LDS") and self.code[index + 1].op == "CCTL.IVALL"}
         around = sorted((loop for loop in self.loops if acquired.intersection(loop)), key=len)
@@ -107,8 +115,31 @@ class Kernel:
                  if within(loop, self.time_loop) and loop not in self.poll_loops and self.rounds(loop)]
         return [loop for loop in found if not any(within(loop, other) for other in found)]
 
+    def arrivals(self) -> list[int]:
+        """The instructions that arrive at another block's barrier."""
+        return [at for at, line in enumerate(self.code) if line.op.startswith("SYNCS.ARRIVE") and ".RED" in line.op]
+
+    def reads_at_arrivals(self) -> list[int]:
+        """Places of arrivals at another block's barrier that loads from shared memory may still be under way at.
+
+        These loads end in order, so that one that holds no scoreboard has ended when a later one has.
+        """
+        before, left = {0: frozenset()}, [0]  # by instruction: scoreboards that such loads hold on some path to it
+        while left:
+            at = left.pop()
+            line, held = self.code[at], before[at] - self.code[at].awaits
+            if line.name in ("LDS", "LDSM") and not line.never:
+                held = (held - {UNHELD} if line.always else held) | {line.holds}
+            ends = line.always and (line.name == "EXIT" or (line.name == "BRA" and "," not in line.operands))
+            for after in (self.targets[at], None if ends else at + 1):
+                if after is not None and after < len(self.code) and not (after in before and held <= before[after]):
+                    before[after] = before.get(after, frozenset()) | held
+                    left.append(after)
+        return [self.code[at].at for at in self.arrivals() if before.get(at, set()) - self.code[at].awaits]
+
     def problems(self) -> list[str]:
         found = [f"{line.op} at {line.at:#x}: local memory" for line in self.code if line.name in ("LDL", "STL")]
+        found += [f"a shared load is under way at the arrival at {at:#x}" for at in self.reads_at_arrivals()]
         if HELD.search(self.name):
             rounds = [f"{wait.loads} at {wait.at:#x}" for wait in self.rounds(self.time_loop)]
             rolled = [f"from {self.code[loop.start].at:#x}" for loop in self.rolled()]
@@ -142,13 +173,13 @@ def tool(name: str) -> str:
     return found
 
 
-def disassembled(path: Path) -> str:
+def disassembled(path: Path, target: str = "sm_90a") -> str:
     """The machine code of a cubin or object file; a source file is compiled first."""
     with tempfile.TemporaryDirectory() as folder:
         if path.suffix == ".cu":
             subprocess.run([tool("nvcc"), *COMPILE, path, "-o", f"{folder}/cubin"], check=True)
             path = Path(folder, "cubin")
-        return listing(path, "-sass", "-arch", "sm_90a")
+        return listing(path, "-sass", "-arch", target)
 
 
 def listing(path: Path, *flags: str) -> str:

@@ -38,13 +38,14 @@ void bind_cuda(py::module_& m) {
     given.read("h", call.h, "c", call.c, "state_stride", call.state_stride, "output", call.output);
     given.read("cell_clip", call.cell_clip, "proj_clip", call.proj_clip);
     given.read("scratch", call.scratch, "scratch_size", call.scratch_size);
-    given.read("stream", call.stream);
+    given.read("device_index", call.device_index, "stream", call.stream);
     given.finish([&] { cuda::run_persistent(call); });
   });
-  m.def("cuda_device", [] {
-    const cuda::Device d = cuda::current_device();
+  m.def("cuda_device", [](int index) {
+    const cuda::Device d = cuda::use_device(index);
     return DeviceTuple{d.processors, d.shared, d.clusters[0], d.clusters[1], d.clusters[2]};
   });
+  m.def("cuda_has_code_for", cuda::has_code_for);
 #endif
 }
 

@@ -22,9 +22,10 @@ struct TileC {
   float r[4];
 };
 
-// c += a b on tensor cores, m16n8k16.
+// c += a b on tensor cores, m16n8k16. Volatile: the products with a part of h, which wait for their loads of it, are
+// issued before the arrival that lets others overwrite the part.
 ELMO_DEVICE void mma(TileC& c, const TileA& a, const TileB& b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
@@ -113,9 +114,10 @@ class Deadline {
 };
 
 // ---- clusters: `rank` is a block's number in the cluster, pointers are to this block's shared memory. Only called
-// where `has_clusters` is true, so that older targets drop them
+// where `has_clusters` is true, so that older targets drop them. So does 12.0, where code that names shared::cluster
+// makes the driver reserve 3.5 GB for the life of the context (docs/gpu.md), and no instruction copies to several blocks
 
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 constexpr bool has_clusters = true;
 #else
 constexpr bool has_clusters = false;
@@ -133,24 +135,23 @@ ELMO_EFFECT(begin_phases(PhaseBarrier* barrier, int arrivals), "mbarrier.init.sh
 ELMO_EFFECT(publish_barriers(), "fence.mbarrier_init.release.cluster;", )
 ELMO_EFFECT(arrive_and_expect(PhaseBarrier* barrier, int bytes),
             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"(shared_address(barrier)), "r"(bytes))
+// Of block scope: others wait for it only to overwrite what was read, which needs the count and no order of writes. An
+// arrival that released to the cluster would wait for all loads and stores of the thread.
 ELMO_EFFECT(arrive_remote(uint32_t barrier), "mbarrier.arrive.shared::cluster.b64 _, [%0];", "r"(barrier))
-// Waits for the end of the phases with this parity; the first has parity 0. A try itself waits for some microseconds.
+#define ELMO_TRY(name, scope)                                                                                       \
+  ELMO_VALUE(asm volatile, uint32_t, name(const PhaseBarrier* barrier, uint32_t parity),                            \
+             "{\n.reg .pred p;\nmbarrier.try_wait.parity" scope ".shared::cta.b64 p, [%1], %2;\n"                    \
+             "selp.u32 %0, 1, 0, p;\n}",                                                                            \
+             "=r", "r"(shared_address(barrier)), "r"(parity) : "memory")
+// Whether the phases with this parity have ended; a try itself waits for some microseconds. `of_cluster`: other blocks'
+// stores are read then, for which the thread's processor drops its L1. Bulk copies need no more than block scope.
+ELMO_TRY(has_ended, "")
+ELMO_TRY(has_ended_in_cluster, ".acquire.cluster")
+// Waits for the end of the phases with this parity; the first has parity 0.
+template <bool of_cluster = false>
 ELMO_DEVICE void wait_for_phase(const PhaseBarrier* barrier, uint32_t parity) {
   Deadline deadline;
-  for (;;) {
-    uint32_t ended;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(ended)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
-    if (ended) return;
-    deadline.check();
-  }
+  while (!(of_cluster ? has_ended_in_cluster(barrier, parity) : has_ended(barrier, parity))) deadline.check();
 }
 // Stores 16 bytes in another block's shared memory, which the barrier there counts.
 ELMO_EFFECT(store_remote(uint32_t to, const uint4& words, uint32_t barrier),
@@ -165,12 +166,8 @@ ELMO_DEVICE void multicast(void* to, const void* from, int bytes, PhaseBarrier* 
       "l"(from), "r"(bytes), "r"(shared_address(barrier)), "h"(uint16_t((1 << blocks) - 1))
       : "memory");
 }
-// Copies bytes from L2 to the block's own shared memory.
-ELMO_EFFECT(copy_bulk(void* to, const void* from, int bytes, PhaseBarrier* barrier),
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];",
-            "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)))
-// What the thread wrote to global memory before is seen by later copies of bytes; what it accessed in the block's
-// shared memory may be overwritten by one.
+// What was written to global memory before is seen by later copies of bytes of the thread, and what the thread wrote by
+// others'; what it accessed in the block's shared memory may be overwritten by one.
 ELMO_EFFECT(fence_global(), "fence.proxy.async.global;", )
 ELMO_EFFECT(fence_shared(), "fence.proxy.async.shared::cta;", )
 // A barrier of all threads of all blocks of the cluster.

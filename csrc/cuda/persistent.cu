@@ -1,5 +1,7 @@
 // The persistent kernel's instances and their launch.
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,6 +12,8 @@ namespace elmo_fast::cuda {
 namespace {
 
 using Kernel = void (*)(Launch);
+
+constexpr int built_for[] = {__CUDA_ARCH_LIST__};  // 900 is compute capability 9.0
 
 void check(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return;
@@ -65,13 +69,26 @@ struct Config : cudaLaunchConfig_t {
   }
 };
 
+int attribute(cudaDeviceAttr of, int device) {
+  int value;
+  check(cudaDeviceGetAttribute(&value, of, device), "device attribute");
+  return value;
+}
+
 }  // namespace
 
-Device current_device() {
-  int current;
+bool has_code_for(int major) {
+  return std::any_of(std::begin(built_for), std::end(built_for), [&](int of) { return of / 100 == major; });
+}
+
+Device use_device(int index) {
   cudaDeviceProp has;
-  check(cudaGetDevice(&current), "device");
-  check(cudaGetDeviceProperties(&has, current), "device properties");
+  check(cudaSetDevice(index), "device");
+  check(cudaGetDeviceProperties(&has, index), "device properties");
+  if (attribute(cudaDeviceAttr(133), index))  // cudaDevAttrMpsEnabled, which CUDA 12.1 does not name
+    throw std::runtime_error("the processes of MPS share the device, and all blocks of a launch have to run at once");
+  if (has.major == 12 && !has_code_for(12))  // before the code is loaded, which would reserve 3.5 GB (device.cuh)
+    throw std::runtime_error("compute capability 12 needs an installation that nvcc 12.9 or newer has built");
   Device device = {has.multiProcessorCount, int64_t(has.sharedMemPerBlockOptin), {}};
   const Kernel first = kernels()[0];
   cudaFuncAttributes of;
@@ -79,7 +96,7 @@ Device current_device() {
   for (const Kernel kernel : kernels())
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(has.sharedMemPerBlockOptin)),
           "shared memory");
-  if (of.ptxVersion < 90) return device;  // the code that runs has no clusters
+  if (of.ptxVersion < 90 || of.ptxVersion >= 120) return device;  // the code that runs has no clusters
   for (int j = 0; j < 3; ++j) {
     const int cluster = 8 >> j;
     const Config config(dim3(unsigned(device.processors / cluster * cluster)), instances[0].most_threads, device.shared,
@@ -97,10 +114,7 @@ void run_persistent(const Call& call) {
   launch.barriers = reinterpret_cast<Barrier*>(call.scratch);
   launch.operands = reinterpret_cast<uint16_t*>(call.scratch + at.operands);
   launch.partials = reinterpret_cast<float*>(call.scratch + at.partials);
-  int device, major;
-  check(cudaGetDevice(&device), "device");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
-  launch.multicasts = major < 12;  // 12.0 and 12.1 have no instruction for it
+  check(cudaSetDevice(call.device_index), "device");
   const Config steps(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, call.stream, plan.cluster, true);
   check(cudaMemsetAsync(call.scratch, 0, at.partials, steps.stream), "clear");
   check(cudaLaunchKernelEx(&steps, kernels()[size_t(plan.instance)], launch), "launch");

@@ -111,19 +111,20 @@ class Team {
 
   // One thread: copies the block's share of the rows of a part of h to all blocks, and expects that of the others.
   ELMO_DEVICE void copy_part(const Step& now, int part) {
-    const int share = p_.multicasts ? divided_up(now.size, p_.cluster) : now.size;
-    const int first = p_.multicasts ? rank_ * share : 0, row_bytes = p_.at.h_stride * 2;
+    const int share = divided_up(now.size, p_.cluster), first = rank_ * share, row_bytes = p_.at.h_stride * 2;
     arrive_and_expect(copied(part), now.size * row_bytes);
     if (first >= now.size) return;
     uint16_t* to = staged(part * part_steps) + first * p_.at.h_stride;
     const uint16_t* from = operand(now.t, first, part * part_columns);
-    const int bytes = smaller(share, now.size - first) * row_bytes;
-    if (p_.multicasts) multicast(to, from, bytes, copied(part), p_.cluster);
-    else copy_bulk(to, from, bytes, copied(part));
+    multicast(to, from, smaller(share, now.size - first) * row_bytes, copied(part), p_.cluster);
   }
 
-  // Called by a warp after its last product with a part.
+  // Called by a warp after its last product with a part. The products have waited for their loads, as a lint over the
+  // machine code demands (benchmarks/gpu/read_sass.py); the fence would wait for loads of weights as well.
   ELMO_DEVICE void release(int part) {
+#ifdef ELMO_FAST_FENCED_READS
+    fence_shared();
+#endif
     __syncwarp();
     if (lane_ < p_.cluster) arrive_remote(remote_address(read(part), lane_));
     parities_ ^= 1u << part % stages;
@@ -143,7 +144,7 @@ class Team {
         store_remote(remote_address(to + slot * p_.at.gathered_stride, rank), of_slot,
                      remote_address(gathered(), rank));
     }
-    wait_for_phase(gathered(), now.t & 1);
+    wait_for_phase<true>(gathered(), now.t & 1);
   }
 
   // ---- a step ----
@@ -155,6 +156,7 @@ class Team {
     if (!in_cluster()) {
       for (int part = 0; part < (take_turns ? 1 : divided_up(k_steps, part_steps)); ++part) stage(now, part);
     } else if (thread_ == 0) {
+      fence_global();
       for (int part = 0; part < smaller(stages, p_.at.h_parts); ++part) copy_part(now, part);
     }
     cells_.begin_sums(now, slots().scale);

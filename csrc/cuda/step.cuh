@@ -12,7 +12,6 @@ struct Launch : Call, Plan {
   uint16_t* operands;  // [2 parities, 2, h_parts, slots, h_stride]
   float* partials;     // [2, clusters, slots, h_width]
   Barrier* barriers;   // [2]
-  bool multicasts;  // else each block copies all of h
 };
 
 // One direction's view of a step. `size` and `next` are the batch sizes of this step and of the next, 0 after the last.

@@ -11,10 +11,11 @@ import pytest
 from benchmarks.gpu import read_sass
 from tests.support.ptx_machine import ROOT, object_file
 
-FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-gencode",
-         "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
+SYSTEM_SHARED = {"sm_80": 0, "sm_90a": 1024, "sm_100f": 1024, "sm_120": 1024}  # bytes that CUDA uses
+FLAGS = ["-std=c++17", "-O3", "-fmad=false", "--threads=2", "-Werror", "all-warnings", "-Xptxas", "-Werror",
+         "-Xcompiler", "-Werror",
+         *(f"-gencode=arch=compute_{target[3:]},code={target}" for target in SYSTEM_SHARED)]
 INSTANCES = 7
-SYSTEM_SHARED = {"sm_90a": 1024, "sm_80": 0}  # bytes that CUDA uses; the plans' bytes have other tests
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,8 @@ def test_kernels_fit_the_chip(compiled, target):
 
 @pytest.mark.long
 def test_time_loops_do_not_serialize_loads(compiled):
-    """No local memory; at 64 slots, few rounds of loads per step, and only streamed weights."""
+    """No local memory; at 64 slots, few rounds of loads per step, and only streamed weights; no shared load is under
+    way at an arrival, also on 10.0. Code for 12.0 has no clusters."""
     kernels = read_sass.kernels(read_sass.disassembled(compiled))
     assert len(kernels) == INSTANCES
     for kernel in kernels:
@@ -47,6 +49,10 @@ def test_time_loops_do_not_serialize_loads(compiled):
     resident = [kernel for kernel in kernels if read_sass.HELD.search(kernel.name)]
     assert len(resident) == 1
     assert all(kernel.grid_barriers == 2 and kernel.products(kernel.time_loop) for kernel in resident)
+    for target, per_kernel in (("sm_90a", 1), ("sm_100f", 1), ("sm_120", 0)):
+        for kernel in read_sass.kernels(read_sass.disassembled(compiled, target)):
+            assert len(kernel.arrivals()) >= per_kernel and bool(kernel.arrivals()) == per_kernel
+            assert not kernel.reads_at_arrivals()
 
 
 LOAD, USE = "LDG.E R8, desc[UR4][R2.64] -> 1\n", "FADD R9, R8, R9 <- 1\n"
@@ -106,6 +112,24 @@ def test_streamed_weights_and_copies_are_counted_apart():
     parsed = kernel(in_loop(STREAMED + USE + copy + LOAD + USE))
     assert parsed.problems() == []
     assert "1 streamed weights, 1 grid barriers, 2 rounds of global loads, 1 of them copies" in parsed.summary()
+
+
+SHARED, ARRIVE = "LDS.64 R8, [R4] -> 1\n", "SYNCS.ARRIVE.TRANS64.RED.A1T0 RZ, [R5+URZ], RZ\n"
+
+
+@pytest.mark.parametrize("text, count", {
+    "under way": (SHARED + ARRIVE + USE, 1), "waited for": (SHARED + USE + ARRIVE, 0),
+    "waited for on one path": (f"{SHARED}@P1 BRA A\n{USE}A: {ARRIVE}", 1),
+    "waited for on both paths": (f"{SHARED}@P1 BRA A\n{USE}BRA B\nA: FADD R9, R8, R9 <- 1\nB: {ARRIVE}", 0),
+    "of the pass before": (f"I: {ARRIVE}{SHARED}@P1 BRA I\nEXIT", 1),
+    "behind another that is waited for": (f"LDS R6, [R4]\n{SHARED}{USE}{ARRIVE}", 0),
+    "behind another that may not run": (f"LDS R6, [R4]\n@P1 {SHARED}{USE}{ARRIVE}", 1),
+    "before another": (f"{SHARED}LDS R6, [R4]\n{USE}{ARRIVE}", 1), "never runs": (f"@!PT {SHARED}{ARRIVE}", 0),
+    "another scoreboard": (f"{SHARED}FADD R9, R8, R9 <- 2\n{ARRIVE}", 1)}.values())
+def test_shared_loads_at_arrivals(text, count):
+    parsed = kernel(text)
+    assert len(parsed.reads_at_arrivals()) == count
+    assert sum("a shared load is under way" in problem for problem in parsed.problems()) == count
 
 
 @pytest.mark.parametrize("body, message", [

@@ -88,5 +88,5 @@ def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
     patch.setattr(persistent, "lacks", lambda device: None)
     patch.setattr(persistent, "limits", lambda device: native.limits)
     native.machine.set()
-    native.machine.cuda_device()  # allows launches its shared memory
+    native.machine.cuda_device(0)  # allows launches its shared memory
     yield native

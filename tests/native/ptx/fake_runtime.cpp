@@ -20,6 +20,7 @@ using Three = std::array<uint32_t, 3>;
 struct Runtime {
   int processors = 0, shared = 0, shared_per_processor = 0;
   std::pair<int, int> capability;
+  bool shared_by_processes = false;
   std::vector<int> clusters;  // processors of each part that a cluster lies in
   Settings settings;
   GlobalMemory memory;
@@ -131,18 +132,23 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int* device) { return cudaError_t(*device = 0); }
+cudaError_t cudaSetDevice(int device) {
+  return call([&] {
+    if (device) throw Trap("no device " + std::to_string(device));
+  });
+}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* of, int) {
   *of = {};
+  of->major = runtime.capability.first, of->minor = runtime.capability.second;
   of->multiProcessorCount = runtime.processors;
   of->sharedMemPerBlockOptin = size_t(runtime.shared);
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  if (attribute != cudaDevAttrComputeCapabilityMajor) return cudaErrorNotSupported;
-  *value = runtime.capability.first;
+  if (attribute != 133) return cudaErrorNotSupported;  // cudaDevAttrMpsEnabled
+  *value = runtime.shared_by_processes;
   return cudaSuccess;
 }
 
@@ -180,12 +186,15 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   });
   m.def("use", [](std::vector<std::shared_ptr<Kernel>> kernels) { runtime.kernels = std::move(kernels); });
   m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
-                         const std::vector<int>& clusters) {
+                         const std::vector<int>& clusters, bool shared_by_processes) {
+    runtime.shared_by_processes = shared_by_processes;
     runtime.processors = processors, runtime.shared = shared, runtime.shared_per_processor = shared_per_processor;
     runtime.capability = capability, runtime.clusters = clusters;
-  });
-  m.def(
-      "set", [](uint32_t seed) { runtime.settings = {seed}; }, py::arg("seed") = 0);
+  }, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg("shared_by_processes") = false);
+  m.def("set", [](uint32_t seed, const std::tuple<uint32_t, uint32_t, bool, uint32_t, std::string, uint64_t>& hold) {
+    const auto& [block, warp, whole, arrivals, at, nanoseconds] = hold;
+    runtime.settings = {seed, {block, warp, whole, arrivals, at, nanoseconds}};
+  }, py::arg("seed") = 0, py::arg("hold") = py::make_tuple(0, 0, false, 0, "", 0));
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
     runtime.memory.add(begin, bytes, name, written);
   });

@@ -22,6 +22,11 @@ void check_registers(Warp& warp, const Instruction& in) {
   for (uint32_t at : in.writes) warp.unfenced[at / slot_bytes] = 1;
 }
 
+void note_uses(Warp& warp, const Instruction& in) {
+  for (const auto* registers : {&in.reads, &in.writes})
+    for (uint32_t at : *registers) warp.unused_count -= std::exchange(warp.unused[at / slot_bytes], 0);
+}
+
 Mask guarded(const Warp& warp, const Instruction& in) {
   if (in.guard.bank == Operand::none) return all_threads;
   Mask holds = 0;
@@ -64,6 +69,7 @@ Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, uint32_t first_blo
       warp.banks[Operand::constants] = kernel.constants.data();
       warp.accumulating.resize(slots);
       warp.unfenced.resize(slots, 1);
+      warp.unused.resize(slots);
       warp.clocks.assign(warps.size(), base), ++warp.clocks[warp.index];
       const uint32_t begin = i * warp_threads;
       warp.active = warp.alive = all_threads >> (warp_threads - std::min<uint32_t>(warp_threads, threads - begin));
@@ -101,6 +107,7 @@ bool Machine::turn(Warp& warp, uint64_t instructions) try {
     warp.current = &kernel.code[warp.pc];
     if (warp.pc >= warp.meets || (warp.current->convergent && warp.active != warp.alive)) next(warp);
     Instruction& in = *(warp.current = &kernel.code[warp.pc]);
+    if (launch.hold.nanoseconds && is_held(warp, in)) break;
     const Mask mask = warp.active & guarded(warp, in);
     ++warp.pc;
     ++nanoseconds;
@@ -109,11 +116,25 @@ bool Machine::turn(Warp& warp, uint64_t instructions) try {
     if (kernel.has_wgmma) check_registers(warp, in);
     if (!mask) continue;
     if (in.convergent && mask != warp.active) throw Trap("a barrier under a condition that differs within the warp");
+    if (warp.unused_count) note_uses(warp, in);
     in.run(warp, mask);
   }
   return warp.state != Warp::ready || warp.acts;
 } catch (const Trap& trap) {
   throw Trap(std::string(trap.what()) + " at " + where(warp));
+}
+
+bool Machine::is_held(const Warp& warp, const Instruction& next) {
+  const Hold& hold = launch.hold;
+  if (warp.block->index != hold.block || (!hold.whole && warp.number != hold.warp)) return false;
+  if (nanoseconds < held_until) return true;
+  if (held_until || warp.number != hold.warp) return false;
+  if (arrivals >= hold.arrivals && !next.opcode.compare(0, hold.at.size(), hold.at)) {
+    held_until = nanoseconds + hold.nanoseconds;
+    return true;
+  }
+  arrivals += !next.opcode.compare(0, 11, "red.release");
+  return false;
 }
 
 // Those that are furthest behind run. At a convergent instruction threads wait until all are there that have not left.
@@ -235,7 +256,7 @@ static void wait_for_cluster(Warp& warp, Mask) {
 
 template <Fence of>
 static void fence(Parser& s) {
-  s.in.run = [](Warp& warp, Mask) { warp.proxied[of] = warp.clocks; };
+  s.in.run = [](Warp& warp, Mask) { warp.proxied[of] = warp.clocks, ++warp.clocks[warp.index]; };  // later: not fenced
 }
 
 // "d, a, b, 31, -1" or "d, a, -1": d = f(values of a, the thread, its b).

@@ -59,10 +59,14 @@ struct Place {
   Word* word() const { return shadow ? &(*shadow)[offset / 4] : nullptr; }
 };
 
-// A fence.proxy.async makes visible to bulk copies and to the tensor cores what others wrote.
+// A fence.proxy.async orders what threads did before with what bulk copies and the tensor cores do after: in global
+// memory that of the warp that copies, in shared memory one of the block that owns the memory.
 enum Fence { fence_of_shared, fence_of_global };
-// A Trap unless it did so for `warp`: of the writer, of `warp` or of the block that owns the memory.
+// A Trap unless what was written is in order before what `warp` reads so.
 void demand_visible(const Word& word, const Warp& warp, Fence fence, const Block& owner);
+// A Trap unless what was read in shared memory is in order before a bulk copy to it. Reads whose values were used before
+// the reader arrived at a barrier of the cluster have ended, and need no fence.
+void demand_read(const Word& word, const Warp& warp, const Block& owner);
 
 // Global memory is what of the host's is registered.
 struct GlobalMemory {
@@ -107,6 +111,11 @@ struct Warp {
   // instruction has written it since the last wgmma.fence.
   std::vector<uint16_t> accumulating;
   std::vector<uint8_t> unfenced;
+  // Registers loaded from shared memory and not used since, and their number; the last clock at which there was none as
+  // the warp arrived at another block's mbarrier.
+  std::vector<uint8_t> unused;
+  uint32_t unused_count = 0;
+  Clock used = 0;
 
   template <class T>
   T* lanes(const Operand& o) const {
@@ -132,6 +141,7 @@ struct PhaseBarrier {
   int64_t bytes = 0;  // that are expected, less those that came
   Epoch begun;
   bool published = false;      // to the cluster
+  bool stored = false;         // by st.async, which a wait of block scope does not make visible
   Clocks arriving, released;  // released: of all phases that ended
 
   void expect(int64_t more);
@@ -150,9 +160,20 @@ struct Block {
   std::map<uint32_t, Clock> visitors;  // last accesses of warps of other blocks
 };
 
+// A warp that does not run for some time, or a whole block: from its first instruction `at` (a beginning of an opcode)
+// on after so many arrivals at a grid barrier.
+struct Hold {
+  uint32_t block, warp;
+  bool whole;
+  uint32_t arrivals;
+  std::string at;
+  uint64_t nanoseconds = 0;  // 0: none is held
+};
+
 // Of all launches until others are set.
 struct Settings {
   uint32_t seed = 0;  // of the order in which warps run; 0: by turns
+  Hold hold = {};
 };
 
 struct Launch : Settings {
@@ -187,10 +208,12 @@ struct Machine {
 
  private:
   bool turn(Warp& warp, uint64_t instructions);  // whether that affects others
+  bool is_held(const Warp& warp, const Instruction& next);
   std::string where(const Warp& warp) const;
 
   std::mt19937 random;
-  uint64_t nanoseconds = 0;
+  uint64_t nanoseconds = 0, held_until = 0;
+  uint32_t arrivals = 0;  // of the warp that may be held
 };
 
 void run(Kernel& kernel, const Launch& launch, GlobalMemory& global);

@@ -13,11 +13,20 @@ inline void demand_order(const Epoch& before, int by, const Warp& warp, int thre
   throw Trap(std::string("race: ") + doing + " by warp " + std::to_string(before.warp) + " with no order between them");
 }
 
-// A fence of `by`, which is in order before what `warp` does next, came after what was written.
-bool has_fenced(const Warp& by, const Epoch& written, const Warp& warp, Fence fence) {
+// A fence of `by`, which is in order before what `warp` does next, came after `before`.
+bool has_fenced(const Warp& by, const Epoch& before, const Warp& warp, Fence fence) {
   const Clocks& proxied = by.proxied[fence];
-  return !proxied.empty() && proxied[written.warp] >= written.clock &&
+  return !proxied.empty() && proxied[before.warp] >= before.clock &&
          warp.machine->ordered({by.index, proxied[by.index]}, warp);
+}
+
+bool is_fenced(const Epoch& before, const Warp& warp, Fence fence, const Block& owner) {
+  const std::vector<Warp>& warps = warp.machine->warps;
+  if (before.clock <= warp.machine->base) return true;
+  if (fence == fence_of_global) return has_fenced(warp, before, warp, fence);
+  for (size_t i = owner.first; i < warps.size() && warps[i].block == &owner; ++i)
+    if (has_fenced(warps[i], before, warp, fence)) return true;
+  return false;
 }
 
 // Calls f(word, the access's bytes in it as a mask).
@@ -48,13 +57,17 @@ void add_reader(Word& word, const Epoch& reader, const Warp& warp) {
 }  // namespace
 
 void demand_visible(const Word& word, const Warp& warp, Fence fence, const Block& owner) {
-  const Epoch& written = word.written;
-  const std::vector<Warp>& warps = warp.machine->warps;
-  if (word.by_proxy || written.clock <= warp.machine->base) return;
-  if (has_fenced(warp, written, warp, fence) || has_fenced(warps[written.warp], written, warp, fence)) return;
-  for (size_t i = owner.first; i < warps.size() && warps[i].block == &owner; ++i)
-    if (has_fenced(warps[i], written, warp, fence)) return;
-  throw Trap("what was written with no fence.proxy.async since");
+  if (!word.by_proxy && !is_fenced(word.written, warp, fence, owner))
+    throw Trap("what was written with no fence.proxy.async since");
+}
+
+void demand_read(const Word& word, const Warp& warp, const Block& owner) {
+  const auto demand = [&](const Epoch& reader) {
+    if (reader.clock > warp.machine->warps[reader.warp].used && !is_fenced(reader, warp, fence_of_shared, owner))
+      throw Trap("what was read with no fence.proxy.async since");
+  };
+  demand(word.read);
+  for (const Epoch& reader : word.others) demand(reader);
 }
 
 void join(Clocks& to, const Clocks& from) {
@@ -197,6 +210,9 @@ static void bind_load(Parser& s) {
       for (size_t e = 0; e < from.data.size(); ++e)
         set(warp, from.data[e], lane, value_at(place.at + e * each, each, has_sign));
     });
+    for (const Operand& o : from.data)
+      if (from.space == Space::shared && o.bank == Operand::registers)
+        warp.unused_count += !std::exchange(warp.unused[o.at / slot_bytes], 1);
     warp.yields = from.atomic;
   };
 }

@@ -43,6 +43,7 @@ Binder arrival(Space space, bool expects) {
         if (expects) barrier.expect(int32_t(warp.lanes<uint32_t>(bytes)[lane]));
         barrier.arrive(warp.clocks);
       });
+      if (space == Space::cluster && !warp.unused_count) warp.used = warp.clocks[warp.index];
       ++warp.clocks[warp.index];
     };
   };
@@ -51,13 +52,15 @@ Binder arrival(Space space, bool expects) {
 // mbarrier.try_wait.parity "ended, [barrier], parity". Copies may take until somebody waits for them in vain. The
 // first try of each such instruction comes too early, so that what follows a failed try runs.
 void bind_wait(Parser& s) {
-  s.in.run = [ended = s.write(0), at = s.address(1, Space::shared, 8), parity = s.read(3),
+  const bool of_block = std::count(s.words.begin(), s.words.end(), "cluster") == 0;
+  s.in.run = [=, ended = s.write(0), at = s.address(1, Space::shared, 8), parity = s.read(3),
               is_first = std::make_shared<bool>(true)](Warp& warp, Mask mask) {
     const bool is_early = std::exchange(*is_first, false);
     warp.acts |= is_early;
     for_threads(mask, [&](int lane) {
       const PhaseBarrier& barrier = phases_at(warp, at, lane);
       const bool has = !is_early && (barrier.phase & 1) != (warp.lanes<uint32_t>(parity)[lane] & 1);
+      if (has && of_block && barrier.stored) throw Trap("a wait of block scope for what other blocks store");
       if (has) join(warp.clocks, barrier.released);
       set(warp, ended, lane, has);
       warp.yields |= !has;
@@ -78,6 +81,7 @@ void bind_store(Parser& s) {
       std::array<uint32_t, 4> data;
       for (size_t e = 0; e < 4; ++e) data[e] = uint32_t(value_of(warp, words[e], lane));
       target.write(16, warp, lane, Use::starts);
+      counts->stored = true;
       warp.machine->copies.emplace_back(target.at, [=, &warp] {
         memcpy(target.at, data.data(), 16);
         target.write(16, warp, lane, Use::ends, issued);
@@ -89,12 +93,11 @@ void bind_store(Parser& s) {
   };
 }
 
-// cp.async.bulk "[to], [from], bytes, [barrier]" in the own block, or with ranks to the same place in each of them
+// cp.async.bulk "[to], [from], bytes, [barrier], ranks" to the same place in each of them
 void bind_bulk_copy(Parser& s) {
-  const bool multicasts = s.words.back() == "multicast::cluster";
   const Address to = s.address(0, Space::cluster, 16), from = s.address(2, Space::global, 16);
   const Address barrier = s.address(5, Space::cluster, 8);
-  s.in.run = [=, size = s.read(4), ranks = multicasts ? s.read(7, -1) : Operand()](Warp& warp, Mask mask) {
+  s.in.run = [=, size = s.read(4), ranks = s.read(7, -1)](Warp& warp, Mask mask) {
     Machine& machine = *warp.machine;
     const Clock issued = warp.clocks[warp.index];
     const auto clocks = std::make_shared<Clocks>(warp.clocks);
@@ -103,7 +106,7 @@ void bind_bulk_copy(Parser& s) {
       const uint64_t source = value_of(warp, from.base, lane) + uint64_t(from.offset);
       const uint32_t counter = uint32_t(value_of(warp, barrier.base, lane) + uint64_t(barrier.offset));
       if (!bytes || bytes % 16) throw Trap("a bulk copy of " + std::to_string(bytes) + " bytes");
-      const uint64_t members = multicasts ? value_of(warp, ranks, lane) : 1u << warp.block->rank;
+      const uint64_t members = value_of(warp, ranks, lane);
       for (uint32_t rank = 0; rank < 16; ++rank) {
         if (!(members >> rank & 1)) continue;
         const auto in_block = [&](uint32_t address) { return (rank + 1) << 24 | (address & 0xffffff); };
@@ -116,6 +119,7 @@ void bind_bulk_copy(Parser& s) {
           source_word.read(4, warp, lane);
           if (source_word.word()) demand_visible(*source_word.word(), warp, fence_of_global, *warp.block);
           demand_visible(*target_word.word(), warp, fence_of_shared, warp.block->leader[rank]);
+          demand_read(*target_word.word(), warp, warp.block->leader[rank]);
           target_word.write(4, warp, lane, Use::starts);
           words.emplace_back(source_word, target_word);
         }
@@ -172,10 +176,10 @@ void add_phases(Table& t) {
   t["mbarrier.init.shared::cta.b64"] = bind_init;
   t["mbarrier.arrive.shared::cluster.b64"] = arrival(Space::cluster, false);
   t["mbarrier.arrive.expect_tx.shared::cta.b64"] = arrival(Space::shared, true);
-  t["mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"] = bind_wait;
+  for (const char* scope : {"", ".acquire.cluster"})
+    t[std::string("mbarrier.try_wait.parity") + scope + ".shared::cta.b64"] = bind_wait;
   t["st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"] = bind_store;
   t["cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"] = bind_bulk_copy;
-  t["cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"] = bind_bulk_copy;
   t["fence.mbarrier_init.release.cluster"] = action(
       [](Warp& warp, Mask) {
         for (auto& [at, barrier] : warp.machine->phases) barrier.published |= barrier.begun.warp == warp.index;

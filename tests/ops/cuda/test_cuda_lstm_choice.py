@@ -1,5 +1,6 @@
 """The choice between the paths of the CUDA LSTM, and reasons against the persistent path."""
 
+import contextlib
 import logging
 from types import SimpleNamespace
 
@@ -83,4 +84,27 @@ def test_reasons_of_a_device(has_cuda, device, capability, reason, monkeypatch):
     monkeypatch.setattr(persistent, "limits", lambda device: SMALL[90])
     monkeypatch.setattr(persistent, "native_module", lambda: (module, "because"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)
-    assert persistent.lacks.__wrapped__(torch.device(device)) == reason
+    assert persistent.lacks(torch.device(device)) == reason
+
+
+@pytest.mark.parametrize("capability, translates", [((9, 0), False), ((11, 0), True)])
+def test_an_error_of_a_device_is_not_kept(capability, translates, monkeypatch, caplog):
+    """A device may be out of memory at first. The second call finds its limits."""
+    devices = []
+
+    def cuda_device(index):
+        devices.append(index)
+        if len(devices) == 1:
+            raise RuntimeError("CUDA: kernel for this device: out of memory")
+        return SMALL[90]
+
+    module = SimpleNamespace(has_cuda=True, cuda_device=cuda_device, cuda_has_code_for=lambda major: major == 9)
+    monkeypatch.setattr(persistent, "native_module", lambda: (module, None))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    persistent._warn_once.cache_clear()
+    device = torch.device("cuda", 3)
+    assert persistent.lacks(device) == "CUDA: kernel for this device: out of memory"
+    assert persistent.lacks(device) is persistent.lacks(device) is None and devices == [3, 3]
+    assert caplog.text.count("translates the LSTM's kernels for compute capability 11.0") == translates
+    persistent.limits.cache_clear()

@@ -14,7 +14,7 @@ from tests.support.gpu_lstm import ragged, run
 from tests.support.grid import mostly_long
 from tests.support.lstm_on_ptx import A100, H100
 from tests.support.op_cases import TIGHT
-from tests.support.ptx_machine import DEVICES, lines, machine
+from tests.support.ptx_machine import DEVICES, machine
 
 pytestmark = pytest.mark.long  # building the PTX interpreter takes minutes
 CPU = torch.device("cpu")
@@ -76,17 +76,6 @@ def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devic
     assert len(devices) == 1 or plans[-1]["streamed_bytes"] > 0
 
 
-@pytest.mark.parametrize("native", ["sm_90"], indirect=True)
-@pytest.mark.parametrize("slots", mostly_long([33, 3], quick=1))
-def test_a_chip_that_cannot_copy_to_several_blocks(slots, native):
-    processors, shared, of_processor, _, parts = DEVICES[90]
-    native.replace(native.machine.ptx)
-    native.machine.set_device(processors, shared, of_processor, (12, 0), parts)
-    check(ragged([slots, slots, slots // 2 + 1], 190, 400, TIGHT, seed=slots), least_clipped=0.02)
-    copies = [line.text for line in lines(native.kernels) if line.executed and "cp.async.bulk" in line.text]
-    assert copies and not any("multicast" in text for text in copies)
-
-
 @pytest.mark.parametrize("starts", mostly_long([True, False]))
 def test_bits_of_a_slot_depend_only_on_the_slot(starts, native, monkeypatch):
     """Bits do not depend on batch mates, the order of warps, or where a launch ends."""
@@ -119,8 +108,74 @@ def test_an_endless_wait_traps(lost, native):
         run(ragged([40, 40, 4], 190, 400), "medium")
 
 
+# Places in the protocol of the blocks: the barriers between steps and within them, and in a cluster the waits for h,
+# for the ends of reads and for m, and the copies. The start of a PTX instruction after so many arrivals at the barrier.
+PLACES = [*(("ld.acquire", arrivals) for arrivals in (1, 2, 3)), *(("red.release", arrivals) for arrivals in (0, 2, 3)),
+          ("mbarrier.try_wait", 1), ("mbarrier.try_wait", 3), ("mbarrier.arrive.shared", 1), ("cp.async.bulk", 2),
+          ("st.async", 1), ("barrier.cluster.wait", 0), ("barrier.cluster.arrive", 0)]
+TIMES = {"50 polls": 50_000, "9 s": 9_000_000_000, "for ever": 10**18}  # ns
+# A warp of a direction of a block is late, or all of the block.
+LATE = [(5, 0, False, "50 polls"), (1, 1, False, "9 s"), (6, 0, True, "50 polls"), (0, 1, True, "for ever")]
+
+
+@pytest.mark.parametrize("native", ["sm_90"], indirect=True)
+@pytest.mark.parametrize("at, arrivals", PLACES)
+@pytest.mark.parametrize("block, direction, whole, late", LATE)
+def test_a_late_warp_or_block(at, arrivals, block, direction, whole, late, native):
+    """A launch has the right result or traps, and never waits for ever."""
+    case = ragged([40, 40, 4], 190, 400)
+    on_time = run(case, "medium")
+    warps = 2 * persistent.plan(190, 400, native.limits, 40)["units_per_block"]  # of a direction
+    native.machine.set(hold=(block, direction * warps, whole, arrivals, at, TIMES[late]))
+    if late == "for ever":
+        with pytest.raises(AssertionError, match="a wait of 10 s"):
+            run(case, "medium")
+    else:
+        assert all(map(torch.equal, run(case, "medium"), on_time))
+
+
+@pytest.mark.parametrize("native", ["sm_90"], indirect=True)
+def test_a_block_that_leaves_alone_is_noticed(native):
+    native.replace(re.sub(r"\btrap;", "ret;", native.machine.ptx))
+    native.machine.set(hold=(5, 0, True, 2, "ld.acquire", TIMES["for ever"]))
+    with pytest.raises(AssertionError, match="the kernel breaks its contract: .*(deadlock|leave|never written)"):
+        run(ragged([40, 40, 4], 190, 400), "medium")
+
+
+# Fences and uses that order h before the copies of it and over it.
+UNORDERED = {"what was written with no fence": r"fence\.proxy\.async\.global;",
+             "what was (read|written) with no fence": r"fence\.proxy\.async\.shared::cta;",
+             "a wait of block scope": r"\.acquire\.cluster(?=\.shared::cta)"}
+
+
+@pytest.mark.parametrize("native", ["sm_90"], indirect=True)
+@pytest.mark.parametrize("message", UNORDERED)
+def test_the_order_of_copies_is_proved(message, native):
+    native.replace(re.sub(UNORDERED[message], "", native.machine.ptx))
+    with pytest.raises(AssertionError, match=f"the kernel breaks its contract: .*{message}"):
+        run(ragged([40, 40, 4], 190, 400), "medium")
+
+
 def test_limits_of_a_device(native):
-    assert tuple(native.machine.cuda_device()) == {90: H100, 80: A100}[native.generation]
+    assert tuple(native.machine.cuda_device(0)) == {90: H100, 80: A100}[native.generation]
+
+
+@pytest.mark.parametrize("native", ["sm_90"], indirect=True)
+@pytest.mark.parametrize("change, message", [
+    ({"capability": (12, 0)}, "compute capability 12 needs an installation that nvcc 12.9 or newer has built"),
+    ({"shared_by_processes": True}, "the processes of MPS share the device"), ({"index": 1}, "device: no device 1")])
+def test_devices_that_are_refused(change, message, native):
+    processors, shared, of_processor, capability, parts = DEVICES[90]
+    native.machine.set_device(processors, shared, of_processor, change.get("capability", capability), parts,
+                              shared_by_processes=change.get("shared_by_processes", False))
+    with pytest.raises(RuntimeError, match=message):
+        native.machine.cuda_device(change.get("index", 0))
+
+
+def test_a_launch_is_on_its_own_device(native):
+    native.changes = {"device_index": 1}
+    with pytest.raises(AssertionError, match="device: no device 1"):
+        run(ragged([3]), "medium", path=choice.PERSISTENT)
 
 
 @pytest.mark.parametrize("device", [H100, H100_OF_15, (114, 232448, 13, 27, 57), A100])

@@ -55,6 +55,10 @@ FIRST = "setp.eq.s32 %q, %r0, 1; @%q bra end; "
 MULTICAST = """sub.s32 %z, %r0, %t; setp.eq.s32 %p, %z, 1; mov.b32 %y, s;
 @%p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%y], [%g+16], 16, [%y+16], 3;
 """
+# Thread 0 of each block reads what a copy will overwrite, and may arrive at a barrier of the cluster.
+READ = (PHASES + "@%q mbarrier.init.shared::cta.b64 [s+32], 1; fence.mbarrier_init.release.cluster; " + CLUSTER_BARRIER
+        + "@%q st.shared.u32 [s], 0; fence.proxy.async.shared::cta; @%q ld.shared.u32 %x, [s]; ")
+ARRIVE_REMOTE = "mapa.shared::cluster.u32 %y, s, %r0; @%q mbarrier.arrive.shared::cluster.b64 _, [%y+32]; "
 # Message: the program that must be refused, and launch options.
 TRAPS = {
     "reading bytes that were never written": ("ld.shared.u32 %x, [s+16];", {}),
@@ -101,8 +105,14 @@ TRAPS = {
     "deadlock: 1 warps": (PUBLISHED + EXPECT + FIRST + AGAIN + "end:", PAIR),
     "still being copied|never written": (PUBLISHED + PUSH + EXPECT + FIRST + SHOWN + "end:" + CLUSTER_BARRIER, PAIR),
     "a block leaves while": (PUBLISHED + PUSH + EXPECT + CLUSTER_BARRIER, PAIR),
-    "no fence.proxy.async since": (PUBLISHED + "@%q st.shared.u32 [s], 0; " + CLUSTER_BARRIER + MULTICAST
+    "written with no fence.proxy.async since": (PUBLISHED + "@%q st.shared.u32 [s], 0; " + CLUSTER_BARRIER + MULTICAST
                                  + CLUSTER_BARRIER, PAIR),
+    "read with no fence.proxy.async since": (READ + "add.u32 %z, %x, 1; " + CLUSTER_BARRIER + MULTICAST
+                                             + CLUSTER_BARRIER, PAIR),
+    "what was read with no fence.proxy.async": (READ + ARRIVE_REMOTE + "add.u32 %z, %x, 1; " + CLUSTER_BARRIER
+                                                + MULTICAST + CLUSTER_BARRIER, PAIR),
+    "a wait of block scope": (PUBLISHED + PUSH + EXPECT + FIRST + AGAIN.replace(".acquire.cluster", "") + "end:"
+                              + CLUSTER_BARRIER, PAIR),
     "a bulk copy of 8 bytes": (PUBLISHED + MULTICAST.replace(", 16, [", ", 8, ["), PAIR),
     "not aligned to 16": (PUBLISHED + MULTICAST.replace("[%g+16]", "[%g+8]"), PAIR),
     r"line 9: unknown instruction frob.u32": ("frob.u32 %x, %t;", {}),
@@ -127,6 +137,9 @@ wait: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; setp.eq.u32 %p, %y, 0; @%p b
 """ + SHOWN + "end:", PAIR),
     "a store that an mbarrier counts": (PUBLISHED + PUSH + EXPECT + FIRST + AGAIN + "end:" + CLUSTER_BARRIER, PAIR),
     "a copy to two blocks": (PUBLISHED + "@%q " + ARRIVE + MULTICAST + AGAIN + CLUSTER_BARRIER, PAIR),
+    "a copy over what was read and used before an arrival": (
+        READ + "add.u32 %z, %x, 1; " + ARRIVE_REMOTE + CLUSTER_BARRIER + "@%q " + ARRIVE + MULTICAST + AGAIN
+        + CLUSTER_BARRIER, PAIR),
     "a copy over what is fenced": (PUBLISHED + "@%q st.shared.u32 [s], 0; fence.proxy.async.shared::cta; "
                                    + CLUSTER_BARRIER + "@%q " + ARRIVE + MULTICAST + AGAIN + CLUSTER_BARRIER, PAIR),
 }

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.engine.backend import native_module
-from elmo_fast.ops.device import current_stream
+from elmo_fast.ops.device import current_stream, on
 from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
 from elmo_fast.ops.projected_lstm.reference import State
 from elmo_fast.ops.weight_cache import cached
@@ -24,15 +24,18 @@ _warn_once = functools.cache(logging.getLogger(__name__).warning)
 def limits(device: torch.device) -> tuple[int, int, int, int, int]:
     """Multiprocessors, shared memory per block, and most concurrent clusters of 8, 4 and 2 (`Device` in plan.h).
 
-    Raises `RuntimeError` if the kernel cannot be loaded.
+    Raises `RuntimeError` if the kernel cannot run there.
     """
-    with torch.cuda.device(device):
-        return tuple(native_module()[0].cuda_device())
+    module, (major, minor) = native_module()[0], torch.cuda.get_device_capability(device)
+    if not module.cuda_has_code_for(major):
+        _warn_once("the CUDA driver translates the LSTM's kernels for compute capability %d.%d, which takes some 15 s "
+                   "and is kept on disk", major, minor)
+    with on(device):
+        return tuple(module.cuda_device(device.index))
 
 
-@functools.cache
 def lacks(device: torch.device) -> str | None:
-    """None if `device` can run the kernel, else the reason against it."""
+    """None if `device` can run the kernel, else the reason against it, which the next call looks for again."""
     module, reason = native_module()
     if module is None:
         return reason
@@ -107,7 +110,7 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
             **{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}, dim=layer.dim,
             projection=layer.projection, device=limits(device), steps=block.steps, slots=block.slots,
             stride=block.bucket, state_stride=state[0].shape[1], cell_clip=clips[0], proj_clip=clips[1],
-            scratch_size=size, stream=current_stream(device))
+            scratch_size=size, device_index=device.index or 0, stream=current_stream(device))
     except RuntimeError as error:
         _warn_once("the LSTM runs in CUDA graphs where the persistent kernel does not start: a launch was refused on "
                    "%s (%s)", device, str(error))
