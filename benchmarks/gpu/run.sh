@@ -2,7 +2,8 @@
 # Builds, checks and times elmo-fast on a machine with an NVIDIA GPU, offline, in under nine minutes.
 usage='usage: run.sh [--dry-run] [--stage NAME] [--out FOLDER] [--allennlp PATH]
   --dry-run        tiny work on the CPU, to try the script itself
-  --stage NAME     micro, install, doctor, tests, steps, ncu, ceilings, lstm, encoder, text or sanitizer alone
+  --stage NAME     micro, install, doctor, tests, steps, ncu, ceilings, lstm, encoder, text, sanitizer,
+                   fenced or fenced-steps alone
   --out FOLDER     for results, which go to FOLDER/<gpu> (default: $OUT, or benchmarks/results)
   --allennlp PATH  a source checkout of AllenNLP 0.9, whose own code runs beside ours
 PYTHON names the interpreter.'
@@ -14,7 +15,7 @@ refuse() {
 
 root=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
 python=${PYTHON:-python3} out=${OUT:-$root/benchmarks/results} device=cuda failed=0 peer=
-wanted=' micro install doctor tests steps ncu ceilings lstm encoder text sanitizer '
+wanted=' micro install doctor tests steps ncu ceilings lstm encoder text sanitizer fenced fenced-steps '
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) device=cpu; shift; continue ;;
@@ -104,5 +105,10 @@ for tool in memcheck racecheck; do
   [ $device = cpu ] || run sanitizer 75 compute-sanitizer --tool $tool --error-exitcode 9 --target-processes all \
     "$python" -m pytest -q -p no:cacheprovider --device $device benchmarks/gpu -k small_layer
 done
+if [ $device = cuda ]; then  # the steps once more, with the fence of `release` in csrc/cuda/persistent.cuh
+  run fenced 90 env CMAKE_ARGS=-DCMAKE_CUDA_FLAGS=-DELMO_FAST_FENCED_READS "$python" -m pip install --no-index \
+    --no-build-isolation --no-deps --no-input -e .
+  ops fenced-steps 40 benchmarks/gpu -k test_steps
+fi
 echo "results in $out"
 exit $failed

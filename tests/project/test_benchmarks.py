@@ -82,7 +82,7 @@ cuda_ops.projected_lstm = wrong
 
 
 STAGES = ["micro", "install", "doctor", "tests", "steps", "ncu", "ceilings", "lstm", "encoder", "text", "sanitizer",
-          "sanitizer"]
+          "sanitizer", "fenced", "fenced-steps"]
 
 
 def gpu_run(tmp_path, works: str, **environment):
@@ -111,7 +111,8 @@ def test_a_stage_that_hangs_or_fails_does_not_end_the_others(tmp_path):
     assert [status for status, _ in stages] == [failed.get(name, "exit 0") for name in STAGES]
     for (_, command), words in zip(stages, (
             "micro.jsonl", "", "doctor", "-m gpu", "--seconds 48", "persistent_kernel", "--device cuda", "--seconds 56",
-            "encoder and original", f"--allennlp {tmp_path}", "memcheck", "racecheck")):
+            "encoder and original", f"--allennlp {tmp_path}", "memcheck", "racecheck",
+            "-DELMO_FAST_FENCED_READS", "--seconds 32")):
         assert words in command
     log = (tmp_path / "out" / "h100-80gb-hbm3" / "log.txt").read_text()
     assert all(command in log for _, command in stages) and "--no-index" in log
