@@ -69,12 +69,6 @@ struct Config : cudaLaunchConfig_t {
   }
 };
 
-int attribute(cudaDeviceAttr of, int device) {
-  int value;
-  check(cudaDeviceGetAttribute(&value, of, device), "device attribute");
-  return value;
-}
-
 }  // namespace
 
 bool has_code_for(int major) {
@@ -83,9 +77,11 @@ bool has_code_for(int major) {
 
 Device use_device(int index) {
   cudaDeviceProp has;
+  int has_mps = 0;  // stays so where CUDA is too old to know the attribute, cudaDevAttrMpsEnabled
   check(cudaSetDevice(index), "device");
   check(cudaGetDeviceProperties(&has, index), "device properties");
-  if (attribute(cudaDeviceAttr(133), index))  // cudaDevAttrMpsEnabled, which CUDA 12.1 does not name
+  if (cudaDeviceGetAttribute(&has_mps, cudaDeviceAttr(133), index) != cudaSuccess) cudaGetLastError();
+  if (has_mps)
     throw std::runtime_error("the processes of MPS share the device, and all blocks of a launch have to run at once");
   if (has.major == 12 && !has_code_for(12))  // before the code is loaded, which would reserve 3.5 GB (device.cuh)
     throw std::runtime_error("compute capability 12 needs an installation that nvcc 12.9 or newer has built");
