@@ -30,11 +30,6 @@ class NativeModel(HostModel):
         if state == "warm" and self.computes_in != "highest":  # the warm text runs in `highest`
             self._warm = NativeModel(options, weights, warm_text=warm_text)._warm
 
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the packed weights."""
-        return self._packed.size
-
     def _encode(self, ids: np.ndarray) -> np.ndarray:
         return self._packed.encode(ids) if self._embedding is None else self._embedding[ids - 1]
 

@@ -65,9 +65,10 @@ def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
 def _complete(name: str, what: str) -> Iterator[None]:
     """Name the file in the errors of the body."""
     kind = COMPRESSIONS.get(split_suffix(name)[1])
+    damage = EOFError, zlib.error, lzma.LZMAError, OSError, *([find_zstd().ZstdError] if kind == "Zstandard" else [])
     try:
         yield
-    except _damage(kind) as error:
+    except damage as error:
         if isinstance(error, OSError) and (error.errno is not None or not kind):
             error.filename = error.filename or name
             raise
@@ -100,9 +101,3 @@ def _open_zstd(name: str, mode: str = "rb") -> BinaryIO:
 
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
-
-
-def _damage(kind: str | None) -> tuple[type[Exception], ...]:
-    """The errors of damaged or truncated data."""
-    errors = EOFError, zlib.error, lzma.LZMAError, OSError
-    return (*errors, find_zstd().ZstdError) if kind == "Zstandard" else errors

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elmo_fast.arguments import check_path, shown
+from elmo_fast.arguments import check_file, shown
 from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path
 from elmo_fast.files.strings import split
@@ -35,11 +35,7 @@ def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
     """
     import h5py
 
-    source = check_path(name, path)
-    if os.path.isdir(source):
-        raise IsADirectoryError(f"{name}: expected an HDF5 file, got the directory {source}")
-    if not os.path.exists(source):
-        raise FileNotFoundError(f"{name}: expected an HDF5 file, found nothing at {source}")
+    source = check_file(name, path)
     if not os.access(source, os.R_OK):
         raise PermissionError(f"{name}: expected a file that can be read, got {source}")
     expected = "an HDF5 file, got something else or a file cut short or damaged"

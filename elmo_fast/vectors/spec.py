@@ -77,11 +77,6 @@ class OutputSpec:
         return Selection(mixed[..., positions, :], positions)
 
     @property
-    def rounds_alone(self) -> bool:
-        """Whether every stored value is one of the vectors' values, rounded to float16."""
-        return self.dtype == "float16" and self.pool is None and (self.layers == "all" or self._takes_one_layer)
-
-    @property
     def _takes_one_layer(self) -> bool:
         return self.layers == "top" or isinstance(self.layers, int)
 

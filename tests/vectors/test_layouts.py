@@ -195,4 +195,3 @@ def test_a_form_selects_layers_and_positions():
     for layer in range(3):
         selected = OutputSpec(np.int64(layer)).check(3).apply(vectors, tokens).vectors
         assert selected.base is None and (selected == vectors[layer]).all()
-    assert OutputSpec(0, dtype="float16").rounds_alone and not OutputSpec([1, 0, 0], dtype="float16").rounds_alone
