@@ -39,7 +39,7 @@ def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
         with stops.stoppable(terminate=True, in_command=True):
             run()
     except BrokenPipeError:
-        _drop_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as interrupt:
         return _report(program, str(interrupt) or "interrupted; no output was left behind", FAILED)
@@ -81,19 +81,13 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _write(text: str, flush: bool = False) -> None:
-    """Write to stdout; an error names it."""
+    """Write to stdout. An error names it, and drops the rest of its buffer, which would fail again at the exit."""
     try:
         print(text, end="", flush=flush)
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        _drop_output()
-        raise OSError(error.errno, error.strerror, "stdout") from error
-
-
-def _drop_output() -> None:
-    """Let stdout lead nowhere: what is left in its buffer, which cannot be written, is no second error at the exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        error.filename = "stdout"
+        raise
 
 
 def _write_utf8() -> None:
