@@ -10,7 +10,7 @@ import torch
 
 import elmo_fast
 from elmo_fast import ElmoEmbedder, Options, cli, random_weights
-from elmo_fast.engine.model import Model
+from elmo_fast.engine.model import HostModel
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.testing import SAME_MODEL
 from elmo_fast.weights.public import public_copies
@@ -171,7 +171,7 @@ def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, change
 def raising(error):
     def failing(*_):
         raise error
-    return lambda _, patch: patch.setattr(Model, "begin", failing)
+    return lambda _, patch: patch.setattr(HostModel, "begin", failing)
 
 
 @pytest.mark.parametrize("fault, status, message", [
