@@ -17,12 +17,9 @@ def open_embeddings(path: str | os.PathLike) -> Embeddings:
     Vectors are read when they are accessed. Raises `FileNotFoundError`, and `ConfigurationError` for files that are
     incomplete or damaged, or hold other data.
     """
-    return _open(Path(os.path.abspath(check_path("embeddings", path))))
-
-
-def _open(path: Path) -> Embeddings:
+    path = Path(os.path.abspath(check_path("embeddings", path)))
     if path.is_dir():
-        return PartsSource(path, _open)
+        return PartsSource(path, open_embeddings)
     if not path.exists():
         raise FileNotFoundError(f"embeddings: expected a file or directory, found nothing at {path}")
     with open(path, "rb") as file:
