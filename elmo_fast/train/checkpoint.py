@@ -29,7 +29,7 @@ from elmo_fast.weights.families import SOFTMAX_FILE
 from elmo_fast.weights.options import NETWORK_KEYS
 from elmo_fast.weights.sources import find_model
 
-FORMAT = 3  # formats 1 and 2, whose `files` do not hold the options, can be read too
+FORMAT = 3  # format 2, whose `files` has a digest of the options in their place, can be read too
 _CHANGEABLE = {"n_epochs", "max_steps"}  # options that a resumed run may replace
 _MAX_FLOAT32 = torch.finfo(torch.float32).max
 # The smallest valid values of an optimizer's state, by name.
@@ -64,20 +64,20 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
-    """Read the content of a checkpoint: its step, its weights and the entries `required`.
+    """Read the content of a checkpoint: its step, its weights, its run's files and the entries `required`.
 
     `ConfigurationError` if the file is not a checkpoint, if its content has changed, or if an entry is invalid.
     """
     path = local_path(path)
     content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train", _remedy(path))
     version = content.get("format") if isinstance(content, dict) else None
-    if type(version) is not int or version not in (1, 2, FORMAT):
+    if type(version) is not int or version not in (2, FORMAT):
         raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
     if _is_damaged(path):
         raise ConfigurationError(f"checkpoint {path}: expected the bytes of its checksums, found others: the file is "
                                  f"damaged{_remedy(path)}")
-    optional = {"losses", "files", "heldout"} & content.keys()  # earlier versions did not write them
-    for name in ("step", "weights", *required, *optional):
+    optional = {"heldout"} & content.keys()  # an imported checkpoint has none
+    for name in ("step", "weights", "files", *required, *optional):
         if not _FITS[name](content.get(name, ...)):
             raise ConfigurationError(f"checkpoint {path}: {name}: expected what elmo-fast train writes, got something "
                                      f"else or nothing{_remedy(path)}")
@@ -119,8 +119,7 @@ def _is_stream(value: Any) -> bool:
             and (value["position"] is None or is_plain(value["position"], torch.int64)))
 
 
-# Path, size, lines and tokens, then the hash of the text, which earlier versions did not write.
-_SHARDS = [str, int, int, int], [str, int, int, int, str]
+_SHARD = [str, int, int, int, str]  # path, size, lines, tokens, and the hash of the text
 # Streams and shards are None in a run that has read no text yet.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int and value >= 0,
@@ -131,7 +130,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "losses": lambda value: (_is_list(value, lambda loss: is_plain(loss, torch.float32) and loss.dim() == 1)
                              and len(set(map(len, value))) == 1),
     "shards": lambda value: value is None or _is_list(
-        value, lambda shard: isinstance(shard, list) and [type(field) for field in shard] in _SHARDS),
+        value, lambda shard: isinstance(shard, list) and [type(field) for field in shard] == _SHARD),
     "heldout": lambda value: _FITS["shards"](value) and value is not None,
     "evaluations": lambda value: _is_list(
         value, lambda entry: isinstance(entry, dict) and isinstance(entry.get("perplexity"), float)),
@@ -159,11 +158,9 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
 
     Options that a resumed run may replace are not compared; if the run starts its text anew, only the network's are.
     """
-    if "files" not in content:
-        return
     current, stored = described_files(run), content["files"]
     changed = [VOCABULARY_FILE] if vocabulary and current[VOCABULARY_FILE] != stored[VOCABULARY_FILE] else []
-    if content["format"] == FORMAT:  # earlier formats have a digest of the options
+    if content["format"] == FORMAT:  # format 2 has a digest of the options
         expected, options = (dict(parse_json(files[OPTIONS_FILE], f"checkpoint {path}")) for files in (stored, current))
         starts_anew = content.get("streams", ()) is None
         keys = NETWORK_KEYS if starts_anew else sorted((expected.keys() | options.keys()) - _CHANGEABLE)

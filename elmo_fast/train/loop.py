@@ -163,7 +163,7 @@ class Trainer:
                 self._check_position(position, self._orders(number))
             self._states[k] = _to_device((h, c), self.replicas.device)
             self._positions[k] = position
-        if "losses" in state and streams is not None:  # earlier versions did not write them
+        if streams is not None:
             by_rank, replicas = state["losses"], self.replicas
             losses = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
             self.losses = list(losses.to(replicas.device))

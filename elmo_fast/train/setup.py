@@ -248,8 +248,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
     shards, heldout = _read_text(data, run_config, copies)
     if state is not None and not is_first:
         _check_shards("train", state["shards"] or [], shards, f"checkpoint {path}")
-        if "heldout" in state:  # earlier versions did not write it
-            _check_shards("heldout", state["heldout"], heldout, f"checkpoint {path}")
+        _check_shards("heldout", state.get("heldout", []), heldout, f"checkpoint {path}")
     changes = {**arguments.options, **({"n_train_tokens": _tokens(shards)} if is_first else {})}
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **changes)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
@@ -271,7 +270,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
 
 def _read_state(folder: Path, path: str | os.PathLike) -> dict[str, Any]:
     """Read and check a checkpoint of the run."""
-    state = checkpoint.read(path, "optimizer", "streams", "shards", "evaluations")
+    state = checkpoint.read(path, "optimizer", "streams", "shards", "losses", "evaluations")
     checkpoint.check_files(folder, path, state)
     for name, values in state["weights"].items():
         check_finite(f"checkpoint {path}: weights: {name}", values.numpy())
@@ -294,10 +293,10 @@ def _restore(trainer: Trainer, state: dict[str, Any], path: str | os.PathLike) -
 
 
 def _check_shards(name: str, run_shards: list[list], shards: list[Shard], source: str) -> None:
-    """Raise `ConfigurationError` if files have changed. Shards saved without a hash are compared by size and counts."""
+    """Raise `ConfigurationError` if files have changed."""
     expected = [[os.path.basename(path), *rest] for path, *rest in run_shards]
     present = [[os.path.basename(path), *rest] for path, *rest in shards]
-    changed = [old[0] for old, new in zip(expected, present) if old != new[: len(old)]]
+    changed = [old[0] for old, new in zip(expected, present) if old != new]
     if changed or len(present) != len(expected):
         raise ConfigurationError(f"{name}: expected the {len(expected)} files that the run began with, unchanged, "
                                  f"found a difference in {(changed or ['their number'])[0]:.80} ({source})")

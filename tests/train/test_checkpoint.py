@@ -13,7 +13,6 @@ from elmo_fast.text.corpus import read_shards
 from elmo_fast.train import checkpoint
 from elmo_fast.train.evaluate import perplexity_of
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import run as command
 from tests.support.grid import mostly_long
 from tests.support.training import QUIET, check_refusals, corpus_arguments, final
 
@@ -36,16 +35,6 @@ def run(base_run, tmp_path):
 
 def weights(run):
     return checkpoint.read(checkpoint.in_order(run)[-1], *ENTRIES)["weights"]
-
-
-def as_old(path, content=None):
-    """Write a checkpoint of the first format."""
-    content = {**(content or checkpoint.read(path)), "format": 1}
-    for name in ("files", "heldout"):
-        content.pop(name, None)
-    if isinstance(content.get("shards"), list):
-        content["shards"] = [shard[:4] if isinstance(shard, list) else shard for shard in content["shards"]]
-    torch.save(content, path)
 
 
 def test_damage_is_harmless_or_refused_with_the_next_step(run, capsys):
@@ -104,9 +93,6 @@ def test_a_damaged_file_of_the_run_is_refused(run, tmp_path, capsys, name):
     if name == "vocab.txt":  # the run's vocabulary is not read
         (tmp_path / "vocab.txt").write_bytes(intact)
         assert perplexity_of(run, str(text), vocab_file=tmp_path / "vocab.txt", batch_size=4).batches > 0
-    for path in (*checkpoint.in_order(run), run / "best.pt"):
-        as_old(path)
-    assert command(capsys, *export)[0] == 0  # old checkpoints do not describe the files
     file.write_bytes(intact)
     start_or_resume(run, resume=True, max_steps=6)
     assert final(run)[0]["files"] == checkpoint.described_files(run)
@@ -121,12 +107,13 @@ def test_checkpoints_fit_the_options_of_a_resumed_run(run):
     assert not early.exists()
 
 
-@pytest.mark.parametrize("absent", [(), ("losses",)], ids=str)
-def test_old_checkpoints_are_loaded_and_resumed(run, tmp_path, absent):
+def test_checkpoints_of_format_2_are_loaded_and_resumed(run, tmp_path):
+    """Their `files` has a digest of the options, which is not compared."""
     whole = shutil.copytree(run, tmp_path / "whole")
     start_or_resume(whole, resume=True, max_steps=6)
     for path in (*checkpoint.in_order(run), run / "best.pt"):
-        as_old(path, {name: value for name, value in checkpoint.read(path).items() if name not in absent})
+        content = checkpoint.read(path)
+        torch.save({**content, "format": 2, "files": {**content["files"], "options.json": "0" * 64}}, path)
     start_or_resume(run, resume=True, max_steps=6)
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
 
@@ -149,7 +136,7 @@ def test_damaged_settings_are_refused(run, capsys, change, message):
     check_refusals(capsys, (["train", run, "--resume", "--max-steps", "6"], message))
 
 
-@pytest.mark.parametrize("number", [None, 0, 4, "1", torch.zeros(3, 1)])
+@pytest.mark.parametrize("number", [None, 0, 1, 4, "2", torch.zeros(3, 1)])
 def test_another_format_is_refused(run, number):
     last = checkpoint.in_order(run)[-1]
     torch.save({**checkpoint.read(last), "format": number}, last)
@@ -167,8 +154,6 @@ def test_a_text_of_the_same_size_is_another_text(tmp_path, capsys):
     assert new_shard[:4] == shard[:4] and new_shard != shard
     resume = ["train", tmp_path / "run", "--resume", "--max-steps", "4", "--quiet"]
     check_refusals(capsys, (resume, "unchanged, found a difference in part-1.txt"))
-    as_old(checkpoint.in_order(tmp_path / "run")[-1])  # old checkpoints have the sizes alone
-    start_or_resume(tmp_path / "run", resume=True, max_steps=4)
 
 
 def test_another_heldout_text_is_refused(tmp_path, capsys):
@@ -178,5 +163,3 @@ def test_another_heldout_text_is_refused(tmp_path, capsys):
         file.write("ka lo\n")
     resume = ["train", tmp_path / "run", "--resume", "--max-steps", "4", "--quiet"]
     check_refusals(capsys, (resume, "heldout: expected the 1 files that the run began with, unchanged"))
-    as_old(checkpoint.in_order(tmp_path / "run")[-1])
-    start_or_resume(tmp_path / "run", resume=True, max_steps=4)

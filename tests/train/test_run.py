@@ -341,15 +341,16 @@ def test_runs_that_cannot_be_resumed(tmp_path, corpus, capsys):
     check_refusals(capsys, (command_arguments(corpus, tmp_path), "expected a new directory, found checkpoints"),
                    ([*resume, "--batch-size", "4"], "--batch-size: expected no such argument beside --resume"))
     last, options = checkpoint.in_order(folder)[-1], json.loads((folder / "options.json").read_text())
-    old = {**checkpoint.read(last), "format": 1}  # the first format accepts any options
-    torch.save({name: value for name, value in old.items() if name != "files"}, last)
+    content = checkpoint.read(last)
     for change, message in ((with_lstm(dim=13), "expected shape"),
                             ({"batch_size": 4}, "checkpoint: expected states of shapes"),
                             ({"accumulate": 2}, "checkpoint: expected 2 streams"),
                             ({"n_tokens_vocab": 29}, "vocab.txt: expected the 29 words of the softmax, got 28")):
         write_options(folder / "options.json", {**options, **change})
+        checkpoint.write(last, {**content, "files": checkpoint.described_files(folder)})
         check_refusals(capsys, (more, message))
     write_options(folder / "options.json", options)
+    checkpoint.write(last, content)
     with open(read_shards(corpus["train"], "train")[0].path, "a") as file:
         file.write("one more\n")
     check_refusals(capsys, (more, "expected the 3 files that the run began with, unchanged"))
