@@ -65,8 +65,7 @@ class ElmoEmbeddings(TokenEmbeddings):
     def from_params(cls, params: dict[str, Any]) -> "ElmoEmbeddings":
         """Create embeddings with zero weights; `load_state_dict` sets them afterwards."""
         options, how = params.pop("options"), params.pop("how")
-        # Version 0.1 saved `has_projection` instead of `held`.
-        held = ["CNN_proj/W_proj"] if params.pop("has_projection", False) else params.pop("held", ())
+        held = params.pop("held")
         options = dataclasses.replace(Options.from_dict(options), vocabulary=params.pop("vocabulary", None))
         shapes = expected_shapes(options, held)
         weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}

@@ -101,6 +101,5 @@ class ElmoModule(InputModule):
     def load(cls, model_name_or_path: str, subfolder: str = "", **arguments: Any) -> "ElmoModule":
         """Load a module that `save` wrote; sentence-transformers 6 requires `trust_remote_code=True`."""
         hub_options = {"subfolder": subfolder, **{name: arguments[name] for name in _HUB if name in arguments}}
-        # Version 0.1 saved no tokenizer and split at whitespace.
-        config = {"tokenizer": "whitespace", **cls.load_config(model_name_or_path, **hub_options)}
+        config = cls.load_config(model_name_or_path, **hub_options)
         return cls(cls.load_dir_path(model_name_or_path, **hub_options), **config)
