@@ -50,7 +50,7 @@ def _check_inside(file: "h5py.File", where: str) -> None:
     import h5py
 
     stored, extents = os.path.getsize(file.filename), []
-    for link, kind in _links(file, where, max(_MOST_STEPS, stored >> 6)):
+    for link, kind in _links(file, where):
         shown = f"{where}: {_shown(link)}"
         if kind != h5py.h5l.TYPE_HARD:
             raise ConfigurationError(f"{shown}: expected a dataset in the file itself, found a soft or external link")
@@ -70,10 +70,10 @@ def _check_inside(file: "h5py.File", where: str) -> None:
                                      "sequences")
 
 
-def _links(file: "h5py.File", where: str, steps: int) -> list[tuple[bytes, int]]:
+def _links(file: "h5py.File", where: str) -> list[tuple[bytes, int]]:
     """Path and type of every link, following hard links; `ConfigurationError` if paths are too deep or too many."""
     links: list[tuple[bytes, int]] = []
-    budget = steps
+    budget = max(_MOST_STEPS, os.path.getsize(file.filename) >> 6)
 
     def visit(link: bytes, info) -> bool | None:
         """Return True to stop the visit: h5py would replace an exception raised here by another."""
@@ -106,7 +106,7 @@ def datasets_of(file: "h5py.File", where: str) -> dict[str, "h5py.Dataset"]:
     import h5py
 
     datasets: dict[str, h5py.Dataset] = {}
-    for link, _ in _links(file, where, max(_MOST_STEPS, os.path.getsize(file.filename) >> 6)):
+    for link, _ in _links(file, where):
         try:
             name = link.decode()
         except UnicodeDecodeError:
