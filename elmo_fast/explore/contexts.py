@@ -162,8 +162,7 @@ class ContextIndex:
                                          "got another HDF5 file")
             texts = _stored_texts(file, where)
             places = dataset_of(file, "places", where, "i", None, 2)[...]
-            # Older files without texts have float64 here.
-            lines = dataset_of(file, "lines", where, "i" if texts else "fi", len(texts))[...]
+            lines = dataset_of(file, "lines", where, "i", len(texts))[...]
             lengths = np.array([len(text) for text in texts], np.int64)
             text, position = places.T
             if (places < 0).any() or (text >= len(texts)).any() or (position >= lengths[text]).any():
@@ -226,7 +225,7 @@ class ContextIndex:
                 for number, score in zip(best.tolist(), scores.clip(-2, 1).tolist())]
 
     def _blocks(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Blocks of numbers and their vectors, float32; torch converts float16 many times faster than NumPy."""
+        """Blocks of numbers and their vectors, float32."""
         for rows in _slices(len(numbers)):
             yield numbers[rows], self.vectors[numbers[rows]].astype(np.float32)
 
