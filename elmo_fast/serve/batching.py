@@ -19,11 +19,11 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, MOST_SENTENCES, STATES, chec
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
+from elmo_fast.serve.limits import Limits
 
 with extra("serve"):
     from elmo_fast.serve.errors import Refusal, draining
 
-DEFAULT_QUEUE_TOKENS = 1 << 18
 LONG_TEXT = 1024  # tokens above which a text counts as long
 _LONG_SHARE = 0.75  # largest share of the slots that run long texts
 _FAILURES = 3  # failed runs in a row after which the engine counts as failing
@@ -58,7 +58,7 @@ class Batching:
     """
 
     def __init__(self, embedder: Embedder, state: str = "warm", *, slots: int = DEFAULT_BATCH_SIZE,
-                 queue_tokens: int = DEFAULT_QUEUE_TOKENS):
+                 queue_tokens: int = Limits.queue_tokens):
         self.state = check_choice("state", state, STATES)  # of all requests
         if self.state == "carry":
             raise ValueError("state: expected zero or warm, for requests share the slots; got carry")
