@@ -1,7 +1,5 @@
 """The subcommands `info`, `models` and `doctor`."""
 
-from dataclasses import replace
-
 from elmo_fast.cli.flags import MODEL_FILES, NUMERICS, add_command
 from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
 
@@ -23,6 +21,5 @@ def _info(allow_nonfinite, **names) -> list[str]:
 
     if all(name is None for name in names.values()):
         names["model"] = DEFAULT_MODEL
-    files = replace(find_model(**names), allow_nonfinite=allow_nonfinite)
-    described = {**describe(files), "precisions on this CPU": precisions_here()}
+    described = {**describe(find_model(**names), allow_nonfinite), "precisions on this CPU": precisions_here()}
     return [f"{name + ':':24}{value}" for name, value in described.items()]

@@ -1,7 +1,5 @@
 """A model's files to an embedder: on the C++ engine, in NumPy, or in PyTorch."""
 
-from dataclasses import replace
-
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine.backend import check_backend, log_once, native_module
 from elmo_fast.engine.model import Model
@@ -36,8 +34,7 @@ def default_device() -> str:
 
 def read_files(files: ModelFiles, opening: ModelOptions) -> tuple[Options, Weights]:
     """Options and float32 weights of a model of any family."""
-    allowed = files.allow_nonfinite or opening.allow_nonfinite
-    return files.family.implementation.read(replace(files, allow_nonfinite=allowed))
+    return files.family.implementation.read(files, opening.allow_nonfinite)
 
 
 def embedder_of(options: Options, weights: Weights, opening: ModelOptions, device: str = "cpu") -> Embedder:

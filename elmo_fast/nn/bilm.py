@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -88,13 +87,11 @@ class BiLm(OutsideGraphs):
         """Read a model, an argument or a result of `find_model`; other arguments are those of `BiLm`."""
         opening = gathered(ModelOptions, arguments, opening)
         files = model if isinstance(model, ModelFiles) else find_model(check_path("model", model))
-        if opening.allow_nonfinite:
-            files = replace(files, allow_nonfinite=True)
         return cls._read(files, opening)
 
     @classmethod
     def _read(cls, files: ModelFiles, opening: ModelOptions) -> "BiLm":
-        return cls(*read_model(files), opening)
+        return cls(*read_model(files, opening.allow_nonfinite), opening)
 
     # ---- parts and attributes ----------------------------------------------------------------------------------------
 

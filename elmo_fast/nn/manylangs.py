@@ -34,7 +34,7 @@ class ManyLangsBiLm(BiLm):
 
     @classmethod
     def _read(cls, files: ModelFiles, opening: ModelOptions) -> "ManyLangsBiLm":
-        return cls(*manylangs.read(files), opening)
+        return cls(*manylangs.read(files, opening.allow_nonfinite), opening)
 
     def _check(self, weights: Mapping[str, np.ndarray]) -> None:
         """Does nothing: `read` has checked the weights, whose shapes also depend on the lexicons."""

@@ -238,7 +238,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
             raise ConfigurationError(f"checkpoint: expected none beside the exported files of {model}, got "
                                      f"{os.fspath(checkpoint)}")
         files = find_model(model)
-        options, weights = read_model(replace(files, vocab_file=None, allow_nonfinite=allow_nonfinite))
+        options, weights = read_model(replace(files, vocab_file=None), allow_nonfinite)
         softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "

@@ -73,14 +73,14 @@ def check_is_hdf5(files: ModelFiles) -> None:
                                  f"of {files.family.name}, which {files.family.readers} read")
 
 
-def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
+def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
     """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`.
 
     For a model of words the options include its vocabulary, with `<S>`, `</S>` and as many words as the embedding.
     """
     check_is_hdf5(files)
     options = with_vocabulary(Options.from_file(files.options_file), files.vocab_file)
-    return options, read_weights(files.weight_file, options, files.allow_nonfinite)
+    return options, read_weights(files.weight_file, options, allow_nonfinite)
 
 
 def with_vocabulary(options: Options, vocab_file: str | os.PathLike | None) -> Options:

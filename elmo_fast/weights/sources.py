@@ -34,16 +34,12 @@ def name_of(model: str | os.PathLike) -> str:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Local paths of a model's options, weights and vocabulary (if any), and the family that reads them.
-
-    NaN and infinities in the weights are refused unless `allow_nonfinite`.
-    """
+    """Local paths of a model's options, weights and vocabulary (if any), and the family that reads them."""
 
     options_file: Path
     weight_file: Path
     vocab_file: Path | None = None
     family: Family = BILM_TF
-    allow_nonfinite: bool = False
 
 
 def find_model(model: str | os.PathLike | None = None, *, options_file: str | os.PathLike | None = None,

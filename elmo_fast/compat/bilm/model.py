@@ -199,7 +199,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
 
 def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, opening: ModelOptions) -> BiLm:
     files = find_model(options_file=options_file, weight_file=weight_file)
-    options, weights = read_model(dataclasses.replace(files, allow_nonfinite=opening.allow_nonfinite))
+    options, weights = read_model(files, opening.allow_nonfinite)
     if embedding_weight_file is None:
         if options.char_cnn is None:
             raise ConfigurationError("use_character_inputs: expected False for a model that reads word ids, got True")

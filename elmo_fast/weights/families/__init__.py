@@ -1,7 +1,7 @@
 """Families of models: the file names that identify a family, and the module that reads its files. Imports no torch.
 
 The module of a family has
-- `read(files)`: returns a model's options, and its float32 weights by dataset name;
+- `read(files, allow_nonfinite)`: returns a model's options, and its float32 weights by dataset name;
 - `describe(options)`: says in words what the model reads of a token.
 A new family is a module in this folder and a row in `FAMILIES`.
 """

@@ -87,8 +87,10 @@ def describe(options: ManyLangsOptions) -> str:
             f"{cnn.embedding_dim} values each{words}")
 
 
-def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
-    """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for missing or inconsistent files."""
+def read(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
+    """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for missing or inconsistent files, and for
+    NaN and infinities unless `allow_nonfinite`.
+    """
     directory = files.weight_file.parent
     config, source = read_config(directory)
     embedder, encoder = (config.get(name) for name in ("token_embedder", "encoder"))
@@ -108,7 +110,7 @@ def read(files: ModelFiles) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
         raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
     characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
     words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if word_dim else None
-    embedder, encoder = (Tensors(path, allow_nonfinite=files.allow_nonfinite)
+    embedder, encoder = (Tensors(path, allow_nonfinite=allow_nonfinite)
                          for path in (directory / "token_embedder.pkl", files.weight_file))
     weights = _token_weights(embedder, options.char_cnn, options.lstm, characters, words, word_dim)
     weights |= lstm_weights(encoder, options.lstm)

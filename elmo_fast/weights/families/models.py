@@ -3,10 +3,10 @@
 from elmo_fast.weights.sources import ModelFiles
 
 
-def describe(files: ModelFiles) -> dict[str, str]:
+def describe(files: ModelFiles, allow_nonfinite: bool) -> dict[str, str]:
     """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
     family = files.family.implementation
-    options, weights = family.read(files)
+    options, weights = family.read(files, allow_nonfinite)
     lstm, cnn = options.lstm, options.char_cnn
     projects = any(name.endswith("/W_P_0") for name in weights)
     described = {

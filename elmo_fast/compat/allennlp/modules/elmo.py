@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,6 @@ class _ElmoBiLm(BiLm):
 
     @classmethod
     def _read(cls, files: ModelFiles, opening: ModelOptions) -> "_ElmoBiLm":
-        opening = replace(opening, allow_nonfinite=files.allow_nonfinite)
         return cls(files.options_file, files.weight_file, opening.requires_grad, opening=opening)
 
     @outside_graphs
@@ -113,8 +111,7 @@ _ElmoBiLm._bos_embedding, _ElmoBiLm._eos_embedding = _boundary_vector(0), _bound
 
 def _read_files(options_file: str | os.PathLike, weight_file: str | os.PathLike,
                 allow_nonfinite: bool) -> tuple[Options, dict[str, np.ndarray]]:
-    files = find_model(options_file=options_file, weight_file=weight_file)
-    return read_model(replace(files, allow_nonfinite=allow_nonfinite))
+    return read_model(find_model(options_file=options_file, weight_file=weight_file), allow_nonfinite)
 
 
 class Elmo(elmo.Elmo):
