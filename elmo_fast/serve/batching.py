@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, MOST_SENTENCES, STATES, check_choice, check_count
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES, MOST_SENTENCES, check_choice, check_count
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine.stream import SlotStream
 from elmo_fast.environment import extra
@@ -59,9 +59,7 @@ class Batching:
 
     def __init__(self, embedder: Embedder, state: str = "warm", *, slots: int = DEFAULT_BATCH_SIZE,
                  queue_tokens: int = Limits.queue_tokens):
-        self.state = check_choice("state", state, STATES)  # of all requests
-        if self.state == "carry":
-            raise ValueError("state: expected zero or warm, for requests share the slots; got carry")
+        self.state = check_choice("state", state, FREE_STATES)  # of all requests, which share the slots
         self.embedder = embedder
         self.slots = check_count("slots", slots, most=MOST_SENTENCES)
         self.queue_tokens = check_count("queue_tokens", queue_tokens)
