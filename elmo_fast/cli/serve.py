@@ -6,7 +6,7 @@ from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FREE_STATES
 from elmo_fast.cli.flags import add_command, at_least, checked_type, pop_fields
 from elmo_fast.environment import VERSION
 from elmo_fast.serve.limits import Limits
-from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 
 def add_commands(commands) -> None:
@@ -31,7 +31,6 @@ def add_commands(commands) -> None:
 
 
 def _serve(host, port, **flags) -> None:
-    find_model(flags["model"])  # before torch, whose import takes seconds, is imported
     from elmo_fast.embed.jobs import ModelChoice
     from elmo_fast.serve.server import run
 

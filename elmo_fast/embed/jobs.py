@@ -77,7 +77,6 @@ class ModelChoice:
 
     def load(self) -> "LoadedElmo":
         """The named model on its device."""
-        find_model(self.model)
         from elmo_fast.embed.api import load
 
         return load(self.model, device=self.device or "cpu", precision=self.precision, backend=self.backend,
