@@ -30,7 +30,7 @@ class Settings:
 
     form: OutputSpec
     state: str
-    batch_size: int | None
+    batch_size: int
     cpus: int
     gpus: float = 0
 
@@ -39,8 +39,7 @@ class Settings:
             raise ValueError("state: expected zero or warm, got carry: states are carried from text to text in the "
                              "order of a stream, and workers process texts in no fixed order")
         check_choice("state", self.state, FREE_STATES)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
+        check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
         check_count("num_cpus", self.cpus)
 
     @property
