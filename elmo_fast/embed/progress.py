@@ -63,14 +63,14 @@ class Progress:
         if texts:
             self._bar.initial = self._bar.n = self._bar.last_print_n = texts
 
-    def update(self, tokens: int, texts: int = 1) -> None:
-        """Count `texts` texts, which have `tokens` tokens in total."""
+    def update(self, tokens: int) -> None:
+        """Count a text of so many tokens."""
         if not self._bar.disable:
             self._tokens += tokens
             rate = self._tokens / max(time.monotonic() - self._begin, 1e-3)
             count, rate = map(self._bar.format_sizeof, (self._tokens, rate))
             self._bar.set_postfix_str(f"{count} tokens, {rate}/s", refresh=False)
-            self._bar.update(texts)
+            self._bar.update()
 
 
 class _Lines(io.TextIOBase):
