@@ -41,9 +41,9 @@ def add_commands(commands) -> None:
     add("--silent", dest="progress", action="store_false", help="print neither progress nor what was written")
 
 
-def _seqvec(device, **flags) -> None:
+def _seqvec(**flags) -> None:
     from elmo_fast.compat.seqvec import embed_fasta
 
-    written = embed_fasta(**flags, **({} if device is None else {"device": device}))
+    written = embed_fasta(**flags)
     if flags["progress"]:
         say(written)
