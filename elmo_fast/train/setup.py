@@ -85,7 +85,8 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
             raise ConfigurationError(f"--{name}: expected files for a new run, got none")
     shards, heldout = _read_text(data, run_config, copies)
     vocabulary = Vocabulary(vocab_file, validate_file=True)
-    options = {**arguments.options, "n_tokens_vocab": vocabulary.size, "n_train_tokens": _tokens(shards)}
+    options = {**arguments.options, "n_tokens_vocab": vocabulary.size,
+               "n_train_tokens": sum(shard.tokens for shard in shards)}
     config, weights = _config_and_weights(arguments, options, vocabulary)
     trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if replicas.is_first:
@@ -129,10 +130,6 @@ def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas)
     is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     values["precision"] = values["precision"] or ("medium" if is_bf16 else "highest")
     return {**stored, **values, "train": _absolute(values["train"]), "heldout": _absolute(values["heldout"])}
-
-
-def _tokens(shards: list[Shard]) -> int:
-    return sum(shard.tokens for shard in shards)
 
 
 def _absolute(value: list[str] | str | None) -> list[str] | str | None:
@@ -249,7 +246,9 @@ def _resume(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgu
     if state is not None and not is_first:
         _check_shards("train", state["shards"] or [], shards, f"checkpoint {path}")
         _check_shards("heldout", state.get("heldout", []), heldout, f"checkpoint {path}")
-    changes = {**arguments.options, **({"n_train_tokens": _tokens(shards)} if is_first else {})}
+    changes = dict(arguments.options)
+    if is_first:
+        changes["n_train_tokens"] = sum(shard.tokens for shard in shards)
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **changes)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
     trainer = _trainer(config, initial_weights(config, config.training.seed), data, shards, vocabulary, replicas,
