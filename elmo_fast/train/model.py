@@ -140,7 +140,8 @@ class LanguageModel(nn.Module):
 
     def _loss(self, top: torch.Tensor, batch: Batch, direction: int, used: list[UsedRows]) -> torch.Tensor:
         if batch.samples is None:
-            return full_cross_entropy(top, self.softmax_w, self.softmax_b, batch.targets[direction]).mean()
+            scores = torch.addmm(self.softmax_b, top, self.softmax_w.t())
+            return nn.functional.cross_entropy(scores, batch.targets[direction], reduction="none").mean()
         samples = (field[direction] for field in batch.samples[1:])  # without the words, which both directions share
         return sampled_cross_entropy(top, *(rows.values for rows in used), *samples)
 
@@ -214,16 +215,13 @@ class _SampledCrossEntropy(torch.autograd.Function):
 sampled_cross_entropy = _SampledCrossEntropy.apply
 
 
-def full_cross_entropy(states: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
-                       targets: torch.Tensor) -> torch.Tensor:
-    """Return the targets' cross entropy over all words, with gradients: states [S, P], table [V, P] -> [S]."""
-    return torch.nn.functional.cross_entropy(torch.addmm(bias, states, table.t()), targets, reduction="none")
-
-
 @torch.no_grad()
 def chunked_full_cross_entropy(states: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
                                targets: torch.Tensor) -> torch.Tensor:
-    """As `full_cross_entropy`, without gradients, with at most `_MAX_SCORES` scores in memory."""
+    """Return the targets' cross entropy over all words, without gradients: states [S, P], table [V, P] -> [S].
+
+    At most `_MAX_SCORES` scores are in memory at a time.
+    """
     rows = max(1, _MAX_SCORES // len(table))
     buffer = states.new_empty(min(rows, len(states)), len(table))
     losses = []
