@@ -55,7 +55,8 @@ def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
 
     A byte order mark is skipped.
 
-    `ValueError` for damaged or truncated compressed data, in the body too; every `OSError` has the file's name.
+    `ValueError` for damaged or truncated compressed data and for other encodings, in the body too; every `OSError` has
+    the file's name.
     """
     with _complete(name, what), stops.interruptible(_open)(name) as file:
         yield file
@@ -68,6 +69,8 @@ def _complete(name: str, what: str) -> Iterator[None]:
     damage = EOFError, zlib.error, lzma.LZMAError, OSError, *([find_zstd().ZstdError] if kind == "Zstandard" else [])
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{what}: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
     except damage as error:
         if isinstance(error, OSError) and (error.errno is not None or not kind):
             error.filename = error.filename or name

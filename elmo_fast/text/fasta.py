@@ -23,12 +23,9 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
     without a sequence, a file without records, a truncated file, and undecodable bytes.
     """
     name = check_file("FASTA file", path)
-    try:
-        with open_text(name, "FASTA file") as file:
-            lines = iter(functools.partial(file.readline, MOST_LINE), "")
-            yield from parse_fasta((check_line(line, "FASTA file", name) for line in lines), name)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"FASTA file: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
+    with open_text(name, "FASTA file") as file:
+        lines = iter(functools.partial(file.readline, MOST_LINE), "")
+        yield from parse_fasta((check_line(line, "FASTA file", name) for line in lines), name)
 
 
 def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:

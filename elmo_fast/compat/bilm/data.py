@@ -65,11 +65,8 @@ class LMDataset:
             self._shards = list(self._all_shards)
             random.shuffle(self._shards)
         name = (self._all_shards if self._test else self._shards).pop()
-        try:
-            with open_text(name, "filepattern") as file:
-                lines = file.read().split("\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"filepattern: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
+        with open_text(name, "filepattern") as file:
+            lines = file.read().split("\n")
         sentences = [line.split() for line in (lines if lines[-1] else lines[:-1])]
         if self._reverse:
             sentences = [sentence[::-1] for sentence in sentences]
