@@ -33,14 +33,11 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     """
     opening = gathered(ModelOptions, options)
     files = find_model(model)
-    beside = files.weight_file.parent / SOFTMAX_FILE
-    if softmax_file is None and not beside.is_file():
-        raise FileNotFoundError(f"softmax: expected a model with its softmax, found none at {beside}: a model that you "
-                                "train and write with `elmo-fast export --softmax` has it, the published ones do not")
-    softmax_file = local_path(softmax_file or beside)
+    softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)
     if not os.path.isfile(softmax_file):
-        raise FileNotFoundError("softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
-                                f"{softmax_file}")
+        raise FileNotFoundError(f"softmax: expected a model with its softmax, found none at {softmax_file}: a model "
+                                "that you train and write with `elmo-fast export --softmax` has it, the published "
+                                "ones do not")
     vocab_file = vocab_file or files.vocab_file
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
