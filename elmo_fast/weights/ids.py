@@ -1,7 +1,6 @@
 """Tokens to the ids that a model's encoder reads."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -10,14 +9,6 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
-
-
-class TokenIds(Protocol):
-    """The ids of tokens, as a family of models numbers them, and the tokens around a sentence."""
-
-    boundaries: tuple[str, str]
-
-    def __call__(self, tokens: Sequence[str]) -> np.ndarray: ...
 
 
 class CharacterIds:

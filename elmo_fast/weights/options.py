@@ -14,7 +14,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.json import read_json
 from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
 from elmo_fast.weights.families import BILM_TF, Family
-from elmo_fast.weights.ids import CharacterIds, TokenIds, WordIds
+from elmo_fast.weights.ids import CharacterIds, WordIds
 
 N_CHARACTERS = (261, 262)
 NETWORK_KEYS = "bidirectional", "lstm", "char_cnn", "n_tokens_vocab"
@@ -79,8 +79,8 @@ class Options:
         """Values of one token in one layer, both directions."""
         return 2 * self.lstm.projection_dim
 
-    def token_ids(self) -> TokenIds:
-        """The function from tokens to the ids that the model reads."""
+    def token_ids(self) -> CharacterIds | WordIds:
+        """The function from tokens to the ids that the model reads; its `boundaries` are around every sentence."""
         if self.char_cnn is None:
             return WordIds(self.vocabulary)
         return CharacterIds(self.char_cnn.max_characters_per_token)
