@@ -77,7 +77,7 @@ class Gate:
         headers = Headers(scope=scope)
         try:
             self._check(scope["path"] in OPEN_ROUTES, headers)
-            body = await self._read(headers, receive, scope["elmo_fast.exit"])
+            body = await self._read(receive, scope["elmo_fast.exit"])
         except Refusal as refusal:
             await refusal.response()(scope, receive, send)
             return
@@ -116,7 +116,7 @@ class Gate:
     def _too_large(self) -> Refusal:
         return Refusal(413, f"the body: expected at most {self._limits.max_body_bytes:,} bytes", "body_too_large")
 
-    async def _read(self, headers: Headers, receive: Receive, stack: contextlib.ExitStack) -> bytes:
+    async def _read(self, receive: Receive, stack: contextlib.ExitStack) -> bytes:
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_seconds):
