@@ -174,8 +174,11 @@ class ColumnsSource(Embeddings):
                 raise ConfigurationError(f"embeddings {self._name}: expected vectors that elmo-fast wrote, found "
                                          f"another file with the columns {', '.join(self.schema.names)}")
         about = parse_json(about, f"embeddings {self._name}: metadata elmo_fast")
-        self._check_version(about.get("format_version") if isinstance(about, dict) else None, FORMAT_VERSION)
         self._describe(about)
+        version = about.get("format_version")
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {FORMAT_VERSION}, found "
+                                     f"{version!r:.80}; a newer elmo-fast may read it")
         self._shape = about.get("shape")
         if not _is_shape(self._shape, len(lengths) and sum(lengths), self.form["layers"] == "all"):
             raise ConfigurationError(f"embeddings {self._name}: metadata elmo_fast: expected the shape of a row, "

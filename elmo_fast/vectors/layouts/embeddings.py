@@ -168,11 +168,6 @@ class Embeddings(Sequence):
                                      f"elmo-fast writes, found {about!r:.160}")
         self.form, self.fingerprint = form, fingerprint
 
-    def _check_version(self, version: Any, newest: int) -> None:
-        if not isinstance(version, int) or version > newest:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {newest}, found "
-                                     f"{version!r:.80}; a newer elmo-fast may read it")
-
     @cached_property
     def _numbers(self) -> dict[str, int]:
         return {key: number for number, key in reversed(list(enumerate(self.keys)))}
