@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from elmo_fast.embed.embedder import Runner
 from elmo_fast.embed.progress import Progress
-from elmo_fast.engine.model import State
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import to_disk
@@ -144,7 +143,8 @@ class _Run:
                     stops.check()
                 self._written = writer.texts
                 if not self._is_ended:
-                    writer.end_segment(self._commit(self._runner.states()))
+                    writer.end_segment(functools.partial(self._partial.commit, self._feed.count, self._feed.digest,
+                                                         self._runner.states()))
 
     def finish(self) -> None:
         """Make the output of the parts."""
@@ -190,10 +190,6 @@ class _Run:
         target = self._partial.target
         return layouts.segment(target.layout, self._partial.new_part(), target.path, target.form,
                                fingerprint=self._partial.settings, **target.options)
-
-    def _commit(self, states: State | None) -> Callable[[], None]:
-        """The function that commits the part that was closed."""
-        return functools.partial(self._partial.commit, self._feed.count, self._feed.digest, states)
 
 
 def _content(text: Text) -> bytes:
