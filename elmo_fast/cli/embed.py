@@ -75,18 +75,14 @@ def _embed(vocab_path, include_package, file_friendly_logging, progress, layers,
 
     if vocab_path is not None:
         logging.getLogger(__name__).warning("--vocab-path: ignored, as in AllenNLP 0.9")
-    _import_packages(include_package)
+    if include_package:
+        from elmo_fast.compat.allennlp.registry import import_submodules
+
+        for name in include_package:
+            import_submodules(name)
     flags["layers"] = "all" if layers is None else layers
     texts = open_texts(flags.pop("input_file"), **{name: flags.pop(name) for name in _READING})
     line = embed_file(texts, pop_fields(VectorOutput, flags), pop_fields(ModelChoice, flags),
                       progress="lines" if progress and file_friendly_logging else progress, **flags)
     if progress:
         say(line)
-
-
-def _import_packages(names: list[str]) -> None:
-    if names:
-        from elmo_fast.compat.allennlp.registry import import_submodules
-
-        for name in names:
-            import_submodules(name)
