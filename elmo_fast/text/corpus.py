@@ -78,7 +78,7 @@ def plain_files(inputs: Inputs, what: str, folder: str | os.PathLike | None, **r
     text, split by the arguments `reading` of `open_texts`.
     """
     paths = []
-    for number, path in enumerate(_sorted_files(inputs, what)):
+    for number, path in enumerate(sorted(set(find_files(inputs, what)))):
         if folder is None or is_plain(path, **reading):
             paths.append(path)
             continue
@@ -90,10 +90,6 @@ def plain_files(inputs: Inputs, what: str, folder: str | os.PathLike | None, **r
                 disk.write(f"{line}\n".encode())
                 disk.check()
     return paths
-
-
-def _sorted_files(inputs: Inputs, what: str) -> list[str]:
-    return sorted(set(find_files(inputs, what)))
 
 
 def read_shards(inputs: Inputs, name: str, folder: str | os.PathLike | None = None, **reading) -> list[Shard]:
@@ -128,7 +124,7 @@ def make_vocabulary(inputs: Inputs, output: str | os.PathLike, *, min_count: int
     check_target(output, "output")
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
-    paths = _sorted_files(inputs, "inputs")
+    paths = sorted(set(find_files(inputs, "inputs")))
     if os.path.exists(output) and any(os.path.samefile(output, path) for path in paths if path != STDIN):
         raise ConfigurationError(f"output: expected a file other than the inputs, got {os.fspath(output)}")
     with atomic_path(output) as part:
