@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from elmo_fast.embed.api import Layers, LoadedElmo
     from elmo_fast.explore.comparison import Comparison
     from elmo_fast.explore.contexts import ContextIndex
-    from elmo_fast.explore.nearest import Report
 
 Result = tuple[Iterator[str], list[str]]  # the rows to print, and a line on every file that was written
 
@@ -82,13 +81,9 @@ def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], la
     if output is not None:
         name = "stdin" if corpus == "-" else os.path.basename(corpus)
         save_report(report, output, f"Nearest contexts of \u201c{word}\u201d in {name}")
-        files.append(f"{output}: {_size(report)}")
+        contexts = sum(len(group.neighbours) for group in report.groups)
+        files.append(f"{output}: {counted(contexts, 'context')}; the word occurs {counted(report.count, 'time')}")
     return report_lines(report), files
-
-
-def _size(report: "Report") -> str:
-    contexts = sum(len(group.neighbours) for group in report.groups)
-    return f"{counted(contexts, 'context')}; the word occurs {counted(report.count, 'time')}"
 
 
 def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: "Layers | None",
