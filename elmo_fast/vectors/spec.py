@@ -103,7 +103,6 @@ class Target:
 
     def __post_init__(self):
         object.__setattr__(self, "path", local_path(self.path))
-        object.__setattr__(self, "options", dict(self.options))
 
     def settings(self) -> dict[str, Any]:
         """JSON values that are equal where the same vectors give the same file."""
