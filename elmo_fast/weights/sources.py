@@ -238,7 +238,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             if family.is_file(name) and wanted.setdefault(name, member) is not member:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "
                                          f"found both {wanted[name].path:.120} and {member.path:.120}")
-        if not family.is_complete(wanted):
+        if not (any(map(family.is_options, wanted)) and any(map(family.is_weights, wanted))):
             raise ConfigurationError(f"model {archive}: expected {_OPTIONS} and {_WEIGHTS} inside, "
                                      f"found {_listed([member.path for member in members])[:300]}")
         check_unpacked(f"model {archive}", sum(member.size for member in wanted.values()), archive.stat().st_size)

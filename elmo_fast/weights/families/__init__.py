@@ -49,11 +49,6 @@ class Family:
         """Whether a model needs a file of this name."""
         return _fits(name, (*self.options, *self.weights, *self.vocabularies, *self.others))
 
-    def is_complete(self, names: Iterable[str]) -> bool:
-        """Whether files of these names have options and weights."""
-        names = list(names)
-        return any(map(self.is_options, names)) and any(map(self.is_weights, names))
-
     def no_hdf5(self) -> str:
         """The message for a model of this family that should be written as `options.json` and `*.hdf5`."""
         return (f"expected a model that options.json and *.hdf5 can hold, got a model of {self.name}, whose lexicons "
