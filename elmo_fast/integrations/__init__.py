@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from elmo_fast.arguments import FREE_STATES, check_choice
-from elmo_fast.embed.api import Layers, LoadedElmo, Text
-from elmo_fast.text.batching import check_sentence
+from elmo_fast.embed.api import Layers, LoadedElmo, Text, tokens_of
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
 
@@ -37,8 +36,7 @@ def pooled_vectors(elmo: LoadedElmo, texts: Sequence[Sequence[str]], layers: Lay
 def tokenized(texts: Iterable[Text], name: str, tokenizer: str | Tokenizer) -> list:
     """Split texts into tokens. `ValueError`, with `name` and the index, for a text that is neither string nor list."""
     split = find_tokenizer(tokenizer)
-    return [split(text) if isinstance(text, str) else check_sentence(text, f"{name}[{number}]")
-            for number, text in enumerate(texts)]
+    return [tokens_of(text, f"{name}[{number}]", split) for number, text in enumerate(texts)]
 
 
 def width(elmo: LoadedElmo, layers: Layers) -> int:
