@@ -23,7 +23,7 @@ class Vocabulary:
     """
 
     def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
-        self._filename = filename = check_file("vocabulary", filename)
+        self.filename = filename = check_file("vocabulary", filename)
         try:
             text = read_words(filename, "vocabulary").decode("utf-8")
         except UnicodeDecodeError as error:
@@ -36,11 +36,6 @@ class Vocabulary:
         if validate_file:
             self.require(*SPECIAL_WORDS)
 
-    @property
-    def filename(self) -> str:
-        """The file that the words were read from."""
-        return self._filename
-
     def __len__(self) -> int:
         return self.size
 
@@ -51,7 +46,7 @@ class Vocabulary:
         """Raise `ValueError` naming every one of `words` that the file lacks."""
         missing = [word for word in words if word not in self._word_to_id]
         if missing:
-            raise ValueError(f"vocabulary {self._filename}: expected a line for each of {', '.join(words)}; "
+            raise ValueError(f"vocabulary {self.filename}: expected a line for each of {', '.join(words)}; "
                              f"missing {', '.join(missing)}")
 
     def word_to_id(self, word: str) -> int:
