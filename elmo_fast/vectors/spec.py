@@ -72,13 +72,10 @@ class OutputSpec:
         if self.pool:
             return Selection(POOLS[self.pool](mixed) if vectors.shape[1] else mixed.sum(axis=-2), None)
         if self.targets is None:
-            return Selection(mixed.copy() if self._takes_one_layer else mixed, None)
+            is_view = self.layers == "top" or isinstance(self.layers, int)
+            return Selection(mixed.copy() if is_view else mixed, None)
         positions = np.array([index for index, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
         return Selection(mixed[..., positions, :], positions)
-
-    @property
-    def _takes_one_layer(self) -> bool:
-        return self.layers == "top" or isinstance(self.layers, int)
 
     def shape_in_words(self, num_layers: int, width: int) -> str:
         """The shape of a text's array, for a message: `[3, tokens, 256]`."""
