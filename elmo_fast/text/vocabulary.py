@@ -95,8 +95,6 @@ class UnicodeCharsVocabulary(Vocabulary):
 
     def word_to_char_ids(self, word: str) -> np.ndarray:
         """Raw character ids of one word, in the vocabulary or not: int32 [max_word_length]."""
-        if isinstance(word, str) and word in self._word_to_id:
-            return self.word_char_ids[self._word_to_id[word]]
         return characters.encode_tokens([word], self.max_word_length)[0]
 
     def encode_chars(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> np.ndarray:
