@@ -1,5 +1,6 @@
-"""The GPU benchmarks in dry runs, at sizes that measure nothing: their results, also after a failed stage."""
+"""The benchmarks in dry runs, at sizes that measure nothing: results that agree, and none that do not."""
 
+import itertools
 import json
 import os
 import shutil
@@ -10,13 +11,93 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import common
+from benchmarks import bench_embed, bench_io, bench_table, bench_train, common, latency, models, precisions, workloads
 from benchmarks.gpu import host
-from tests.support.files import program
+from benchmarks.peers import layer
+from benchmarks.state_policies import main as compare_policies
+from elmo_fast.train.export import export_run
+from elmo_fast.train.setup import start_or_resume
+from tests.support.files import program, python
+from tests.support.training import TINY, write_corpus, write_options
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 # processes of xdist time nothing
 HERE = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PYTEST_XDIST_WORKER": ""}
+EMBED = "--model tiny --batch-size 3 --batches 3 --peer-batches 1 --rounds 2"
+COMMANDS = {
+    "embed": (bench_embed, EMBED), "latency": (bench_embed, f"{EMBED} --latency --threads 2"),
+    **{workload: (bench_embed, f"{EMBED} --precisions highest --workload {workload.replace(' ', '_')}")
+       for workload in workloads.TEXTS},
+    "files": (bench_io, "--parts speed stages --models tiny --sentences 20 --rounds 2 --slots 4 --folder ."),
+    "memory": (bench_io, "--parts memory --most 40 --models tiny --sentences 20 --rounds 2 --slots 4 --folder ."),
+    "tables": (bench_table, ("--model tiny --text-models tiny --batch-size 3 --batches 2 --residues 20 "
+                             "--batch-residues 60 --words 90 --reference-words 30 --rounds 2 --precisions highest")),
+    "training": (bench_train, ("--model tiny --steps 6 --turn 2 --heldout-rows 4 --threads 1 --train TEXT "
+                               "--heldout TEXT")),
+    "precisions": (precisions, "--model tiny --sentences 70 --rounds 2"),
+    "peers": (layer, "--size tiny --rows 3 17 --rounds 2 --torch-lstm")}
+
+
+@pytest.fixture
+def bench(dry_run, monkeypatch, tmp_path):
+    """Run a command: its document, or the error on stderr of a run without a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
+    monkeypatch.setattr(latency, "SECONDS", 0.01)
+    monkeypatch.setattr(workloads, "DOCUMENT_TOKENS", 70)
+    monkeypatch.setattr(workloads, "RESIDUES", 50)
+    monkeypatch.setitem(bench_train.SIZES, "tiny", (*bench_train.SIZES["tiny"][:5], 7, 28))
+
+    def run(name, *more):
+        module, arguments = COMMANDS[name]
+        text = write_corpus(tmp_path / "text", sentences=60)[0] if "TEXT" in arguments else ""
+        words = (text if word == "TEXT" else word.replace("_", " ") for word in arguments.split())
+        return dry_run(module, *words, *more)
+
+    return run
+
+
+@pytest.mark.parametrize("name", [name if name == "files" else pytest.param(name, marks=pytest.mark.long)
+                                  for name in COMMANDS])
+def test_a_command_has_results_that_agree(name, bench):
+    document = bench(name)
+    assert document["results"] and document["machine"]["cpu"]["model"]
+    for row in document["results"]:
+        assert row.get("error", 0) <= row.get("limit", 1)
+        assert row.get("p20", 0) <= row.get("median", 0) <= row.get("p80", 0)
+
+
+@pytest.mark.parametrize("name, more, message", [
+    ("embed", ["--precisions", "highest"], "batches in highest against reference: relative error"),
+    ("files", [], "tiny, the engine against reference: relative error"),
+    ("tables", ["--lines", "text"], "text in tiny: largest difference from the path without a table")])
+def test_a_disagreement_ends_the_run(name, more, message, bench, monkeypatch):
+    build, seeds = models.build, itertools.count()
+    monkeypatch.setattr(models, "build", lambda size, **settings: build(size, **{**settings, "seed": next(seeds)}))
+    assert message in bench(name, *more)
+
+
+@pytest.mark.long
+def test_single_ops_give_rows(tmp_path):
+    pytest.importorskip("pytest_benchmark")
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/bench_ops", "--benchmark-only", "-k",
+           "test_projected_lstm and small and b1 and torch", "--benchmark-min-rounds=2", "--rows",
+           tmp_path / "ops.json", timeout=100, PYTEST_XDIST_WORKER="")  # xdist's processes time nothing
+    row, = json.loads((tmp_path / "ops.json").read_text())["results"]
+    assert (row["model"], row["variant"]) == ("small", "torch") and 0 <= row["error"] <= row["limit"]
+
+
+@pytest.mark.long
+def test_state_policies_agree_where_they_must(tmp_path):
+    train, vocabulary = write_corpus(tmp_path / "text", sentences=60)
+    start_or_resume(tmp_path / "run", train=[train], vocab=str(vocabulary), max_steps=30, quiet=True,
+                    options_file=write_options(tmp_path / "o.json", TINY))
+    export_run(tmp_path / "run", tmp_path / "model", softmax=True)
+    text = tmp_path / "one.txt"
+    text.write_text("ka lo mi\npo ru\nka ka\n")
+    report = compare_policies([str(tmp_path / "model"), str(text), "--output", str(tmp_path / "r.json")])
+    assert report["zero"]["loss"] == pytest.approx(report["carry"]["loss"])  # one batch: carried starts from zeros too
+    assert report["zero"]["distance_from_carried"] == 0 < report["warm"]["distance_from_carried"]
 
 
 def run(*arguments, **environment):
@@ -25,60 +106,20 @@ def run(*arguments, **environment):
 
 
 @pytest.mark.long
-def test_a_dry_run_times_results_that_agree(tmp_path):
+def test_the_stages_of_a_gpu_run_on_the_cpu(tmp_path):
     """No result has a path of this machine."""
     process = run("--dry-run", "--out", tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
-    folder, results = tmp_path / "dry-run", {}
+    folder = tmp_path / "dry-run"
     for name in ("steps", "ceilings", "lstm", "encoder", "embed-original"):
         document = json.loads((folder / f"{name}.json").read_text())
-        assert document["machine"]["cpu"]["model"] and document["date"].endswith("Z")
-        assert document["schema"] == common.SCHEMA
         for path in (common.ROOT, Path.home(), tmp_path, sys.prefix):
             assert f"{path}/" not in json.dumps(document)
-        results[name] = document["results"]
-        for case in results[name]:
+        for case in document["results"]:
             assert 0 < case["p20"] <= case["median"] <= case["p80"]
-            assert case["way"].startswith("ceiling") or name == "steps" or case["tokens_per_s"] > 0
             assert case.get("error", 0) <= case.get("limit", 0)
     assert [line.split(": ")[:2] for line in (folder / "stages.txt").read_text().splitlines()] == [
         [stage, "exit 0"] for stage in ("doctor", "steps", "ceilings", "lstm", "encoder", "text")]
-    assert [case["slots"] for case in results["steps"]] == [1, 8, 16, 32, 64, 256, 1024]
-    assert {case["variant"] for case in results["steps"]} == {"graph"}
-    assert {(case["variant"], case["precision"]) for case in results["lstm"]} == {
-        ("graph", precision) for precision in ("highest", "high", "medium")}
-    assert all("error" in case and case["us_per_layer_step"] > 0 for case in results["lstm"])
-    assert all(case.get("tflop_per_s", case.get("gb_per_s")) > 0 for case in results["ceilings"])
-    assert {case["way"] for case in results["embed-original"]} == {"slots of 4", "one batch of 4", "one sentence"}
-
-
-def ops(tmp_path, *arguments, plugin=""):
-    """Run the cases in gpu/ with a plugin: the process, and the document."""
-    (tmp_path / "plugin.py").write_text(plugin)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "plugin", "benchmarks/gpu",
-               "--benchmark-min-rounds=2", "--rows", tmp_path / "rows.json", *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=common.ROOT, env=HERE | {
-        "PYTHONPATH": f"{common.ROOT}{os.pathsep}{tmp_path}"})
-    rows = tmp_path / "rows.json"
-    return process, json.loads(rows.read_text()) if rows.exists() else None
-
-
-@pytest.mark.long
-def test_a_path_that_is_wrong_is_not_timed(tmp_path):
-    process, document = ops(tmp_path, "-k", "test_lstm and graph and 25-1]", plugin="""
-import torch
-from tests.support import cuda_ops
-right = cuda_ops.projected_lstm
-def wrong(*operands, precision, **settings):
-    out, state = right(*operands, precision=precision, **settings)
-    return (out * (1.1 if precision == "medium" else 1)), state
-cuda_ops.projected_lstm = wrong
-""")
-    assert process.returncode == 1
-    assert {case["precision"] for case in document["results"]} == {"highest", "high"}
-    messages = document["settings"]["not_timed"]
-    assert len(messages) == 2 and all("graph in medium against float64: relative error" in message and "medium" in name
-                                      for name, message in messages.items())
 
 
 STAGES = ["micro", "install", "doctor", "tests", "steps", "ncu", "ceilings", "lstm", "encoder", "text", "sanitizer",
@@ -118,16 +159,12 @@ def test_a_stage_that_hangs_or_fails_does_not_end_the_others(tmp_path):
     assert all(command in log for _, command in stages) and "--no-index" in log
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--stage", "nope"], "--stage: no stage nope"), (["--out"], "--out: expected an argument"),
-    (["--nonsense"], "unknown argument --nonsense"), (["--allennlp", "/no/such/folder"], "/no/such/folder"),
-    ([], "no NVIDIA GPU answers nvidia-smi; --dry-run")])
-def test_run_refuses(arguments, message, tmp_path):
-    """Wrong arguments and a machine without a GPU are refused, and nothing is written."""
-    if not arguments and shutil.which("nvidia-smi"):
+def test_a_machine_without_a_gpu_is_named(tmp_path):
+    if shutil.which("nvidia-smi"):
         pytest.skip("this machine has nvidia-smi")
-    process = run("--out", tmp_path / "out", *arguments)
-    assert process.returncode == 2 and message in process.stderr and not list(tmp_path.iterdir())
+    process = run("--out", tmp_path / "out")
+    assert process.returncode == 2 and "no NVIDIA GPU answers nvidia-smi; --dry-run" in process.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_hosts_time_is_that_of_both_streams(dry_run):
