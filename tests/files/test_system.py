@@ -11,27 +11,6 @@ from elmo_fast.weights import datasets
 from tests.support import windows
 from tests.support.files import names, write_model
 
-REFUSALS = """
-import os, signal
-from pathlib import Path
-
-def refused(error, call, *arguments):
-    try:
-        call(*arguments)
-    except error:
-        return
-    raise SystemExit(f"{call} accepted {arguments}")
-
-assert not hasattr(os, "fork") and not hasattr(signal, "SIGKILL")
-refused(ImportError, __import__, "fcntl")
-Path("a").write_text("a"), Path("b").write_text("b")
-refused(FileExistsError, os.rename, "a", "b")
-refused(PermissionError, os.open, ".", os.O_RDONLY)
-refused(OSError, open, "a:b", "w")
-with open("a"):
-    refused(PermissionError, os.unlink, "a")
-    refused(PermissionError, os.replace, "b", "a")
-"""
 EMBED = """
 import importlib, pkgutil, sys
 import elmo_fast
@@ -63,8 +42,6 @@ for _ in range(2):
     elmo_fast.write_token_table(elmo.bilm, ["a", "b"], "t.h5")
     assert len(elmo_fast.TokenTable.open("t.h5")) == 4
 """
-def test_the_simulation_refuses_what_windows_refuses(tmp_path):
-    windows.run(tmp_path, "-c", REFUSALS)
 
 
 @pytest.mark.long
@@ -119,10 +96,6 @@ V2 = "/ /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 def test_the_quota_of_control_groups(tmp_path, mountinfo, cgroup, files, quota):
     control_groups(tmp_path, mountinfo, cgroup, files)
     assert environment.cpu_quota(tmp_path) == quota
-
-
-def test_without_control_groups_there_is_no_quota(tmp_path):
-    assert environment.cpu_quota(tmp_path) is None
 
 
 def test_weights_larger_than_the_memory_are_refused(monkeypatch):
