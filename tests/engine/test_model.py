@@ -4,17 +4,16 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from elmo_fast import BiLm, ElmoEmbedder
 from elmo_fast.embed.embedder import Embedder
-from elmo_fast.engine.backend import native_module, number_of, supports_precision
-from elmo_fast.engine.model import addresses_of, write_rows
-from elmo_fast.engine.native import NativeModel, why_unsupported
+from elmo_fast.engine.backend import supports_precision
+from elmo_fast.engine.model import addresses_of
+from elmo_fast.engine.native import NativeModel
 from elmo_fast.engine.precision import OPERANDS, PRECISIONS
 from elmo_fast.engine.reference import NumpyModel
 from tests.support.engines import needs_native
-from tests.support.models import SENTENCES, SHAPES, WORD_IDS, texts, weights
+from tests.support.models import SENTENCES, SHAPES, texts, weights
 
 TOKENS = [*SENTENCES[0], *SENTENCES[2], *SENTENCES[4], "<S>", "</S>"]
 
@@ -78,17 +77,6 @@ def test_the_arrays_are_not_kept():
 
 
 @needs_native
-@pytest.mark.parametrize("precision, megabytes", [("low", 94), ("highest", 371)])
-def test_the_size_of_the_original_in_memory(precision, megabytes):
-    """Packed sizes of two LSTM layers, two highway layers and the projection, as in docs/numbers.md."""
-    module, number = native_module()[0], number_of(precision)
-    lstm = 2 * module.lstm_packed_size(512, 4096, 512, number)
-    highway = 2 * module.linear_packed_size(2048, 2048, module.epilogues["highway"], number)
-    projection = module.linear_packed_size(2048, 512, module.epilogues["none"], number)
-    assert (lstm + highway + projection) / 1e6 == pytest.approx(megabytes, rel=0.02)
-
-
-@needs_native
 def test_tokens_are_encoded_in_any_number_to_the_same_bits():
     model = NativeModel(SHAPES["two layers"], weights(SHAPES["two layers"]))
     words = [f"word{number}" for number in range(5000)]
@@ -128,38 +116,3 @@ def test_every_value_is_written_and_nothing_else():
     model.run(model.encode(TOKENS[:packed_rows]), schedule.tokens, schedule, model.begin(3, "zero"), addresses)
     assert np.isfinite(memory[..., size : 2 * size]).all()
     assert np.isnan(memory[..., :size]).all() and np.isnan(memory[..., 2 * size :]).all()
-
-
-@needs_native
-def test_a_model_of_words_looks_them_up():
-    values = weights(WORD_IDS)
-    bilm = BiLm(WORD_IDS, values, state="zero", backend="native")
-    for model in (NativeModel(WORD_IDS, values), NumpyModel(WORD_IDS, values)):
-        ids = np.array([1, 9, 4], np.int32)
-        np.testing.assert_array_equal(model._encode(ids), bilm.token_source.encode_rows(torch.from_numpy(ids)).numpy())
-
-
-def test_what_the_engine_does_not_support_is_named():
-    options = SHAPES["no projection"]
-    square = {**weights(options), "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_P_0": np.eye(11, dtype=np.float32)}
-    assert "as many values as there are cells" in why_unsupported(options, square)
-    assert why_unsupported(options, weights(options)) is None
-
-
-@needs_native
-def test_wrong_ids_are_refused_before_memory_is_read():
-    module = native_module()[0]
-    model = NativeModel(SHAPES["two layers"], weights(SHAPES["two layers"]))
-    with pytest.raises(ValueError, match="ids: expected 0 to 261, got 262"):
-        model._encode(np.full((1, 50), 262, np.int32))
-    with pytest.raises(TypeError, match="Model.. misses the argument"):
-        module.Model(banks=[])
-
-
-def test_rows_are_written_to_their_addresses():
-    memory = np.full((7, 5), -1, np.float32)
-    rows = addresses_of(memory)
-    write_rows(np.arange(10, dtype=float).reshape(2, 5), rows[[6, 2]])
-    assert memory[6].tolist() == [0, 1, 2, 3, 4] and memory[2].tolist() == [5, 6, 7, 8, 9]
-    assert (memory[[0, 1, 3, 4, 5]] == -1).all()
-    write_rows(np.zeros((0, 5)), rows[:0])

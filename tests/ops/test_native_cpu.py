@@ -73,12 +73,6 @@ def test_a_sentence_has_the_same_bits_beside_any_others(state):
         assert all(np.array_equal(expected, result) for result in results)
 
 
-def test_ids_and_strings_give_the_same_bits():
-    activations, mask = bilm(backend="native")(batch_to_ids(SENTENCES))
-    packed, _ = bilm(backend="native").embed_tokens(SENTENCES)
-    assert all(torch.equal(layer[mask], packed_layer) for layer, packed_layer in zip(activations, packed))
-
-
 @pytest.mark.parametrize("name", [name for name in bilm().state_dict() if "_1." in name or "embedder" in name])
 def test_an_edit_is_detected(name):
     model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
@@ -99,9 +93,3 @@ def test_inference_mode_does_not_affect_later_calls():
     outside = torch.stack(model(ids).activations)
     assert all(torch.equal(layers, outside) for layers in inside)
     outside.add_(1)
-
-
-def test_tokens_of_too_few_characters_are_refused():
-    source = bilm(backend="native").token_source
-    with torch.no_grad(), pytest.raises(ValueError, match="ids: expected 50 characters a token, got 1"):
-        source.encode_rows(source.token_ids(["One"])[:, :1])

@@ -60,17 +60,6 @@ def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, si
     assert all((part.abs() >= clip - 1e-6).any() for part, clip in zip((c, h), case.clips.values()))
 
 
-@pytest.mark.parametrize("dim, proj_clip, dtype", [
-    (37, 3.0, torch.float16), (37, torch.inf, torch.bfloat16), (37, 1e5, torch.bfloat16),
-    (11, torch.inf, torch.float16)])
-def test_medium_uses_fp16_where_the_operands_are_bounded(dim, proj_clip, dtype):
-    weights = flat_weights(layer(lstm_case((11, dim, 11)).leaves(wanted=[])))
-    assert blocks.operands(weights, "medium", proj_clip).dtype == dtype
-    assert blocks.operands(weights, "high", proj_clip).dtype == torch.float32
-    weights[0][3, 5] = 4e4  # detected although copies exist
-    assert blocks.operands(weights, "medium", proj_clip).dtype == torch.bfloat16
-
-
 def test_rows_of_any_size_fit_fp16():
     """The error of a row is relative to its own size, with one table for both directions and with separate rows."""
     case = lstm_case(clips=LOOSE)

@@ -4,15 +4,11 @@ Tests shared with the C++ engine are in tests/ops/test_gradients.
 """
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from elmo_fast.ops import backend
 from elmo_fast.ops.projected_lstm import gradients
-from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.ops.projected_lstm.cuda import training
 from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops
@@ -71,28 +67,3 @@ def test_registered_ops(case, monkeypatch):
     with cuda_ops.registered_on_cpu("projected_lstm"):
         for func, args in ops.calls:
             torch.library.opcheck(func, torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.detach(), args))
-
-
-def test_shapes_on_a_gpu():
-    call = STARTS.given(STARTS.leaves(wanted=[]), precision="medium", bounded=False)[0]
-    arguments = LstmCall(**vars(call)).arguments(save=True)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        on_gpu = arguments._replace(
-            weights=[torch.empty(tensor.shape, device="cuda") for tensor in arguments.weights],
-            **{name: torch.empty(getattr(arguments, name).shape, device="cuda")
-               for name in ("inputs", "h", "c", "initial_h", "initial_c")})
-        *results, saved = torch.ops.elmo_fast.projected_lstm(*on_gpu)
-        grads = torch.ops.elmo_fast.projected_lstm_backward(*results, saved, [True] * 11, *on_gpu)
-    expected, (out, h, c) = STARTS.leaves(), STARTS.run(REFERENCE)
-    assert [tensor.shape for tensor in results] == [out.shape, h.shape, c.shape]
-    assert [tensor.shape for tensor in grads] == [expected[name].shape for name in (
-        "inputs", "h", "c", "w_0", "b_0", "p_0", "w_1", "b_1", "p_1", "initial_h", "initial_c")]
-    assert saved.device.type == "cuda" and saved.numel() == training.saved_size(arguments)
-
-
-def test_auto_uses_native_gradients_on_a_gpu_except_for_16_bit_weights():
-    operand = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=True, is_meta=False)
-    half = SimpleNamespace(**{**vars(operand), "dtype": torch.bfloat16})
-    assert backend.resolve("projected_lstm", "auto", operand) == "native"
-    assert backend.resolve("projected_lstm", "torch", operand) == "torch"
-    assert backend.resolve("projected_lstm", "auto", half) == "torch"

@@ -1,22 +1,15 @@
-"""The char encoder for GPUs, without a GPU: dispatch, fallbacks with their reasons, bounds of fp16."""
+"""The char encoder for GPUs, without a GPU: fallbacks with their reasons, sums, bounds of fp16."""
 
 import importlib.util
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from elmo_fast.nn.layers.token_vectors import token_vectors
 from elmo_fast.ops import backend, numerics
-from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.char_cnn.cuda import LARGEST_FP16, fits_fp16
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
-from tests.support.models import bilm, options
 
 CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False, is_meta=False)
 
@@ -30,13 +23,6 @@ def gpu(monkeypatch):
     backend.why_no_triton.cache_clear()
     yield
     backend.why_no_triton.cache_clear()
-
-
-@pytest.mark.parametrize("op", ["char_cnn", "highway", "linear"])
-def test_auto_uses_triton_on_a_gpu(gpu, op):
-    assert backend.resolve(op, "auto", CUDA) == backend.resolve(op, "native", CUDA) == "native"
-    assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "requires_grad": True})) == "native"
-    assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "dtype": torch.float64})) == "torch"
 
 
 def no_compiler(_):
@@ -60,52 +46,6 @@ def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
     assert backend.resolve("highway", "auto", CUDA) == "torch"
     with pytest.raises(RuntimeError, match=reason):
         backend.resolve("highway", "native", CUDA)
-
-
-def test_threads_launch_a_kernel_one_at_a_time(monkeypatch):
-    """Triton's autotuner forgets a call's arguments when another call ends."""
-    triton = pytest.importorskip("triton")
-    from elmo_fast.kernels import configs
-
-    class Tuner:
-        arguments = None
-
-        def __getitem__(self, grid):
-            def launch(value):
-                assert self.arguments is None
-                self.arguments = value
-                time.sleep(0.02)
-                result, self.arguments = self.arguments, None
-                return result
-            return launch
-
-    monkeypatch.setattr(triton, "autotune", lambda *_, **__: lambda kernel: Tuner())
-    kernel = configs._tuned(object(), ())
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(kernel[1,], range(8))) == list(range(8))
-
-
-@pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
-    """Fake CUDA tensors, which have no data, show the ops that run and the types of their operands and results."""
-    monkeypatch.setattr("elmo_fast.nn.layers.token_vectors.fits_fp16", lambda *_: False)
-    monkeypatch.setattr("elmo_fast.ops.device.is_capturing", lambda device: False)  # fake tensors have no stream
-    encoder = bilm(options()).token_source
-    real = encoder.weights()
-    with FakeTensorMode(), numerics.numerics(level, torch.device("cuda")):
-        weights = {name: torch.empty(value.shape, device="cuda") for name, value in real.items()}
-        filters = [(weights["CNN/W_cnn_0"], weights["CNN/b_cnn_0"])]
-        graph = make_fx(lambda ids: (token_vectors(ids, weights, encoder.model_options),
-                                     char_cnn(ids, weights["char_embed"], filters, "relu")))(
-            torch.empty(7, 50, dtype=torch.int64, device="cuda"))
-    nodes = [node for node in graph.graph.nodes if "elmo_fast" in str(node.target)]
-    assert [node.target._opname for node in nodes] == ["char_cnn", "highway", "highway", "linear", "char_cnn"]
-    vectors, (first, _) = (nodes[k].meta["val"] for k in (3, 4))
-    assert vectors.shape == (7, 11) and vectors.dtype == torch.float32 and vectors.device.type == "cuda"
-    assert first.dtype == dtype
-    with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
-        char_cnn(torch.tensor([[0, 262]]), weights["char_embed"], filters, "relu")
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (2, 5, 7)])
