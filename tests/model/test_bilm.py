@@ -4,12 +4,12 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, ScalarMix, batch_to_ids
+from elmo_fast import ConfigurationError, ScalarMix, batch_to_ids
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from elmo_fast.weights.opening import WARM_TEXT
 from tests.support.engines import GPU
 from tests.support.grid import mostly_long
-from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, word_bilm
+from tests.support.models import SENTENCES, SHAPES, bilm, layers, texts, word_bilm
 
 IDS = batch_to_ids(SENTENCES)
 FIVE = [f"word{number}" for number in range(5)]
@@ -71,15 +71,6 @@ def test_word_ids():
         model(ids + 1, boundaries="present")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bit_parameters_compute_in_full_precision(dtype):
-    model = bilm(backend="torch").to(dtype)
-    expected = BiLm(options(), model.weights(), backend="torch")(IDS)
-    for layer, expected_layer in zip(model(IDS).activations, expected.activations):
-        assert layer.dtype == dtype and torch.equal(layer, expected_layer.to(dtype))
-    assert all(state.dtype == torch.float32 for state in model._elmo_lstm._states)
-
-
 def test_a_warm_state_from_inference_mode_works_in_training():
     model, fresh = (bilm(state="warm", requires_grad=True) for _ in range(2))
     with torch.inference_mode():
@@ -128,13 +119,6 @@ def test_a_default_type_changes_nothing(dtype):
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(values.dtype == torch.float32 and torch.equal(values, usual) for values, usual in zip(actual, expected))
-
-
-def test_autocast_does_not_change_single_tokens():
-    source = bilm(requires_grad=True).token_source
-    expected = source(IDS)["token_embedding"]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(source(IDS)["token_embedding"], expected)
 
 
 # ---- initial states ----

@@ -11,7 +11,6 @@ from elmo_fast.engine.precision import PRECISIONS, lowest
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.engines import ISAS, LOW_ISAS, TILE_ISAS, isa
-from tests.support.files import names, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 LIMITS = {"high": AGAINST_FLOAT64["bf16x3"], "medium": AGAINST_FLOAT64["bf16"], "low": AGAINST_FLOAT64["int8"]}
@@ -75,17 +74,3 @@ def test_a_model_of_lower_precision_accepts_a_table_of_higher_precision(precisio
     table = build_token_table(model, ["<S>", "</S>"])
     model.token_table, model.precision = table, precision
     assert np.array_equal(model.encode(["<S>"]), table.vectors([0]))
-
-
-def test_the_commands_use_the_precision(precision, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_model(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("The children play .\n", encoding="utf-8")
-    (tmp_path / "vocab.txt").write_text("<S>\n</S>\nThe\n.\n", encoding="utf-8")
-    assert run(capsys, *"cache vocab.txt t.hdf5 --model model --precision".split(), precision)[0] == 0
-    assert TokenTable.open("t.hdf5").precision == precision
-    embed = "embed text.txt out.hdf5 --all --model model --token-table t.hdf5".split()
-    status, _, error = run(capsys, *embed)
-    assert status == 2 and f"in 'highest', the model's precision, got one computed in '{precision}'" in error
-    assert names(tmp_path) == ["model", "t.hdf5", "text.txt", "vocab.txt"]
-    assert run(capsys, *embed, "--precision", precision)[0] == 0

@@ -69,12 +69,3 @@ def test_a_failed_connection_names_its_cause(monkeypatch, capsys, cache, url, ca
     assert not isinstance(caught.value, FileNotFoundError) and caught.value.__cause__ is not None
     status, _, error = run(capsys, "info", "--options-file", url, "--weight-file", url)
     assert status == 1 and re.search(cause, error) and left(cache) == []
-
-
-@pytest.mark.parametrize("status, kind", [(404, FileNotFoundError), (403, OSError), (500, OSError)])
-def test_a_refusal_of_the_server_has_its_status(monkeypatch, status, kind):
-    with proxy(monkeypatch, status) as (_, url):
-        monkeypatch.setenv("http_proxy", url)
-        with pytest.raises(kind, match=f"the download failed .the server answered {status} ") as caught:
-            fetch("http://models.invalid/w")
-    assert isinstance(caught.value, FileNotFoundError) == (status == 404)

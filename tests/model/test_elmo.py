@@ -1,5 +1,4 @@
 import copy
-import importlib
 import io
 import logging
 
@@ -14,7 +13,6 @@ from tests.support.models import files as model_files
 
 IDS = batch_to_ids(SENTENCES)
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
-WORDS = ["", "The", "children", "rained", "."]
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +62,6 @@ def test_dropout_comes_after_the_mix(files):
     assert torch.allclose(dropped[nonzero], 2 * whole[nonzero], atol=1e-5)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_gradients(files, requires_grad):
-    elmo = Elmo(*files, 2, requires_grad=requires_grad, dropout=0)
-    for _ in range(2):  # a second step must not use the freed graph
-        sum(vectors.square().mean() for vectors in elmo(IDS)["elmo_representations"]).backward()
-    for name, value in elmo.named_parameters():
-        assert value.requires_grad == (name.startswith("scalar_mix") or requires_grad), name
-        assert value.grad is None if not value.requires_grad else value.grad.any(), name
-
-
 def test_module_argument(files):
     class Doubled(torch.nn.Module):
         num_layers = 3
@@ -88,19 +76,6 @@ def test_module_argument(files):
         assert torch.equal(first(elmo, IDS[:1, :2], words)[0], torch.ones(1, 2, 4))
     assert torch.equal(first(Elmo(None, None, 1, dropout=0, module=bilm()), IDS)[0],
                        first(Elmo(*files, 1, dropout=0), IDS)[0])
-
-
-@pytest.mark.parametrize("sentences, numbers", [
-    ([["The", "children", "."], ["rained"], ["."]], [[1, 2, 4], [3, 0, 0], [4, 0, 0]]),
-    ([["The", "wholly", "."], ["unknown"]], [[1, 5, 4], [77, 0, 0]])])
-def test_cached_words_equal_their_characters(files, sentences, numbers):
-    """Words with numbers beyond the cache are encoded from their characters."""
-    ids, numbers = batch_to_ids(sentences), torch.tensor(numbers)
-    cached, plain = (Elmo(*files, 1, dropout=0, vocab_to_cache=words) for words in (WORDS, None))
-    for _ in range(2):
-        for actual, expected in zip(first(cached, ids, numbers), first(plain, ids)):
-            assert torch.allclose(actual, expected, atol=SAME_MODEL)
-    assert first(cached, ids[:, None], numbers[:, None])[0].shape == (len(ids), 1, 3, 22)
 
 
 def test_word_inputs_without_a_cache_give_a_warning(files, caplog):
@@ -144,27 +119,6 @@ def test_mixture(norm):
     expected = 0.5 * sum(share * tensor for share, tensor in zip(shares, normed if norm else tensors))
     for mask in (MASK, MASK.bool(), MASK.int(), MASK.float(), *[None] * (not norm)):
         assert torch.allclose(mix(tensors, mask), expected.float(), atol=1e-6 if norm else 1e-8)
-
-
-def test_fixed_parameters_select_a_layer():
-    mix, tensors = ScalarMix(3, initial_scalar_parameters=[-9e10, 1, -9e10], trainable=False), random_layers()
-    assert torch.equal(mix(tensors), tensors[1])
-    assert not any(value.requires_grad for value in mix.parameters())
-
-
-def test_replicas_of_data_parallel(files, monkeypatch):
-    """DataParallel's own `replicate`, with a broadcast that copies tensors on the CPU."""
-    replicate = importlib.import_module("torch.nn.parallel.replicate")
-    monkeypatch.setattr(replicate, "_broadcast_coalesced_reshape",
-                        lambda tensors, devices, detach=False: [[t.clone() for t in tensors] for _ in devices])
-    alone, copied = (Elmo(*files, 1, requires_grad=True, dropout=0) for _ in range(2))
-    parts = [first(replica, ids)[0] for replica, ids in zip(replicate.replicate(copied, [0, 1]), IDS.split(3))]
-    expected, _ = first(alone, IDS)
-    assert torch.allclose(torch.cat(parts), expected, atol=SAME_MODEL)
-    for output in (torch.cat(parts), expected):
-        output.sin().sum().backward()
-    for (name, value), copied_value in zip(alone.named_parameters(), copied.parameters(), strict=True):
-        assert value.grad.any() and torch.allclose(value.grad, copied_value.grad, rtol=1e-4, atol=1e-5), name
 
 
 DISTRIBUTED = """

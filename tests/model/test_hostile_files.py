@@ -43,13 +43,6 @@ def test_nested_groups_are_walked_to_a_limit(model):
         assert file.id.links.visit(lambda link: link.count(b"/") > 256 or None)
 
 
-def test_many_paths_through_groups_are_walked_to_a_limit(model):
-    with h5py.File(paths(model)[1], "r+") as file:
-        for name in "bcd":
-            file.create_group("/".join([name, *["a"] * 249]))
-    refused(model, "fewer paths in a file of this size")
-
-
 def test_a_cycle_and_250_nested_groups_are_read(model):
     with h5py.File(paths(model)[1], "r+") as file:
         file.create_group("/".join("a" * 250))
@@ -109,14 +102,6 @@ def test_sizes_of_a_smaller_model_than_the_weights_are_refused(many, section, ke
     content[section][key] = 0 if key == "word_dim" else content[section][key] - 1
     (many / "sizes.json").write_text(json.dumps(content))
     with pytest.raises(ConfigurationError, match=surplus):
-        elmo_fast.load(many)
-
-
-@pytest.mark.parametrize("name", ["encoder.pkl", "token_embedder.pkl"])
-def test_a_tensor_that_nothing_reads_is_refused(many, name):
-    content = torch.load(many / name)
-    torch.save({**content, "gate.weight": torch.zeros(3)}, many / name)
-    with pytest.raises(ConfigurationError, match=f"{name}: expected only .* found gate.weight and 0 more"):
         elmo_fast.load(many)
 
 

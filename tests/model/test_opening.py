@@ -3,12 +3,10 @@
 import pytest
 
 from elmo_fast import BiLm, Elmo, ElmoEmbedder
-from elmo_fast.arguments import gathered
 from elmo_fast.compat.bilm import BidirectionalLanguageModel, dump_token_embeddings
 from elmo_fast.compat.seqvec import embed_fasta
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.weights.opening import ModelOptions
 from tests.support.files import paths, write_model
 from tests.support.models import bilm
 
@@ -30,9 +28,3 @@ def test_an_unknown_option_is_refused(call, nearest, tmp_path):
     (folder / "v").write_text("<S>\n</S>\n")
     with pytest.raises(TypeError, match=nearest):
         call(folder)
-
-
-def test_options_override_a_base():
-    base = ModelOptions(state="zero", precision="low")
-    assert gathered(ModelOptions, {"state": "warm"}, base) == ModelOptions(state="warm", precision="low")
-    assert gathered(ModelOptions, {}) == ModelOptions()

@@ -10,11 +10,10 @@ import torch
 from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
 from elmo_fast.compat import allennlp
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
-from tests.support import plain
 from tests.support.configurations import draw
 from tests.support.engines import isa
 from tests.support.op_cases import threads
-from tests.support.plain_elmo import PlainElmo, character_ids, mixture, padded
+from tests.support.plain_elmo import PlainElmo, mixture, padded
 
 LIMIT = AGAINST_FLOAT64["ieee"]
 SEEDS = [pytest.param(seed, marks=() if seed < 4 else pytest.mark.long) for seed in range(180)]
@@ -32,22 +31,6 @@ def check(name, actual, expected, limit=LIMIT):
     assert actual.shape == expected.shape, name
     error, size = ((values.detach().double()).norm() for values in (actual - expected, expected))
     assert error <= limit * size, f"{name}: {float(error)} of {float(size)}"
-
-
-@pytest.mark.parametrize("seed", range(5))
-@torch.no_grad()
-def test_the_plain_models_agree(seed):
-    """The plain models in torch and in NumPy agree on one sentence."""
-    case = draw(seed)
-    sentence = max(case.batches[0], key=len)
-    exact = PlainElmo(case.options, case.weights)
-    ids = torch.stack([character_ids(token, case.options.char_cnn.max_characters_per_token)
-                       for token in ("<S>", *sentence, "</S>")])
-    states = None
-    for _ in range(2):
-        expected, (forward, backward) = plain.layers(ids.numpy(), case.weights, case.options, states)
-        np.testing.assert_allclose(exact.batch([sentence])[0].numpy(), expected, rtol=1e-12, atol=1e-14)
-        states = forward, backward
 
 
 def plain_model(case, trained=False):

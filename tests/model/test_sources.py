@@ -1,5 +1,4 @@
 import os
-import pwd
 import shutil
 import sys
 import zipfile
@@ -146,12 +145,6 @@ def test_urls_are_stored_in_the_cache(memory, model, cache, tmp_path):
     assert fetch(tmp_path / "a b") == tmp_path / "a b"
 
 
-def test_a_partly_cached_remote_directory_is_fetched_whole(memory, model):
-    memory.pipe({f"/owner/model/{path.name}": path.read_bytes() for path in paths(model)})
-    fetch("memory://owner/model/weights.hdf5")
-    assert_is(find_model("memory://owner/model"), model)
-
-
 @pytest.mark.parametrize("path, message", [
     ("owner/other/README.md", "found README.md"),
     ("page", "expected a directory, ZIP or tar.*an unknown file or a truncated archive")])
@@ -171,20 +164,6 @@ def test_http(serve, model, cache):
         fetch(f"{web}/no")
 
 
-@pytest.mark.parametrize("url, path", [
-    ("https://host/a/b.zip", "https/host/a/b.zip"),
-    ("http://host/a/b.zip", "http/host/a/b.zip"),
-    ("https://user:secret@host:80/a//b", "https/host:80.92592125f385/a/%/b"),
-    ("https://host/../../a/./b", "https/host/%../%../a/%./b"),
-    ("memory:///b", "memory/%/b"),
-    ("https://host", "https/host"),
-    ("https://host/w?version=1", "https/host/w.e4f056fd4639"),
-    ("https://host/w?version=2", "https/host/w.8f0ba73c3ff5"),
-])
-def test_paths_in_the_cache(cache, url, path):
-    assert cache_path(url) == cache / path
-
-
 @pytest.mark.parametrize("variables, expected", [
     ({"ELMO_FAST_CACHE": "/somewhere"}, "/somewhere/https/h/a"),
     ({"ELMO_FAST_CACHE": "~/c", "HOME": "/home/me"}, "/home/me/c/https/h/a"),
@@ -198,20 +177,6 @@ def test_the_folder_of_the_cache(monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(cache_path("https://h/a")) == expected
-
-
-def test_a_user_without_a_home_is_told_the_variable(monkeypatch):
-    def unknown(uid):
-        raise KeyError(uid)
-
-    for name in ("ELMO_FAST_CACHE", "XDG_CACHE_HOME", "HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(ConfigurationError, match="expected ELMO_FAST_CACHE to name a directory"):
-        cache_path("https://h/a")
-    monkeypatch.setenv("ELMO_FAST_CACHE", "~/cache")
-    with pytest.raises(ConfigurationError, match="expected ELMO_FAST_CACHE to name a directory"):
-        cache_path("https://h/a")
 
 
 def test_a_missing_extra_is_named(monkeypatch, model):

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids, write_weights
-from elmo_fast.testing import SAME_MODEL
+from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
 from elmo_fast.train.export import export_module, export_state_dict
 from elmo_fast.weights.datasets import expected_shapes, lstm_name, read_weights
-from tests.support import plain
 from tests.support.models import SENTENCES, options, weights
 
 OPTIONS = options({"dim": 11, "cell_clip": 0.3, "proj_clip": 0.05})
@@ -32,22 +30,6 @@ def folder(tmp_path):
     (folder / "options.json").write_text(json.dumps(OPTIONS.to_dict()))
     write_weights(folder / "weights.hdf5", projecting())
     return folder
-
-
-def expected(tokens):
-    """Layers of a sentence from zero states in float64, with both clips firing."""
-    counts = plain.Counts()
-    ids = BiLm(OPTIONS, projecting()).token_source.token_ids(["<S>", *tokens, "</S>"]).numpy()
-    layers, _ = plain.layers(ids, projecting(), OPTIONS, counts=counts)
-    assert counts.cell > 0 and counts.projection > 0
-    return layers[:, 1:-1]
-
-
-@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
-def test_the_projection_is_used(folder, backend):
-    embedder = ElmoEmbedder(folder / "options.json", folder / "weights.hdf5", state="zero", backend=backend)
-    for actual, tokens in zip(embedder.embed_sentences(SENTENCES[:3]), SENTENCES):
-        np.testing.assert_allclose(actual, expected(tokens), rtol=0, atol=SAME_MODEL)
 
 
 def test_the_projection_round_trips_through_files_and_state_dicts(folder, tmp_path):

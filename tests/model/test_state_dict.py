@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn.utils import prune
 
 from elmo_fast import Elmo, batch_to_ids
 from elmo_fast.testing import SAME_MODEL
@@ -90,25 +88,3 @@ def test_missing_unexpected_and_misshapen_keys_are_named():
     before = bias.detach().clone()
     assert target.load_state_dict(incomplete, strict=False).missing_keys == [missing]
     assert torch.equal(bias, before)
-
-
-def test_weights_that_other_libraries_add_or_change():
-    """Pruned weights and registered tensors."""
-    def changed(seed):
-        model = bilm(seed=seed, requires_grad=True)
-        prune.random_unstructured(model._elmo_lstm.forward_layer_0.input_linearity, "weight", 0.5)
-        model._elmo_lstm.register_parameter("adapter", nn.Parameter(torch.full((3,), float(seed))))
-        model._elmo_lstm.register_buffer("table", torch.full((2,), float(seed)))
-        return model
-
-    source, target = changed(1), changed(2)
-    stored = source.state_dict()
-    pruned = "forward_layer_0.input_linearity.weight"
-    assert stored.keys() - bilm().state_dict().keys() == {
-        f"_elmo_lstm.{name}" for name in (f"{pruned}_orig", f"{pruned}_mask", "adapter", "table")}
-    target.load_state_dict(stored)
-    ids = batch_to_ids(SENTENCES)
-    for actual, expected in zip(target(ids).activations, source(ids).activations, strict=True):
-        assert (actual - expected).abs().max() < SAME_MODEL
-    assert torch.equal(target._elmo_lstm.table, source._elmo_lstm.table)
-    assert torch.equal(target._elmo_lstm.adapter, source._elmo_lstm.adapter)

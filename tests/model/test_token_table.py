@@ -1,12 +1,8 @@
 """Token tables without a model: words, rows, ids, and files."""
 
-import copy
-import pickle
-
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.files.strings import joined
@@ -55,17 +51,6 @@ def test_ids_are_rows_plus_1():
     token_table.unknown = "unk"
     assert token_table.ids(["no", "the"]).tolist() == [3, 13]
     assert "the" in token_table and "no" not in token_table
-
-
-def test_copies_share_and_a_mapped_table_is_pickled_as_its_path(path):
-    TokenTable(random_vectors(100, 1000), [str(k) for k in range(100)]).save(path)
-    mapped = TokenTable.open(path)
-    assert copy.deepcopy(mapped) is mapped
-    stored = pickle.dumps(mapped)
-    unpickled = pickle.loads(stored)
-    assert len(stored) < 100 * 1000 and unpickled.words == mapped.words
-    assert np.array_equal(unpickled.vectors(np.arange(100)), mapped.vectors(np.arange(100)))
-    assert np.array_equal(pickle.loads(pickle.dumps(table())).vectors([3]), table().vectors([3]))
 
 
 def test_a_table_without_words_has_ids_only(path):
@@ -134,13 +119,3 @@ def test_files_of_earlier_versions_are_read(path, version, end):
         file.write(end)  # checksums
     opened = TokenTable.open(path)
     assert opened.words == WORDS and np.array_equal(opened.vectors(ALL_ROWS), vectors)
-
-
-@pytest.mark.parametrize("given", [np.array, torch.tensor])
-def test_arrays_and_words_that_are_edited_later_change_no_table(given):
-    vectors, words = given(random_vectors(len(WORDS))), list(WORDS)
-    table = TokenTable(vectors, words)
-    vectors[:], words[:] = 0, ["other"] * len(words)
-    assert np.array_equal(table.vectors(ALL_ROWS), random_vectors(len(WORDS))) and table.words == WORDS
-    table.vectors(ALL_ROWS)[:] = 0
-    assert np.array_equal(table.vectors(ALL_ROWS), random_vectors(len(WORDS)))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
-from elmo_fast.nn.lookup import TokenEncoder, WordCache
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 
@@ -42,13 +41,6 @@ def assert_same_layers(tabled, plain, batch, expected=None, backend="native"):
     assert_same(output.activations, plain_output.activations, backend)
 
 
-def count_encoded(model):
-    """The number of tokens of every call of the char encoder."""
-    calls, encode = [], model.token_source.encode_rows
-    model.token_source.encode_rows = lambda ids, backend: calls.append(len(ids)) or encode(ids, backend)
-    return calls
-
-
 @pytest.mark.parametrize("shape, backend, state", [
     ("two layers", "reference", "zero"), ("short tokens", "reference", "carry"), ("no projection", "torch", "warm"),
     ("clips that fire", "torch", "carry"), ("no projection", "native", "carry"), ("clips that fire", "native", "zero"),
@@ -77,14 +69,6 @@ def test_token_ids(backend):
         assert_same(actual.activations, expected.activations, backend)
     with pytest.raises(ValueError, match=f"ids: expected word ids from 0 to {len(KNOWN) + 3}, got 0 to 99"):
         tabled(torch.tensor([[99, 0]]))
-
-
-def test_words_outside_the_table_are_encoded_once():
-    plain, tabled = pair()
-    calls = count_encoded(tabled)
-    assert_same_layers(tabled, plain, [["The", "new", "new", "word"], ["new", "third"]])
-    assert calls == [3, 3]
-    assert_same_layers(tabled, plain, [["é" * 30, "x" + "é" * 30, "new", "y" * 60]])  # words cut within a letter, too
 
 
 def test_unknown_words_are_refused_or_replaced_by_unk():
@@ -169,12 +153,3 @@ def test_elmo_accepts_ids_of_the_table(tmp_path):
         assert_same(actual["elmo_representations"], expected["elmo_representations"], "torch")
     with pytest.raises(ValueError, match="ids: expected character ids, .* above 5, got no such ids .* 77"):
         tabled(None, numbers)
-
-
-def test_only_uncached_words_are_encoded_once():
-    plain = bilm()
-    plain._word_embedding = WordCache.of(TokenEncoder.of(plain), ["@@PADDING@@", "The"])
-    calls = count_encoded(plain)
-    plain(batch_to_ids([["The", "new", "new"], ["new"]]), word_inputs=torch.tensor([[1, 9, 9], [9, 0, 0]]))
-    assert calls == [1]
-    assert not plain._word_embedding.weight[0].any()  # AllenNLP's padding entry

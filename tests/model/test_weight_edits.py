@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, batch_to_ids, build_token_table, load, write_weights
+from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids, load, write_weights
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.testing import SAME_MODEL
 from tests.support.engines import needs_native
@@ -96,46 +96,6 @@ def test_a_kind_of_weight(name):
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def _steps(network):
-    """An optimizer step after every backward, by various operations; yields moving averages."""
-    averages = [p.data.clone() for p in network.parameters()]
-    for number in range(4):
-        network.zero_grad(set_to_none=number % 2 == 0)
-        network.train()(IDS)["elmo_representations"][0].square().mean().backward()
-        for p, average in zip(network.parameters(), averages):
-            if p.grad is None:
-                continue
-            if number == 1:  # sparse: the rows with the largest gradient, as dense_sparse_adam indexes them
-                rows = p.grad.flatten(1).norm(dim=1).topk(1).indices if p.dim() > 1 else p.grad.abs().topk(1).indices
-                p.data.index_add_(0, rows, p.grad[rows], alpha=-1.0)
-            elif number == 2:
-                p.data.addcdiv_(p.grad, p.grad.abs().sqrt().add_(1e-6), value=-1e-2)
-            else:
-                p.data.add_(p.grad, alpha=-0.05)
-            average.mul_(0.9).add_(p.data, alpha=0.1)
-        yield averages
-
-
-@pytest.mark.parametrize("state", mostly_long(["warm", "zero"]))
-def test_evaluation_between_training_steps(files, state):
-    trained = Elmo(*files, 1, requires_grad=True, dropout=0, state=state)
-
-    def assert_evaluates(network):
-        fresh = Elmo(*files, 1, dropout=0, state=state)
-        fresh.load_state_dict(network.state_dict())
-        with torch.no_grad():
-            actual, expected = (module(IDS)["elmo_representations"][0] for module in (network, fresh.eval()))
-        torch.testing.assert_close(actual, expected, atol=SAME_MODEL, rtol=0)
-
-    for averages in _steps(trained):
-        assert_evaluates(trained)  # still in training
-        assert_evaluates(trained.eval())
-        for _ in range(2):  # as AllenNLP's moving averages: swap in, evaluate, swap out
-            for p, average in zip(trained.parameters(), averages):
-                p.data, average.data = average.data, p.data
-            assert_evaluates(trained)
-
-
 @pytest.mark.parametrize("kind", ["plain", "foreach", "fused"])
 @pytest.mark.parametrize("optimizer", mostly_long([torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad]))
 def test_torchs_optimizers_between_evaluations(kind, optimizer):
@@ -185,18 +145,3 @@ def test_embedders(files):
         expected = ([*fresh_loaded.embed(SENTENCES), fresh_loaded.encode_words(["play"])] if network is loaded.bilm else
                     [*fresh_embedder.embed_batch(SENTENCES), *fresh_embedder.embed_sentences(SENTENCES)])
         assert all(map(np.array_equal, actual, expected)) and not any(map(np.array_equal, actual, before))
-
-
-def test_a_model_with_a_token_table():
-    tabled = model()
-    tabled.token_table = build_token_table(model(), ["<S>", "</S>", *SENTENCES[0], "Hi"])
-    layers(tabled)
-    for p in tabled._elmo_lstm.parameters():
-        p.data.mul_(0.75)
-    assert_current(tabled)
-    fingerprint = tabled.fingerprint()
-    tabled._elmo_lstm.backward_layer_1.input_linearity.weight.data[5, 7] += 1
-    assert tabled.fingerprint() != fingerprint
-    tabled.token_source._projection.weight.data[3] += 1
-    with pytest.raises(ConfigurationError, match="expected a table of this char encoder, whose weights were"):
-        layers(tabled)
