@@ -197,15 +197,6 @@ def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(SENTENCES, layers="top", pool="mean"))
 
 
-@pytest.mark.parametrize("layout, name", [("allennlp", "v.h5"), ("npz", "v.npz")])
-def test_arrays_of_tokens_are_saved(model, tmp_path, layout, name):
-    texts = [["a"], np.array(["b", "c"]), np.array(["d"], object)]
-    model.save_vectors(tmp_path / name, texts, layout=layout)
-    with elmo_fast.open_embeddings(tmp_path / name) as embeddings:
-        for values, expected in zip(embeddings, model.embed(list(map(list, texts))), strict=True):
-            np.testing.assert_array_equal(values, expected)
-
-
 def test_properties_and_repr_of_a_model(directory, model):
     assert (model.num_layers, model.dim) == (4, 8) == (len(model.embed(["a"])[0]), model.embed(["a"])[0].shape[-1])
     assert repr(model) == (f"LoadedElmo(model={str(directory)!r}, num_layers=4, dim=8, device='cpu', "

@@ -52,15 +52,6 @@ def test_a_corpus_is_a_vocabulary():
     assert set(corpus_words(SENTENCES)) == {"<S>", "</S>"} | {word for sentence in SENTENCES for word in sentence}
 
 
-@pytest.mark.parametrize("storage", ["float32", "float16"])
-def test_a_file_has_the_table_of_memory(tmp_path, storage):
-    path = tmp_path / "t.hdf5"
-    assert write_token_table(bilm(), WORDS, path, storage=storage) == (len(WORDS), 11)
-    stored, table = TokenTable.open(path), build_token_table(bilm(), WORDS, storage=storage)
-    assert (stored.words, stored.storage, stored.fingerprint) == (WORDS, storage, table.fingerprint)
-    assert np.array_equal(stored.vectors(ROWS), table.vectors(ROWS)) and names(tmp_path) == ["t.hdf5"]
-
-
 def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder
-from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, read_hdf5
-from tests.support.models import SENTENCES, SHAPES, bilm, files, layers, word_bilm
+from tests.support.models import bilm
 
 BACKENDS = ["reference", "torch", "auto"]
 LINES = ["The cat sat .", "", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>", " \t "]
@@ -35,15 +34,6 @@ def test_a_lone_empty_sentence_leaves_the_states_alone(backend):
     np.testing.assert_array_equal(plain.embed_sentence(["again"]), embedded.embed_sentence(["again"]))
     assert [each.shape for each in embedded.embed_batch([[], ["a"], []])] == [(3, 0, 22), (3, 1, 22), (3, 0, 22)]
     assert abs(plain.embed_sentence(["again"]) - embedded.embed_sentence(["again"])).max() > 1e-3
-
-
-def test_tokens_have_the_models_number_of_characters(tmp_path):
-    """Nine characters, not the usual fifty."""
-    of = SHAPES["short tokens"]
-    arrays = ElmoEmbedder(*files(tmp_path, of), state="zero").embed_batch(SENTENCES)
-    expected = layers(bilm(of, state="zero", backend="reference"), SENTENCES)
-    for number, (array, tokens) in enumerate(zip(arrays, SENTENCES, strict=True)):
-        np.testing.assert_allclose(array, expected[:, number, 1 : len(tokens) + 1], rtol=0, atol=SAME_MODEL)
 
 
 @pytest.fixture
@@ -107,15 +97,3 @@ def test_a_bad_file_or_argument_leaves_nothing(tmp_path, monkeypatch, content, o
     with pytest.raises(ValueError, match=f"^{message}"):
         ours.embed_file(file, tmp_path / "o.hdf5", progress=False, **options)
     assert names(tmp_path) == [] and (file.closed or "output_format" in options)
-
-
-@pytest.mark.parametrize("call, message", [
-    (lambda e: e.embed_batch([["a", None]]), "token: expected a string, got NoneType"),
-    (lambda e: list(e.embed_sentences([["fine"], "not split"])), r"sentences\[1\]: expected a list of tokens"),
-    (lambda e: e.embed_sentences([["a"]], batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
-    (lambda _: ElmoEmbedder("o.json", "w.hdf5", cuda_device=-2), "cuda_device: expected -1 for the CPU"),
-    (lambda _: ElmoEmbedder.from_bilm(word_bilm()).embed_sentence(["a"]), "tokens: expected word ids"),
-])
-def test_refuses(call, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        call(embedder())

@@ -1,6 +1,4 @@
 import errno
-import json
-import os
 
 import h5py
 import numpy as np
@@ -14,17 +12,6 @@ from elmo_fast.vectors.layouts.arrays import write_arrays
 from tests.support.files import full_disk, names
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-def test_datasets_have_the_values_and_the_type_of_arrays(tmp_path):
-    (tmp_path / "o.hdf5").write_text("old")
-    with hdf5_file(tmp_path / "o.hdf5") as writer:
-        writer.write("0", VECTORS)
-        writer.write("1", VECTORS[:0])
-        assert (tmp_path / "o.hdf5").read_text() == "old"
-    with h5py.File(tmp_path / "o.hdf5") as file:
-        assert sorted(file) == ["0", "1"] and file["0"].dtype == np.float32
-        assert file["0"][...].tolist() == VECTORS.tolist() and file["1"].shape == (0, 3)
 
 
 @pytest.mark.parametrize("keys", [["a b"], ["caf\u00e9 \U0001f600"], ["1 / 2"], ["a/b", "a/c"], [".."], ["a ."],
@@ -50,20 +37,6 @@ def test_a_key_that_is_taken_or_no_name_is_refused(tmp_path, keys):
     assert names(tmp_path) == []
 
 
-def test_an_absent_directory_is_refused_before_any_work(tmp_path):
-    refusal = pytest.raises(FileNotFoundError, match="^output file: expected an existing directory, found none at")
-    with refusal, hdf5_file(tmp_path / "no" / "o.hdf5"):
-        pytest.fail("the body ran")
-
-
-def test_a_full_disk_is_noticed_at_once_and_leaves_nothing(tmp_path):
-    number = 0
-    with full_disk(50_000), pytest.raises(OSError) as error, hdf5_file(tmp_path / "o.hdf5") as writer:
-        for number in range(1000):
-            writer.write(str(number), np.zeros((3, 7, 8)))
-    assert number < 75 and error.value.filename == str(tmp_path / "o.hdf5") and names(tmp_path) == []
-
-
 # ---- a full disk is reported with the name of the file that did not fit, and leaves nothing of it ----
 
 
@@ -85,32 +58,3 @@ def test_a_full_disk_names_the_file(tmp_path, name, write):
     with full_disk(), pytest.raises(OSError, match=f"File too large: '{tmp_path / name}'$") as error:
         write(tmp_path / name)
     assert error.value.errno == errno.EFBIG and names(tmp_path) == ["text"]
-
-
-def test_arrays_come_back(tmp_path):
-    values = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
-    for rows in (values, values.T, values[:0], values.astype(np.float16)):
-        write_arrays(tmp_path / "out.npy", ((str(number), row) for number, row in enumerate(rows)))
-        array = np.load(tmp_path / "out.npy")
-        assert len(array) == len(rows) and (not rows.size or (array.dtype == rows.dtype and (array == rows).all()))
-
-
-@pytest.mark.parametrize("is_old", [False, True])
-@pytest.mark.parametrize("renamed", [0, 1])
-def test_vectors_are_never_stored_with_other_names(tmp_path, monkeypatch, is_old, renamed):
-    """The run ends before the first or the second rename."""
-    path, replace, renames = tmp_path / "out.npy", os.replace, []
-
-    def replacing(*paths):
-        if len(renames) == renamed:
-            raise OSError("killed")
-        renames.append(replace(*paths))
-
-    if is_old:
-        write_arrays(path, [("old", VECTORS)])
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="killed"):
-        patched.setattr(os, "replace", replacing)
-        write_arrays(path, [("new", VECTORS), ("other", VECTORS)])
-    assert names(tmp_path) == (["out.json"] if is_old or renamed else [])
-    write_arrays(path, [("new", VECTORS), ("other", VECTORS)])
-    assert names(tmp_path) == ["out.json", "out.npy"] and json.loads((tmp_path / "out.json").read_text())[0] == "new"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -25,32 +24,6 @@ def interrupted(tmp_path):
     with power_cut(4):
         embed(tmp_path / "o.h5")
     return tmp_path / "o.h5"
-
-
-@pytest.mark.parametrize("files", [[], ["parts/00000.h5", "parts/joined", "progress.npz.new"], ["parts/00003.h5"]])
-def test_parts_of_a_killed_run_without_progress_are_removed(tmp_path, files):
-    (tmp_path / "o.h5.part" / "parts").mkdir(parents=True)
-    for file in files:
-        (tmp_path / "o.h5.part" / file).touch()
-    embed(tmp_path / "o.h5")
-    assert names(tmp_path) == ["o.h5"]
-
-
-def test_a_failed_commit_does_not_count(tmp_path, monkeypatch, caplog):
-    replace = os.replace
-
-    def replacing(source, target):
-        if os.path.basename(target) == "progress.npz" and (tmp_path / "o.h5.part" / "parts" / "00002.h5").exists():
-            raise OSError("full")
-        replace(source, target)
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="full"):
-        patched.setattr(os, "replace", replacing)
-        embed(tmp_path / "o.h5")
-    assert [message[:22] for message in caplog.messages] == ["6 texts are done; resu"]
-    embed(tmp_path / "o.h5", resume=True)
-    embed(tmp_path / "whole.h5")
-    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -105,19 +78,6 @@ def test_a_run_without_one_of_its_parts_starts_again(interrupted, caplog, resume
     assert content(interrupted) == content(interrupted.with_name("whole.h5"))
 
 
-@pytest.mark.parametrize("state", ["carry", "warm"])
-def test_files_of_an_unfinished_part_are_replaced(tmp_path, state):
-    with power_cut(2):
-        embed(tmp_path / "o.h5", state)
-    (tmp_path / "o.h5.part" / "parts" / "00002.h5").write_text("half")
-    (tmp_path / "o.h5.part" / "progress.npz.new").write_text("half")
-    (tmp_path / "o.h5.part" / "parts" / "joined").write_text("half")
-    embed(tmp_path / "o.h5", state, resume=True)
-    embed(tmp_path / "whole.h5", state, seconds=1000)
-    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
-    assert names(tmp_path) == ["o.h5", "whole.h5"]
-
-
 @pytest.mark.parametrize("damage", [truncate, damage_byte, *(lambda path, text=text: path.write_text(text)
                                                       for text in ("[]", ""))])
 def test_damaged_progress_is_refused(interrupted, damage):
@@ -131,33 +91,12 @@ def directory_of_a_file(path):
     (path / "mine").touch()
 
 
-def directory_of_parts(path):
-    (path / "parts").mkdir(parents=True)
-    (path / "parts" / "mine.h5").touch()
-
-
-def directory_of_similar_names(path):
-    (path / "parts").mkdir(parents=True)
-    (path / "parts" / "00000-notes.h5").touch()
-
-
 def link_to_a_directory(path):
     path.with_name("mine").mkdir()
     path.symlink_to(path.with_name("mine"))
 
 
-def link_to_parts(path):
-    path.with_name("mine").mkdir()
-    path.mkdir()
-    (path / "parts").symlink_to(path.with_name("mine"))
-
-
-def dangling_link(path):
-    path.symlink_to(path.with_name("mine"))
-
-
-@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file, directory_of_parts,
-                                  directory_of_similar_names, link_to_a_directory, link_to_parts, dangling_link,
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file, link_to_a_directory,
                                   os.mkfifo])
 def test_other_files_at_the_partial_results_name_are_left_alone(tmp_path, make):
     make(tmp_path / "o.h5.part")
@@ -203,24 +142,3 @@ def test_a_stop_keeps_the_commits(tmp_path, state):
     embed(tmp_path / "o.h5", state, texts=long, resume=True)
     embed(tmp_path / "whole.h5", state, texts=long, seconds=1000)
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
-
-
-def test_every_commit_is_on_the_disk_before_its_rename(tmp_path, monkeypatch):
-    """The bytes of all parts were synchronized before `progress.npz` counts them, and so was their directory."""
-    synchronized, part_counts, fsync, replace = set(), [], os.fsync, os.replace
-
-    def synchronizing(number):
-        synchronized.add(os.fstat(number).st_ino)
-        fsync(number)
-
-    def replacing(source, target):
-        if os.path.basename(target) == "progress.npz":
-            parts = Path(target).parent / "parts"
-            part_counts.append(len(names(parts)))
-            assert {path.stat().st_ino for path in (Path(source), parts, *parts.iterdir())} <= synchronized
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", synchronizing)
-    monkeypatch.setattr(os, "replace", replacing)
-    embed(tmp_path / "o.h5")
-    assert part_counts == list(range(1, 1 + len(part_counts))) and len(part_counts) > 10

@@ -2,9 +2,7 @@
 
 import io
 import json
-import shutil
 from importlib.util import find_spec
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,12 +12,11 @@ from elmo_fast import ConfigurationError, FastaRecord, open_embeddings
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.text.readers import Text
-from elmo_fast.vectors import layouts
 from elmo_fast.vectors.spec import Target
 from tests.support.files import names
 from tests.support.grid import grid
 from tests.support.models import bilm
-from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
+from tests.support.sections import TEXTS, content, embed, model, power_cut
 
 pytestmark = pytest.mark.usefixtures("short_sections")
 COLUMNS = [("parquet", "o"), ("arrow", "o.arrow")] if find_spec("pyarrow") else []
@@ -55,30 +52,6 @@ def test_sections_do_not_change_a_result(tmp_path, state, count):
     assert content(tmp_path / "a.h5")[1] == [values.tobytes() for values in expected]
 
 
-@pytest.mark.parametrize("count", [0, 3])
-@pytest.mark.parametrize("layout, name, part", [("parquet", "o", "00000.parquet"), ("parquet", "o.1/", "00000.parquet"),
-                                                ("arrow", "o", "00000.arrow")])
-def test_a_run_of_one_part_makes_a_directory_too(tmp_path, count, layout, name, part):
-    """Also a run that ends after its only commit, or just before its output gets its name."""
-    pytest.importorskip("pyarrow")
-    embed(tmp_path / "o.parquet", layout="parquet", texts=TEXTS[:count], seconds=1000)
-    expected = content(tmp_path / "o.parquet")
-    (tmp_path / "o.parquet").unlink()
-    output, folder = f"{tmp_path}/{name}", tmp_path / name
-    for stage in (None, "commit", "place"):
-        if stage == "commit" and count:
-            with power_cut(1):
-                embed(output, layout=layout, texts=TEXTS[:count], seconds=0)
-        if stage == "place":
-            with mock.patch.object(layouts, "place", side_effect=PowerCutError), pytest.raises(PowerCutError):
-                embed(output, layout=layout, texts=TEXTS[:count], seconds=0)
-        assert names(tmp_path) == ([f"{folder.name}.part"] if stage and count else [])
-        embed(output, layout=layout, texts=TEXTS[:count], seconds=0, resume=True)
-        assert names(tmp_path) == [folder.name] and names(folder) == [part]
-        assert content(folder) == expected
-        shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("name", ["o", "o/"])
 def test_saved_vectors_are_a_directory_however_few(tmp_path, name):
     pytest.importorskip("pyarrow")
@@ -106,24 +79,6 @@ def test_files_of_text_are_resumed(tmp_path):
     with power_cut(3):
         model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **settings)
     model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **settings, resume=True)
-    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
-
-
-@pytest.mark.parametrize("state", ["carry", "warm"])
-def test_more_texts_than_a_run_whose_end_failed(tmp_path, state):
-    """Carried states after an incomplete batch are not those of a longer input."""
-    with mock.patch.object(layouts, "join", side_effect=OSError("full")), pytest.raises(OSError, match="full"):
-        embed(tmp_path / "o.h5", state, texts=TEXTS[:20])
-    if state == "carry":
-        with pytest.raises(ConfigurationError, match="^resume: expected an input whose batches end after the 20 texts"):
-            embed(tmp_path / "o.h5", state, resume=True)
-    else:
-        embed(tmp_path / "o.h5", state, resume=True)
-        embed(tmp_path / "whole.h5", state)
-        assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
-        return
-    embed(tmp_path / "o.h5", state, texts=TEXTS[:20], resume=True)
-    embed(tmp_path / "whole.h5", state, texts=TEXTS[:20])
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 

@@ -1,6 +1,5 @@
 """One model, called by several threads and by open streams: every call has the result of a single call."""
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -86,24 +85,3 @@ def test_a_stream_keeps_its_initial_choice_of_state():
     embedder.elmo_bilm.state = "carry"
     assert_close([*vectors, *results], expected)
     assert embedder.elmo_bilm._elmo_lstm._states is None
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_of_threads_run_one_after_the_other(backend):
-    """Equal batches from several threads have the results of a sequence of batches."""
-    shared, single = (ElmoEmbedder.from_bilm(bilm(backend=backend)) for _ in range(2))
-    batch = [["word1", "word2"]] * 2
-    expected = [single.embed_batch(batch)[0] for _ in range(24)]
-
-    def stream():
-        return list(shared.embed_sentences(batch * 3, 2))[::2]
-
-    actual = at_once([lambda: [shared.embed_batch(batch)[0]]] * 2 + [stream] * 2, 3)
-    actual = [vectors for calls in actual for call in calls for vectors in call]
-    assert len(actual) == len(expected)
-    order = [min(range(24), key=lambda k, values=values: np.abs(expected[k] - values).max()) for values in actual]
-    assert_close(actual, [expected[k] for k in order])
-    assert_close(*([each.numpy() for each in of.elmo_bilm._elmo_lstm._states] for of in (shared, single)))
-    steps = [np.abs(first - second).max() for first, second in itertools.pairwise(expected)]
-    distinct = next((k for k, step in enumerate(steps) if step < SAME_MODEL), 24)  # from here the states have converged
-    assert sorted(k for k in order if k < distinct) == [*range(distinct)]

@@ -8,19 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmo_fast import ElmoEmbedder, load, open_embeddings
+from elmo_fast import ElmoEmbedder, load
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
-from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.engine import stream as slot_stream
 from elmo_fast.engine.stream import SlotStream
-from elmo_fast.errors import ConfigurationError
-from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.layers.lstm import ElmoLstm
 from elmo_fast.nn.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, run, write_model
 from tests.support.grid import grid, mostly_long
-from tests.support.models import SHAPES, bilm, options, texts, weights
+from tests.support.models import SHAPES, bilm, texts
 
 
 def check(texts, size, shape="two layers", backend="native", **arguments):
@@ -61,17 +58,6 @@ def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
     check([texts(40), texts(7, seed=1)], size, "clips that fire", backend, state=state)
 
 
-def test_a_model_with_vectors_beyond_float16(tmp_path):
-    drawn = weights(SHAPES["two layers"])
-    drawn["CNN_proj/W_proj"] *= 1e6
-    elmo = LoadedElmo(BiLm(SHAPES["two layers"], drawn))
-    with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 0;"):
-        elmo.save_vectors(tmp_path / "a.h5", texts(9)[1:], dtype="float16")
-    elmo.save_vectors(tmp_path / "b.h5", texts(9), "top", dtype="float16")
-    for one, other in zip(open_embeddings(tmp_path / "b.h5"), elmo.embed(texts(9), "top"), strict=True):
-        assert np.array_equal(one, other.astype(np.float16))
-
-
 @pytest.mark.parametrize("arguments", [
     *({"shape": shape} for shape in ("one layer", "four layers", "no projection", "no skip connections")),
     *({"backend": "reference", "state": state} for state in ("carry", "zero", "warm"))])
@@ -86,24 +72,6 @@ def test_sentences_of_any_lengths(lengths, size, state, rows):
     with pytest.MonkeyPatch.context() as monkeypatch:
         bound(monkeypatch, rows, 40)
         check([[[f"w{k % 7}" for k in range(length)] for length in lengths]], size, state=state)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("sentences", [
-    [], [[]], [[], []], [["a"], []], [[], ["a"]], [["a"], ["b"], []], [["a"]] * 3 + [[]],
-])
-def test_empty_sentences(sentences, size):
-    check([[["before"], ["it"]], sentences], size)
-
-
-def test_one_slot_far_behind(monkeypatch):
-    bound(monkeypatch, 64, 100)
-    check([[["long"] * 300 if number == 1 else ["a", "b"] for number in range(200)]], 4)
-
-
-def test_a_long_run_of_empty_sentences_does_not_end_the_stream(monkeypatch):
-    bound(monkeypatch, 4096)
-    check([[["a"], *[[]] * 100, ["b"]]], 1)
 
 
 def test_reading_ahead_is_bounded(monkeypatch):
@@ -162,22 +130,6 @@ def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, s
     assert [record.getMessage()[:13] for record in caplog.records] == ["out of memory"]
 
 
-@pytest.mark.parametrize("error", [RuntimeError("another"), *OUT_OF_MEMORY])
-def test_errors_that_smaller_chunks_do_not_mend_are_raised(little_memory, error):
-    little_memory(0, error)
-    with pytest.raises(type(error)):
-        list(ElmoEmbedder.from_bilm(bilm(state="zero")).embed_sentences(texts(10), 4))
-
-
-def test_a_long_sequence_in_chunks_is_that_of_one_batch(monkeypatch):
-    sequence = [[f"word{k % 60}" for k in range(5000)]]
-    whole = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_batch(sequence)
-    for rows in (16, 700, 1 << 20):
-        bound(monkeypatch, rows)
-        found, = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_sentences(sequence)
-        assert np.array_equal(found, whole[0])
-
-
 # ---- batch sizes far from what is meant are bounded by the text, or refused, before memory is spent ----
 
 
@@ -192,14 +144,6 @@ def test_a_batch_is_no_larger_than_the_text(state, batch_size):
             np.testing.assert_array_equal(found, expected)
     if state == "carry":
         assert large.elmo_bilm._elmo_lstm._states[0].shape[1] == 3
-
-
-@pytest.mark.parametrize("state, expected", [("carry", 64), ("warm", 512), ("zero", 512)])
-def test_sentences_at_a_time_off_the_cpu(state, expected):
-    model = bilm(options({"dim": 8, "projection_dim": 4}), state=state)
-    of = ElmoEmbedder.from_bilm(model)
-    model.to("meta")
-    assert of.rows(None, state) == expected and of.rows(7, state) == 7
 
 
 @pytest.mark.parametrize("batch_size", [(1 << 20) + 1, 10**7, 2**70])
