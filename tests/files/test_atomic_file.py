@@ -1,21 +1,17 @@
 """Atomic files and directories, and the lock on an output: refused writers and removed leftovers."""
 
-import errno
-import fcntl
 import os
 import signal
 import socket
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.files.atomic import atomic_directory, atomic_path, check_target, to_disk
+from elmo_fast.files.atomic import atomic_path, check_target
 from elmo_fast.files.hdf5 import atomic_hdf5
-from elmo_fast.files.lock import lock_of, locked, remove_partials
-from elmo_fast.files.stops import stoppable
+from elmo_fast.files.lock import locked
 from tests.support.files import full_disk, kill, names, run, start_until, until, write_model
 
 
@@ -69,24 +65,6 @@ def test_a_full_disk_at_any_time_keeps_the_old_file(tmp_path, size):
         for number in range(100):
             file[str(number)] = np.ones(100)
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_wait_for_the_end_of_the_block(number):
-    steps = []
-
-    def handler(*_):
-        steps.append("handler")
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), stoppable():
-            signal.raise_signal(number)
-            steps.append("block")
-        assert steps == ["block", "handler"] and signal.getsignal(number) is handler
-    finally:
-        signal.signal(number, before)
 
 
 # ---- locks ----
@@ -170,61 +148,6 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
     os.kill(child, signal.SIGKILL)
 
 
-def test_a_waiting_writer_takes_the_lock_when_it_is_free(tmp_path, caplog):
-    process = hold(tmp_path / "a")
-    waiting = threading.Thread(target=lambda: kill(until(lambda: caplog.messages) and process))
-    waiting.start()
-    with locked(tmp_path / "a", wait=True):
-        (message,) = caplog.messages
-        assert message == f"waiting for another process or thread, which writes {tmp_path / 'a'}"
-    waiting.join()
-    assert names(tmp_path) == []
-
-
-def test_other_writers_of_the_process_are_refused(tmp_path):
-    target, errors = tmp_path / "a", []
-
-    def write():
-        with pytest.raises(ConfigurationError) as raised, locked(target):
-            pytest.fail("two writers")
-        errors.append(str(raised.value))
-
-    with locked(target) as part:
-        with lock_of(target, part) as same:
-            same.write_text("new")
-        part.rename(target)
-        with pytest.raises(ConfigurationError, match="expected no other process or thread to write it"), \
-                locked(target):
-            pytest.fail("two writers")
-        thread = threading.Thread(target=write)
-        thread.start()
-        thread.join()
-    assert len(errors) == 1 and "expected no other process or thread to write it" in errors[0]
-    assert names(tmp_path) == ["a"]
-
-
-def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path):
-    (tmp_path / "run" / "inner").mkdir(parents=True)
-    with locked(tmp_path / "run"), atomic_path(tmp_path / "run" / "inner" / "a") as part:
-        part.write_text("new")
-        assert names(tmp_path) == ["run", "run.lock"]
-        assert len(names(tmp_path / "run" / "inner")) == 1
-    (tmp_path / "run" / "inner" / "b.elmo-0123abcd.part").touch()
-    (tmp_path / "run" / "mine.part").touch()
-    remove_partials(tmp_path / "run")
-    assert names(tmp_path / "run") == ["inner", "mine.part"] and names(tmp_path / "run" / "inner") == ["a"]
-
-
-def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    with pytest.raises(OSError, match=r"expected a file system with locks \(No locks available\): '.*a.lock'"), \
-            atomic_path(tmp_path / "a"):
-        pytest.fail("no lock")
-
-
 @pytest.mark.parametrize("content", [b"# This file is generated\n", b'{"version": 1}', b"\xff \xfe \xfd"])
 def test_a_lock_file_of_another_program_stays(tmp_path, content):
     (tmp_path / "a.lock").write_bytes(content)
@@ -278,17 +201,6 @@ def test_anything_but_a_file_at_the_name_of_the_lock_is_refused_at_once(tmp_path
     assert kinds_in(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["a.elmo-0123abcd.part", "a.0123abcd.part"])
-@pytest.mark.parametrize("make", FOREIGN)
-def test_what_a_killed_process_cannot_have_left_stays(tmp_path, make, name):
-    make(tmp_path / name)
-    (tmp_path / "a.0123abcd.part.txt").touch()
-    before = kinds_in(tmp_path)
-    with atomic_path(tmp_path / "a") as part:
-        part.write_text("new")
-    assert kinds_in(tmp_path) == {**before, "a": kinds_in(tmp_path)["a"]}
-
-
 @pytest.mark.parametrize("name", ["a.0123abcd.part", "a.part", "b.elmo-0123abcd.part", "a.elmo-0123abcd.part.old"])
 def test_files_of_other_programs_with_similar_names_stay(tmp_path, name):
     (tmp_path / name).write_text("mine")
@@ -304,74 +216,3 @@ def test_a_partial_file_of_another_user_stays(tmp_path):
     with atomic_path(tmp_path / "a") as part:
         part.write_text("new")
     assert names(tmp_path) == ["a", "a.elmo-0123abcd.part"]
-
-
-def test_an_error_of_writing_to_the_disk_names_the_file(tmp_path, monkeypatch):
-    def fail(_):
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    (tmp_path / "a").touch()
-    monkeypatch.setattr(os, "fsync", fail)
-    for path in (tmp_path / "a", tmp_path):
-        with pytest.raises(OSError, match=f"quota exceeded: '{path}'$"):
-            to_disk(path)
-
-
-def test_a_file_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):
-    def fail(*_):
-        raise PermissionError(errno.EACCES, "Permission denied", "part", None, "file")
-
-    monkeypatch.setattr(os, "replace", fail)
-    message = f"that can be replaced .Permission denied.; on Windows, close it in other programs: '{tmp_path}/a'$"
-    with pytest.raises(PermissionError, match=message), atomic_path(tmp_path / "a") as part:
-        part.touch()
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_directory_appears_at_once(tmp_path, exists):
-    out = tmp_path / "far" / "out"
-    if exists:
-        out.mkdir(parents=True)
-        for name in ("options.json", "weights", "mine"):
-            (out / name).write_text("old")
-    before = names(out) if exists else []
-    with pytest.raises(ValueError), atomic_directory(out, last="options.json") as folder:
-        (folder / "options.json").write_text("new")
-        raise ValueError
-    assert (names(out) == before) if exists else not out.exists()
-    with atomic_directory(out, last="options.json") as folder:
-        for name in ("options.json", "weights", "more"):
-            (folder / name).write_text("new")
-        assert (out / "weights").read_text() == "old" if exists else not out.exists()
-    assert names(tmp_path / "far") == ["out"]
-    assert {name: (out / name).read_text() for name in names(out)} == {
-        "options.json": "new", "weights": "new", "more": "new", **({"mine": "old"} if exists else {})}
-
-
-def test_old_and_new_files_of_a_directory_are_not_mixed(tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    out.mkdir()
-    for name in ("options.json", "vocab.txt", "weights"):
-        (out / name).write_text("old")
-    replace, moved = os.replace, []
-
-    def failing(source, target):
-        moved.append(target)
-        if len(moved) == 2:
-            raise OSError(errno.EIO, "Input/output error")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(OSError, match="Input/output"), atomic_directory(out, last="options.json") as folder:
-        for name in ("options.json", "vocab.txt", "weights"):
-            (folder / name).write_text("new")
-    assert names(out) == ["vocab.txt", "weights"]  # without its options nothing is loaded
-
-
-def test_a_directory_that_must_be_new(tmp_path):
-    (tmp_path / "file").touch()
-    for target, last in ((tmp_path / "file", "a"), (tmp_path, None)):
-        with pytest.raises(ConfigurationError, match="^output: expected a new directory, found .* there already"), \
-                atomic_directory(target, last):
-            pytest.fail("not new")
