@@ -3,7 +3,6 @@
 import argparse
 import io
 import runpy
-import shutil
 import sys
 
 import h5py
@@ -18,7 +17,7 @@ from elmo_fast.compat.allennlp.common import checks
 from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
 from elmo_fast.weights.sources import cache_path
-from tests.support.files import python, read_hdf5, spoil
+from tests.support.files import python, read_hdf5
 from tests.support.migrating import runs
 
 TEXT = "First sentence .\nSecond\n"
@@ -70,16 +69,6 @@ def test_elmo_command_takes_the_arguments_of_allennlps_parser(command, files, mo
         assert arrays.keys() == expected.keys()
         for key in arrays.keys() - {"sentence_to_index"}:
             np.testing.assert_array_equal(arrays[key], expected[key])
-
-
-def test_weights_that_are_not_finite_on_request(command, files):
-    shutil.copy(files[1], "nan.hdf5")
-    spoil("nan.hdf5")
-    with pytest.raises(checks.ConfigurationError, match="allow_nonfinite=True loads them"):
-        command("--top", "--weight-file", "nan.hdf5")
-    command("--top", "--weight-file", "nan.hdf5", "--allow-nonfinite")
-    with h5py.File("out.h5") as file:
-        assert np.isnan(file["0"][()]).any()
 
 
 def test_errors_are_raised_and_wrong_usage_exits_with_2(command, capsys, tmp_path, monkeypatch):

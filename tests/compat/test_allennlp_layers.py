@@ -88,24 +88,6 @@ def test_load_weights_and_carry_states(files, requires_grad):
         assert torch.allclose(stack(vectors, mask.long()), expected, atol=SAME_MODEL)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 1e-9])  # by the engine, and cell by cell
-def test_a_stack_that_is_not_stateful_stores_its_states(dropout):
-    ours, carrying = (lstm(recurrent_dropout_probability=dropout) for _ in range(2))
-    first, second, third = batch(), batch([3, 2, 0], seed=1), batch([2, 5], seed=2)
-    ours(*first)
-    ours.stateful = False
-    empty = [values[:, [2, 3, 4]] for values in ours._states]  # rows that the second batch does not run
-    alone = ours(*second)
-    assert torch.allclose(alone, lstm(recurrent_dropout_probability=dropout)(*second), atol=SAME_MODEL)
-    assert all(torch.equal(new[:, 2:], old) for new, old in zip(ours._states, empty))
-    carrying(*second)
-    ours.stateful = True
-    assert torch.allclose(ours(*third), carrying(*third), atol=SAME_MODEL)
-    kept, ours.state = ours._states, "zero"
-    ours(*first)
-    assert all(map(torch.equal, ours._states, kept))
-
-
 def test_recurrent_dropout():
     ours = lstm(stateful=False, recurrent_dropout_probability=0.5)
     inputs, mask = batch()

@@ -224,19 +224,6 @@ def test_from_params(files):
     assert torch.equal(elmo(ids)["elmo_representations"][0], expected(ids)["elmo_representations"][0])
 
 
-def test_a_subclass_that_makes_the_parts(files, plain):
-    class Parts(_ElmoBiLm):
-        def __init__(self):
-            super(_ElmoBiLm, self).__init__()
-            self._token_embedder = _ElmoCharacterEncoder(*files)
-            self._word_embedding = None
-            self._elmo_lstm = allennlp.ElmoLstm(11, 11, 37, 2, memory_cell_clip_value=3, state_projection_clip_value=3)
-            self._elmo_lstm.load_weights(files[1])
-            self.num_layers = 3
-
-    check_same(Parts()(batch_to_ids(SENTENCES)), {"activations": list(plain[0]), "mask": plain[1].long()})
-
-
 @pytest.mark.parametrize("call, message", [
     (lambda *files: Elmo.from_params({"options_file": files[0], "num_output_representations": 1}),
      "Elmo: expected options_file, .*, missing weight_file"),

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.utils import parametrize
 
-from elmo_fast import BiLm, batch_to_ids
+from elmo_fast import batch_to_ids
 from elmo_fast.compat.allennlp import Elmo
 from elmo_fast.testing import SAME_MODEL
 from tests.support.migrating import runs
@@ -167,46 +167,9 @@ def test_replaced_parts(files, replace, edit, requires_grad):
     assert torch.equal(layers(copy.deepcopy(replaced)), actual)
 
 
-def test_another_network_in_place_of_the_lstm(files):
-    class Gru(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gru = nn.GRU(11, 11, bidirectional=True, batch_first=True)
-
-        def forward(self, inputs, mask):
-            return self.gru(inputs)[0].unsqueeze(0) * mask[..., None]
-
-    bilm = model(files)._elmo_lstm
-    bilm._elmo_lstm = Gru()
-    first, second = bilm(IDS)["activations"]
-    assert torch.equal(second, bilm._elmo_lstm(first[..., :11], bilm(IDS)["mask"])[0])
-
-
 @pytest.mark.filterwarnings("ignore:.*quantiz")
 def test_quantized_parts(files):
     quantized = torch.ao.quantization.quantize_dynamic(model(files), {nn.Linear}, dtype=torch.qint8)
     plain = layers(model(files))
     error = (layers(quantized) - plain).norm() / plain.norm()
     assert 1e-4 < error < 0.1
-
-
-@pytest.mark.parametrize("state", ["zero", "carry", "warm"])
-def test_every_call_of_a_bilm_uses_replaced_cells(files, state):
-    """Ids with and without boundaries, and strings."""
-    def edited(call):
-        bilm = BiLm.from_files(*files, state=state)
-        call(bilm._elmo_lstm)
-        return bilm
-
-    def replaced(lstm):
-        lstm.forward_layer_1.state_linearity = Low(lstm.forward_layer_1.state_linearity)
-
-    bounded = batch_to_ids([["<S>", *sentence, "</S>"] for sentence in SENTENCES])
-    calls = (lambda bilm: bilm(IDS).activations, lambda bilm: bilm(bounded, "present").activations,
-             lambda bilm: bilm.embed_tokens(SENTENCES)[0])
-    for call in calls:
-        by_parts, plain = edited(replaced), edited(lambda lstm: merged(
-            lstm.forward_layer_1.state_linearity, Low(lstm.forward_layer_1.state_linearity)))
-        for _ in range(2):
-            for actual, expected in zip(call(by_parts), call(plain), strict=True):
-                assert torch.allclose(actual, expected, atol=SAME_MODEL)

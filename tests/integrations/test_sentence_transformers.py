@@ -9,7 +9,7 @@ import torch
 import elmo_fast
 from elmo_fast.testing import SAME_MODEL
 from tests.support.docs import run_documented_code
-from tests.support.files import spoil, write_model
+from tests.support.files import write_model
 
 pytestmark = pytest.mark.long
 library = pytest.importorskip("sentence_transformers", reason="not installed: make test-integrations")
@@ -113,16 +113,6 @@ def test_bad_arguments_are_named(model, arguments, message):
         ElmoModule(model, **arguments)
     with pytest.raises(ValueError, match=r"^inputs\[1\]: expected a string, got tuple$"):
         ElmoModule(model).preprocess(["a", ("a", "pair")])
-
-
-def test_weights_that_are_not_finite_on_request(tmp_path):
-    spoil(write_model(tmp_path) / "weights.hdf5")
-    with pytest.raises(ValueError, match="allow_nonfinite=True loads them"):
-        ElmoModule(str(tmp_path))
-    encoder = transformer(ElmoModule(str(tmp_path), allow_nonfinite=True))
-    encoder.save(str(tmp_path / "saved"))
-    for each in (encoder, SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)):
-        assert np.isnan(each.encode("a")).any()
 
 
 def test_documented_code():

@@ -8,7 +8,7 @@ import pytest
 
 import elmo_fast
 from tests.support.docs import run_documented_code
-from tests.support.files import spoil, write_model
+from tests.support.files import write_model
 
 pytestmark = pytest.mark.long
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: make test-integrations")
@@ -118,13 +118,6 @@ def test_scikit_learns_own_checks(model):
     failed = {result["check_name"]: repr(result["exception"]) for result in results if result["status"] == "failed"}
     assert failed == {}
     assert sum(result["status"] == "passed" for result in results) > 40
-
-
-def test_weights_that_are_not_finite_on_request(tmp_path):
-    spoil(write_model(tmp_path) / "weights.hdf5")
-    with pytest.raises(ValueError, match="allow_nonfinite=True loads them"):
-        ElmoVectorizer(str(tmp_path)).fit(["a"])
-    assert np.isnan(ElmoVectorizer(str(tmp_path), allow_nonfinite=True).fit_transform(["a"])).any()
 
 
 def test_documented_code():
