@@ -181,19 +181,6 @@ def test_the_bodies_of_all_requests_are_bounded(start):
     assert embed(server, texts=["a"]).status_code == 200
 
 
-def test_a_request_uses_two_threads(indexed):
-    before = set(threading.enumerate())
-    server = indexed()
-    for route, body in BODIES.items():
-        assert httpx.post(server.url + route, json=body).status_code == 200
-    large = {"texts": texts_of([3000, 2000])}
-    for accept in ("application/json", "application/octet-stream"):
-        assert httpx.post(f"{server.url}/v1/embed", json=large, headers={"Accept": accept}).status_code == 200
-    assert statuses(server) == {200}
-    own = {thread.name for thread in set(threading.enumerate()) - before} - {server._thread.name}
-    assert own == {"elmo-fast engine", "elmo-fast bodies_0"}
-
-
 ABUSES = {
     "lists of wrong elements": [posted(b"/v1/embed", body % (value * (MOST // len(value) - 9))[:-1])
                                 for body in (b'{"texts": [%s]}', b'{"texts": [[%s]]}', b'{"x": [%s]}')
