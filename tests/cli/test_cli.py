@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import elmo_fast
-from elmo_fast import ElmoEmbedder, Options, cli, random_weights
+from elmo_fast import ElmoEmbedder, Options, random_weights
 from elmo_fast.engine.model import HostModel
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.testing import SAME_MODEL
@@ -195,19 +195,6 @@ def test_a_failure_is_reported_in_one_line_and_leaves_nothing(capsys, folder, mo
     assert "out.hdf5" not in names(folder) and not list(folder.glob("*.part"))
 
 
-@pytest.mark.parametrize("names", cli.COMMANDS.values(), ids=lambda names: names[0])
-def test_a_parser_of_a_command_has_the_commands_of_its_module(names):
-    (commands,) = (action.choices for action in cli.make_parser(names[-1])._actions if isinstance(action.choices, dict))
-    assert list(commands) == names
-
-
-@pytest.mark.parametrize("words, expected", [
-    (["-v", "doctor"], True), (["doctor", "-v"], True), (["vocab", "-v", "in.txt", "out"], True),
-    (["vocab", "in.txt", "out", "--verbose"], True), (["export", "-v", "run", "out"], True), (["doctor"], False)])
-def test_the_flag_of_the_log_stands_anywhere(words, expected):
-    assert cli.make_parser().parse_args(words).verbose is expected
-
-
 def test_help_and_version(capsys):
     status, output, _ = run(capsys, "embed", "--help")
     assert status == 0 and "--use-sentence-keys" in output
@@ -351,14 +338,6 @@ def test_torch_is_not_imported_before_it_is_needed(tmp_path, code):
         (tmp_path / name).write_text(text)
     process = start(f"import sys\n{code}\nassert 'torch' not in sys.modules", cwd=tmp_path)
     assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
-
-
-def test_every_public_name_is_in_its_listed_module():
-    assert set(elmo_fast.__all__) == set(elmo_fast._MODULES) <= set(dir(elmo_fast))
-    for name in elmo_fast.__all__:
-        assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        _ = elmo_fast.Nothing
 
 
 def test_the_list_of_models(capsys):

@@ -5,14 +5,10 @@ import time
 
 import pytest
 
-from elmo_fast.compat.elmo_embedder import ElmoEmbedder
-from elmo_fast.files import stops
-from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
-from tests.support.files import names, paths, start, write_model
+from tests.support.files import names, start, write_model
 from tests.support.grid import mostly_long
 
 LINE = "elmo-fast: error: interrupted; no output was left behind\n"
-SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 @pytest.fixture
@@ -44,23 +40,6 @@ def test_a_stop_during_imports_is_a_line(folder, number, module):
     assert names(folder) == ["in.txt", "model"]
 
 
-def test_a_stop_in_python_raises_keyboard_interrupt(folder, monkeypatch):
-    """The error comes after a few sentences, not inside HDF5, and the handlers are as before."""
-    write, keys = Hdf5Writer.write, []
-
-    def writing(writer, key, vectors):
-        signal.raise_signal(signal.SIGINT)
-        keys.append(key)
-        time.sleep(0.002)  # 200 writes take longer than the main thread needs to notice a stop
-        write(writer, key, vectors)
-
-    monkeypatch.setattr(Hdf5Writer, "write", writing)
-    before = signal.getsignal(signal.SIGINT)
-    with open("in.txt") as file, pytest.raises(KeyboardInterrupt):
-        ElmoEmbedder(*paths(folder / "model")).embed_file(file, "out.hdf5", progress=False)
-    assert 0 < len(keys) < 200 and names(folder) == ["in.txt", "model"] and signal.getsignal(signal.SIGINT) is before
-
-
 def test_a_second_ctrl_c_ends_the_process(tmp_path):
     process = start("import time\nfrom elmo_fast.files.stops import stoppable\n"
                     "with stoppable(in_command=True):\n    print('ready', flush=True)\n"
@@ -72,17 +51,3 @@ def test_a_second_ctrl_c_ends_the_process(tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
-
-
-def test_a_handler_of_the_user_is_called_once():
-    calls = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: calls.append(number))
-    try:
-        with stops.stoppable():
-            signal.raise_signal(signal.SIGTERM)
-            assert stops.is_requested() and not calls
-            stops.check()
-            stops.check()
-        assert calls == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
