@@ -101,15 +101,6 @@ def test_nearest_of_many(center):
     check_nearest(index.nearest(17_000, 30, center=center), vectors, vectors[17_000], 1e-5, without=17_000)
 
 
-def test_equal_vectors_are_in_the_order_of_the_corpus_and_zeros_last():
-    vectors = np.array([[0, 0], [1, 1], [2, 2], [-1, -1], [1, 1]], np.float32)
-    index = ContextIndex([list("abcde")], np.array([[0, at] for at in range(5)]), vectors)
-    contexts = index.nearest(np.array([3, 3]), 5)
-    assert [near.number for near in contexts] == [1, 2, 4, 3, 0]
-    np.testing.assert_allclose([near.similarity for near in contexts], [1, 1, 1, -1, np.nan], atol=1e-6)
-    assert index.nearest(1, among=np.array([1])) == []
-
-
 @pytest.mark.parametrize("layers", ["average", (0.0, 1.0, 0.0)])
 def test_saved_and_loaded(elmo, tmp_path, layers):
     texts = [*TEXTS, ["two words", "\ud800", "\n"]]

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.long
 pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
 
 from benchmarks import bench_scale  # noqa: E402
-from elmo_fast import LoadedElmo  # noqa: E402
 
 
 def test_a_dry_run(tmp_path, monkeypatch, capsys):
@@ -23,12 +22,3 @@ def test_a_dry_run(tmp_path, monkeypatch, capsys):
     assert [case["workers"] for case in document["results"]] == [1, 2]
     assert document["results"][0]["times_as_fast"] == 1 and document["settings"]["tokens"] > 400
     assert set(document["settings"]["rates"]) == {"host", "read"}
-
-
-def test_other_vectors_end_the_benchmark(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", "bench_scale --size tiny --sentences 60 --batch-size 1".split())
-    embed = LoadedElmo.embed
-    monkeypatch.setattr(LoadedElmo, "embed", lambda *arguments: [vectors + 1 for vectors in embed(*arguments)])
-    with cluster_settings(monkeypatch):
-        assert bench_scale.main() == 1
-    assert ": expected the vectors of one process, got others" in capsys.readouterr().err

@@ -13,8 +13,8 @@ import pytest
 from elmo_fast import ConfigurationError, Vocabulary
 from elmo_fast.compat.bilm.data import LMDataset
 from elmo_fast.text import corpus
-from elmo_fast.text.corpus import Lines, Order, Sentences, make_vocabulary, read_shards
-from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
+from elmo_fast.text.corpus import Order, Sentences, make_vocabulary, read_shards
+from elmo_fast.train.data import Rows, draw_unique, log_expected_count, probabilities
 from tests.support import plain_training as plain
 from tests.support.files import run, start
 from tests.support.training import write_corpus
@@ -70,17 +70,6 @@ def test_the_files_of_a_group_are_mixed(tmp_path):
     words = [next(sentences)[1][1] for _ in range(3000)]
     assert len(set(words[:100])) > 50 and Counter(words) == {f"w{number}": 10 for number in range(300)}
     assert len(set(words[:2560])) == 256 and not set(words[:2560]) & set(words[2560:])  # a group has 256 files
-
-
-@pytest.mark.parametrize("text", ["one", "one\n", "\none\n\n two  three\r\n\n", "a\u2028b\x85c\u00a0d\n"])
-def test_lines_are_those_of_the_file(tmp_path, text):
-    path = tmp_path / "t.txt"
-    path.write_bytes(text.encode())
-    expected = text.split("\n")[: -1 if text.endswith("\n") else None]
-    lines = Lines(str(path), len(expected))
-    assert [lines.tokens(number) for number in range(len(lines))] == [line.split() for line in expected]
-    shard, = read_shards(str(path), "train")
-    assert shard[:4] == (str(path), len(text.encode()), len(expected), len(text.split()))
 
 
 def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_path, monkeypatch):
@@ -145,13 +134,6 @@ def test_processes_that_count_end_with_a_killed_parent(tmp_path):
     parent.communicate(timeout=30)  # ends when no process holds the pipe
 
 
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_the_law_is_log_uniform(size):
-    law, words = probabilities(np.arange(size), size), np.arange(size)
-    np.testing.assert_allclose(law, (np.log(words + 2) - np.log(words + 1)) / np.log(size + 1))
-    assert law.sum() == pytest.approx(1)
-
-
 def test_draws_are_unique_follow_the_law_and_are_counted():
     size, count, rounds = 50, 6, 4000
     counts, expected = np.zeros(size), np.zeros(size)
@@ -174,18 +156,6 @@ def test_expected_counts_are_tensorflows(count, draws):
     law = probabilities(np.arange(50), 50)
     expected = count * law if draws == count else 1 - (1 - law) ** draws
     np.testing.assert_allclose(np.exp(log_expected_count(np.arange(50), 50, draws, count)), expected, rtol=1e-6)
-
-
-def test_samples_are_drawn_by_direction_and_have_all_hits():
-    targets = np.random.default_rng(0).integers(0, 30, (2, 25))
-    samples = draw_samples(targets, 12, 30, [4])
-    words = samples.words.numpy()
-    assert (words[samples.targets.numpy()] == targets).all() and (np.diff(words) > 0).all()
-    sampled = words[samples.drawn.numpy()]
-    assert sorted(sampled[0]) != sorted(sampled[1])
-    for k in range(2):
-        expected = {(s, n) for s in range(25) for n in range(12) if sampled[k][n] == targets[k][s]}
-        assert set(zip(*samples.hits[k].tolist())) == expected and expected
 
 
 @pytest.mark.parametrize("suffix, compress", [

@@ -10,7 +10,7 @@ from elmo_fast.errors import ConfigurationError
 from elmo_fast.train.checkpoint import weights_of_run
 from elmo_fast.train.run_files import find_tf_checkpoint
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import full_disk, names, run
+from tests.support.files import names, run
 from tests.support.tf_checkpoints import (
     KINDS,
     OPTIONS,
@@ -192,9 +192,3 @@ def test_missing_inputs_are_named_in_one_line(tmp_path, capsys):
         ([ready, out, "--options-file", vocabulary], "expected JSON"),
     ]))
     assert not out.exists()
-
-
-def test_a_full_disk_leaves_nothing(tmp_path):
-    with full_disk(), pytest.raises(OSError, match="File too large"):
-        imported(tmp_path, made_up())
-    assert names(tmp_path) == ["text", "tf"]

@@ -116,14 +116,6 @@ def test_a_signal_to_all_processes_saves(tmp_path, corpus):
     assert process.returncode == 1 and f"interrupted after step {state['step']} of 1000000" in errors
 
 
-def test_the_best_of_another_attempt_is_not_exported(tmp_path, corpus):
-    """An attempt may be killed before its first checkpoint."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "best.pt").touch()
-    start_or_resume(tmp_path / "run", **{**corpus, "heldout": None}, **QUIET, max_steps=3)
-    assert "best.pt" not in names(tmp_path / "run")
-
-
 def test_epochs_replace_the_number_of_steps(tmp_path, corpus):
     """Epochs of the command replace the steps of the options file or of the run."""
     corpus["options_file"] = str(write_options(tmp_path / "o.json", max_steps=2))

@@ -8,7 +8,6 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddings
 from elmo_fast.compat.elmo_embedder import ElmoEmbedder
-from elmo_fast.vectors.layouts.arrays import write_arrays
 from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec
 from tests.support.files import flip, tiny, write_model
@@ -195,16 +194,6 @@ def test_tokens_of_allennlp_files(tmp_path, stored, message):
         vectors.tokens(0)
 
 
-def test_row_names_are_written_beside_the_target_of_a_link(tmp_path):
-    (tmp_path / "real").mkdir()
-    write_arrays(tmp_path / "real" / "data.npy", [("old", np.zeros(3, np.float32))])
-    (tmp_path / "link.npy").symlink_to(tmp_path / "real" / "data.npy")
-    write_arrays(tmp_path / "link.npy", [("new", np.ones(3, np.float32))])
-    for path in (tmp_path / "link.npy", tmp_path / "real" / "data.npy"):
-        with elmo_fast.open_embeddings(path) as reader:
-            assert reader.keys == ["new"] and (reader[0] == 1).all()
-
-
 def test_files_of_seqvec(model, tmp_path):
     records = [FastaRecord("sp|P1 x", "MKTAY"), FastaRecord("Q/2", "MK")]
     expected = dict(zip(("sp|P1", "Q/2"), model.embed(records, "top", pool="mean")))
@@ -264,18 +253,6 @@ def test_files_with_other_columns_are_refused(tmp_path, layout, name):
     write_table(pyarrow.table({"a": [1]}), tmp_path / name)
     with pytest.raises(ConfigurationError, match="wrote, found another file with the columns a"):
         open_embeddings(tmp_path / name)
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".h5"])
-def test_an_array_that_is_filled_anew_is_written_as_it_came(tmp_path, suffix):
-    def arrays():
-        buffer = np.zeros(4, np.float32)
-        for number in range(3):
-            buffer[:] = number
-            yield str(number), buffer
-
-    write_arrays(tmp_path / f"a{suffix}", arrays())
-    assert [values.tolist() for values in open_embeddings(tmp_path / f"a{suffix}")] == [[k] * 4 for k in range(3)]
 
 
 @pytest.mark.parametrize("make", [lambda path: path.touch(), lambda path: path.symlink_to(path.with_name("names")),
