@@ -57,13 +57,3 @@ def test_a_machine_without_a_driver_gets_kernels_only_on_request(tmp_path):
     assert "no NVIDIA driver (ELMO_FAST_CUDA=ON builds" in reason(tmp_path, *automatic)
     assert not reason(tmp_path, *automatic, f"-DELMO_FAST_NVIDIA_SMI={program(tmp_path / 'nvidia-smi', 'exit 0')}")
     assert not reason(tmp_path, nvcc, "-DELMO_FAST_CUDA=ON", *NOWHERE)
-
-
-def test_a_usable_compiler_is_tried(tmp_path):
-    """The trial uses the flags of the kernels and of the environment."""
-    nvcc = program(tmp_path / "nvcc", NEW + f'echo "$@" >>{tmp_path}/calls\n')
-    assert not reason(tmp_path, "-DELMO_FAST_CUDA=ON", f"-DELMO_FAST_NVCC={nvcc}",
-                      "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
-    (call,) = (tmp_path / "calls").read_text().splitlines()
-    assert "-allow-unsupported-compiler" in call and "trial.cu" in call
-    assert "arch=compute_90a,code=sm_90a" in call and "arch=compute_90,code=compute_90" in call

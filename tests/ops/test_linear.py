@@ -22,7 +22,6 @@ from tests.support.engines import (
 from tests.support.grid import grid
 from tests.support.models import options
 from tests.support.op_cases import (
-    TIGHT,
     Case,
     assert_same_nonfinite,
     char_cnn_case,
@@ -57,16 +56,6 @@ def test_agrees_with_float64(engine, make, size, rows):
             assert torch.equal(with_x(case, case.operands["x"][k : k + 1]).run(engine)[0][0], actual[k])
 
 
-@pytest.mark.parametrize("engine", BF16_WEIGHTS, ids=str)
-@pytest.mark.parametrize("case", [linear_case(14, 300, 33), linear_case(200, 257, 64), highway_case(9, 33),
-                                  lstm_case(starts=True, clips=TIGHT), lstm_case((24, 40, 40))])
-def test_medium_without_tiles_equals_highest_on_weights_rounded_to_bf16(engine, case):
-    rounded = {name: values.float().bfloat16().double() if name[0] in "wp" else values
-               for name, values in case.operands.items()}
-    actual, expected = case.run(engine), dataclasses.replace(case, operands=rounded).run(Engine(isa=engine.isa))
-    assert all(map(torch.equal, actual, expected)) and not torch.equal(actual[0], case.run(Engine(isa=engine.isa))[0])
-
-
 @pytest.mark.parametrize("case", [highway_case(), linear_case(9, 33, 17)])
 def test_gradients_agree_with_float64(case):
     for variant in (case, with_x(case, case.operands["x"][:0])):
@@ -81,17 +70,6 @@ def test_16_bit_operands_compute_in_fp32_from_their_rounded_values(engine):
         expected = dataclasses.replace(case, operands=rounded).run(REFERENCE)
         for actual, truth in zip(case.run(engine), expected):
             assert actual.dtype == torch.float32 and relative_error(actual, truth) < engine.limits[0]
-
-
-def test_native_refuses_float64_and_gradients_of_other_types():
-    x, weight, bias = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.zeros(4)
-    assert linear(x, weight, bias).requires_grad and linear(x, weight.half(), bias).requires_grad
-    with pytest.raises(RuntimeError, match="is not available: the native kernels have gradients in float32 only"):
-        linear(x, weight.half(), bias, backend="native")
-    with pytest.raises(RuntimeError, match="an operand is float64"):
-        linear(x.double(), weight.detach().double(), bias.double(), backend="native")
-    with torch.no_grad():
-        assert torch.equal(linear(x, weight, bias, backend="native"), torch.full((2, 4), 3.0))
 
 
 @pytest.mark.parametrize("shapes, message", [

@@ -25,7 +25,6 @@ from tests.support.engines import (
     REFERENCE,
     TILES,
     TWINS,
-    needs_native,
 )
 from tests.support.grid import grid
 from tests.support.op_cases import (
@@ -255,23 +254,3 @@ def test_refuses(name, change, message, backend):
     changes = {name: change(vars(call)[name])}
     with pytest.raises(ValueError, match=f"^{message}"):
         op.projected_lstm(**vars(call) | changes, backend=backend)
-
-
-@needs_native
-@pytest.mark.parametrize("batch_sizes", [[9, 1], [3, 4], [-1, 2, 3]])
-def test_the_native_engine_refuses_steps_beyond_the_slots(batch_sizes):
-    """Such steps would read out of bounds. No schedule of ours has them."""
-    case = lstm_case(gathered=False)
-    call, _ = case.given(case.leaves(wanted=[]))
-    schedule = dataclasses.replace(call.schedule, batch_sizes=np.array(batch_sizes, np.int32))
-    inputs = torch.zeros(sum(batch_sizes), call.inputs.shape[1])
-    with pytest.raises(ValueError, match="^batch_sizes: expected"):
-        op.projected_lstm(**vars(call) | {"schedule": schedule, "inputs": inputs}, backend="native")
-
-
-def test_the_native_engine_refuses_a_square_projection():
-    case = lstm_case((5, 8, 8))
-    square = case.leaves() | {f"p_{d}": torch.zeros(8, 8) for d in (0, 1)}
-    with pytest.raises(RuntimeError, match="'native' was asked .* the native kernels do not support a projection to as "
-                                           "many values as there are cells"):
-        case.call(square, "native")

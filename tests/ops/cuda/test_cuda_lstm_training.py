@@ -8,14 +8,12 @@ import dataclasses
 import pytest
 import torch
 
-from elmo_fast.ops.projected_lstm import gradients
-from elmo_fast.ops.projected_lstm.cuda import training
 from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops
 from tests.support.engines import REFERENCE, Engine
 from tests.support.gpu_lstm import check_gradients
 from tests.support.grid import grid, mostly_long
-from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, lstm_case
+from tests.support.op_cases import SLOTS, TIGHT, lstm_case
 
 pytestmark = pytest.mark.skipif(not cuda_ops.MAY_BE_REGISTERED, reason="this torch does not replace an implementation")
 TORCH, *TRITON = (Engine("cuda", kernels) for kernels in (None, "triton sm_90", "triton sm_80"))
@@ -56,14 +54,3 @@ def test_nan_and_infinity_propagate(kernels):
     actual = case.gradients(Engine("cuda", kernels))
     for number, truth in enumerate(expected):
         assert torch.equal(actual[number].isnan(), truth.isnan())
-
-
-@pytest.mark.parametrize("case", [STARTS, lstm_case((16, 24, 24), gathered=False)], ids=["projection", "none"])
-def test_registered_ops(case, monkeypatch):
-    monkeypatch.setattr(gradients, "_saved_size", training.saved_size)
-    with TORCH.active(), RecordedOps() as ops:
-        case.backward(case.call(case.leaves(wanted=[*case.operands][::2]), "cuda"))
-    assert [func.name() for func, _ in ops.calls] == ["elmo_fast::projected_lstm", "elmo_fast::projected_lstm_backward"]
-    with cuda_ops.registered_on_cpu("projected_lstm"):
-        for func, args in ops.calls:
-            torch.library.opcheck(func, torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: x.detach(), args))
