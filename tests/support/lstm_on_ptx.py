@@ -16,7 +16,7 @@ SMALL = {90: (12, 232448, 1, 3, 6), 80: (12, 166912, 0, 0, 0)}
 
 
 class NativeOnPtx:
-    """A stand-in for the native module: collects the `calls` of its launches.
+    """A stand-in for the native module: collects the `calls` of its launches, after `changes` to them.
 
     Launches may access the memory that the contract gives for a call's pointers, and outputs only after writing them. A
     breach is an `AssertionError`; a launch that CUDA refuses is not.
@@ -24,12 +24,13 @@ class NativeOnPtx:
 
     def __init__(self, generation: int):
         self.generation, self.machine, self.limits = generation, machine(generation), SMALL[generation]
-        self.calls = []
+        self.calls, self.changes = [], {}
         self.machine.use(self.machine.shipped)
         self.machine.set_device(*DEVICES[generation])
         self.cuda_lstm_plan = self.machine.cuda_lstm_plan
 
     def cuda_lstm_run(self, **call):
+        call |= self.changes
         self.calls.append(call)
         memory = memory_of(call, persistent.plan(call["dim"], call["projection"], self.limits, call["slots"]))
         try:
