@@ -1,4 +1,5 @@
 import copy
+import importlib
 import io
 import logging
 
@@ -119,6 +120,21 @@ def test_mixture(norm):
     expected = 0.5 * sum(share * tensor for share, tensor in zip(shares, normed if norm else tensors))
     for mask in (MASK, MASK.bool(), MASK.int(), MASK.float(), *[None] * (not norm)):
         assert torch.allclose(mix(tensors, mask), expected.float(), atol=1e-6 if norm else 1e-8)
+
+
+def test_replicas_of_data_parallel(files, monkeypatch):
+    """DataParallel's own `replicate`, with a broadcast that copies tensors on the CPU."""
+    replicate = importlib.import_module("torch.nn.parallel.replicate")
+    monkeypatch.setattr(replicate, "_broadcast_coalesced_reshape",
+                        lambda tensors, devices, detach=False: [[t.clone() for t in tensors] for _ in devices])
+    alone, copied = (Elmo(*files, 1, requires_grad=True, dropout=0) for _ in range(2))
+    parts = [first(replica, ids)[0] for replica, ids in zip(replicate.replicate(copied, [0, 1]), IDS.split(3))]
+    expected, _ = first(alone, IDS)
+    assert torch.allclose(torch.cat(parts), expected, atol=SAME_MODEL)
+    for output in (torch.cat(parts), expected):
+        output.sin().sum().backward()
+    for (name, value), copied_value in zip(alone.named_parameters(), copied.parameters(), strict=True):
+        assert value.grad.any() and torch.allclose(value.grad, copied_value.grad, rtol=1e-4, atol=1e-5), name
 
 
 DISTRIBUTED = """
