@@ -319,7 +319,7 @@ for line in ("embed missing.txt o.h5", "embed in.txt o.csv", "embed in.txt no/o.
              "substitutes nope", "seqvec -i nope -o o.h5", "seqvec -i in.fasta -o o.h5 --model nope",
              "bench --text nope", "train r --train nope", "train nope --resume", "perplexity r nope",
              "export nope out",
-             "export out --from-module nope --options-file in.txt", "import-tf nope out", "serve --model nope"):
+             "export out --from-module nope --options-file in.txt", "import-tf nope out"):
     status, errors, output = run(line)
     assert status == 2 and errors.count("\\n") == 1 and not output, (line, status, errors)
 for line in ["info", "models"] + DOCTOR:
