@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: "str | torch.devic
                            allow_nonfinite=allow_nonfinite)
     files = find_model(check_path("model", model))
     read = functools.partial(read_files, files, opening)
-    embedder = embedder_of(*read(), opening, "cpu" if device is None else device)
+    embedder = embedder_of(*read(), opening, "cpu" if device is None else str(device))
     return _loaded(embedder, os.fspath(model), opening, files.family, read)
 
 
@@ -126,7 +126,7 @@ class LoadedElmo:
         twin.model = twin.embedder.model
         return twin
 
-    def __reduce_ex__(self, protocol: int):
+    def __reduce_ex__(self, protocol: SupportsIndex):
         """The pickle of a model at rest has its weights, which are read again."""
         if hasattr(self.model, "bilm") or type(self) is not LoadedElmo:
             return super().__reduce_ex__(protocol)

@@ -42,7 +42,7 @@ class Runner:
     def states(self) -> State | None:
         """A copy of the carried states, None where none are carried."""
         carried = self.embedder.carried if self.state == "carry" else None
-        return carried and tuple(value.copy() for value in carried)
+        return None if carried is None else (carried[0].copy(), carried[1].copy())
 
     def restore(self, states: State | None) -> None:
         """Set the carried states."""
@@ -114,7 +114,7 @@ class Embedder:
         """
         return self.batch(check_batch(batch), self.state)
 
-    def batch(self, batch: list[tuple[str, ...]], state: str, stream: SlotStream | None = None) -> list[np.ndarray]:
+    def batch(self, batch: Sequence[Sequence[str]], state: str, stream: SlotStream | None = None) -> list[np.ndarray]:
         """Vectors of the sentences of a batch; a single empty sentence leaves carried states unchanged."""
         if not batch:
             return []

@@ -231,15 +231,15 @@ class BiLm(OutsideGraphs):
         """
         schedule, lstm, dtype = batch_schedule(lengths), self._elmo_lstm, parameter_of(self).dtype
         if not by_parts.has_plain_lstm(self):
-            made = by_parts.run(lstm, vectors[index], lengths, state == "carry", self._initial_state(state))
-            return made if mask is None else [layer.new_zeros(len(mask), layer.shape[1]).masked_scatter(
-                mask[:, None].to(layer.device), layer) for layer in made]
+            outputs = by_parts.run(lstm, vectors[index], lengths, state == "carry", self._initial_state(state))
+            return outputs if mask is None else [layer.new_zeros(len(mask), layer.shape[1]).masked_scatter(
+                mask[:, None].to(layer.device), layer) for layer in outputs]
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
         places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
+        count = len(index) if mask is None else len(mask)
         writes = lstm.can_write(self.backend) and not needs_gradient([vectors])
         if writes:
-            made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places,
-                                              len(index) if mask is None else len(mask))
+            made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places, count)
         with lstm.exclusive(state == "carry"):
             begin = lstm.begin(schedule.slots.size, full_precision(parameter_of(self)), state == "carry",
                                self._initial_state(state))
@@ -251,8 +251,8 @@ class BiLm(OutsideGraphs):
             if lstm.stores(state == "carry", begin.initial if state == "warm" else None):
                 lstm.store_state(last)
         if not writes:
-            made = all_in_text_order(vectors, index, layers, schedule.tokens, places, len(index) if mask is None else
-                                     len(mask))
+            ordered = all_in_text_order(vectors, index, layers, schedule.tokens, places, count)
+            return [layer.to(dtype) for layer in ordered]
         return [layer.to(dtype) for layer in made]
 
     def _state_of_call(self, state: str | None) -> str:
