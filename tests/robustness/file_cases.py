@@ -118,13 +118,16 @@ def _read_all(target: Path) -> int:
 
 
 def of_vocabulary(world: World, folder: Path, rng: random.Random) -> Case:
-    """A vocabulary: refused, or words; a damaged `.gz` is refused or has the right ones, since it has a checksum."""
+    """A vocabulary: refused, or words; a damaged `.gz` is refused or has the right ones, since it has a checksum.
+
+    Nothing at all is an empty text, as for Python's `gzip`.
+    """
     is_packed = rng.random() < 0.5
     path, content = folder / ("vocab.txt.gz" if is_packed else "vocab.txt"), world.vocabulary.read_bytes()
     path.write_bytes(gzip.compress(content) if is_packed else content)
     damage = damage_bytes(path, rng)
-    return Case(damage, lambda: list(elmo_fast.Vocabulary(path).words),
-                ([list(elmo_fast.Vocabulary(world.vocabulary).words)] if is_packed else None), file=str(path))
+    words = list(elmo_fast.Vocabulary(world.vocabulary).words) if path.stat().st_size else []
+    return Case(damage, lambda: list(elmo_fast.Vocabulary(path).words), [words] if is_packed else None, file=str(path))
 
 
 def of_index(world: World, folder: Path, rng: random.Random) -> Case:
