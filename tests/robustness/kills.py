@@ -96,7 +96,7 @@ def commands(world: World) -> dict[str, Command]:
                                 for k in range(120)))
     tf, _, vocabulary = write_folder(world.folder / "tf")
     variables = made_up()
-    files = world.files(world.model)
+    files, trained = world.files(world.model), world.run  # made here, as every fork of a command would make its own
 
     def start(output: Path) -> None:
         world.command("train", output, "--train", world.corpus["train"][0], "--vocab", world.corpus["vocab"], "--quiet",
@@ -127,7 +127,7 @@ def commands(world: World) -> dict[str, Command]:
         "seqvec-npy": Command(seqvec("carry", "--protein"), "out.npy"),
         "cache": Command(lambda output: world.command("cache", world.large_vocabulary, output, *files, "--quiet")),
         "train": Command(resume, "run", start),
-        "export": Command(lambda output: world.command("export", world.run, output, "--softmax"), "exported"),
+        "export": Command(lambda output: world.command("export", trained, output, "--softmax"), "exported"),
         "import-tf": Command(lambda output: import_values(variables, tf, output, vocab_file=vocabulary), "imported"),
     }
 
@@ -250,7 +250,7 @@ def main() -> int:
         world = World(Path(name).resolve())
         killers = [Kills(command, definition, world.folder / "kills" / command, rng)
                    for command, definition in commands(world).items() if command in (arguments.only or [command])]
-        while sum(killer.kills for killer in killers) < arguments.kills:
+        while sum(killer.kills for killer in killers) < arguments.kills and not any(killer.faults for killer in killers):
             min(killers, key=lambda killer: killer.kills).series()
         for number in range(arguments.races):
             killer = killers[number % len(killers)]
