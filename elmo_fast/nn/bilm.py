@@ -17,7 +17,7 @@ from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.nn import by_parts
 from elmo_fast.nn.at_rest import parameter_of
-from elmo_fast.nn.layers.batch_layout import BiLmOutput, all_in_text_order, layers_to_write
+from elmo_fast.nn.layers.batch_layout import BiLmOutput
 from elmo_fast.nn.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.nn.layers.lstm import ElmoLstm
 from elmo_fast.nn.lookup import KeptVectors, TableLookup, TokenEncoder, vectors_of_ids
@@ -234,26 +234,15 @@ class BiLm(OutsideGraphs):
             outputs = by_parts.run(lstm, vectors[index], lengths, state == "carry", self._initial_state(state))
             return outputs if mask is None else [layer.new_zeros(len(mask), layer.shape[1]).masked_scatter(
                 mask[:, None].to(layer.device), layer) for layer in outputs]
-        rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
-        places = None if mask is None else mask.nonzero().squeeze(1)  # [N]
-        count = len(index) if mask is None else len(mask)
-        writes = lstm.can_write(self.backend) and not needs_gradient([vectors])
-        if writes:
-            made, addresses = layers_to_write(vectors[index], schedule.tokens, self.num_layers, places, count)
+        places, size = (None, None) if mask is None else (mask.nonzero().squeeze(1), len(mask))
         with lstm.exclusive(state == "carry"):
             begin = lstm.begin(schedule.slots.size, full_precision(parameter_of(self)), state == "carry",
                                self._initial_state(state))
-            if writes:
-                last = lstm.write(vectors, rows.numpy(), schedule, begin, addresses, self._precision)
-            else:
-                with numerics(self._precision, vectors.device):
-                    layers, last = lstm.run(vectors, rows, schedule, begin, self.backend, self._precision)
+            layers, last = lstm.run_in_text_order(vectors, index, schedule, begin, self.backend, self._precision,
+                                                  places, size)
             if lstm.stores(state == "carry", begin.initial if state == "warm" else None):
                 lstm.store_state(last)
-        if not writes:
-            ordered = all_in_text_order(vectors, index, layers, schedule.tokens, places, count)
-            return [layer.to(dtype) for layer in ordered]
-        return [layer.to(dtype) for layer in made]
+        return [layer.to(dtype) for layer in layers]
 
     def _state_of_call(self, state: str | None) -> str:
         """The state that a call names, by default the model's."""
@@ -285,7 +274,8 @@ class BiLm(OutsideGraphs):
             if not lstm.has_own_cells:
                 h, c = by_parts.state_after(lstm, vectors, lengths)
             else:
-                _, (h, c) = lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, begin, self.backend)
+                index = torch.arange(len(tokens), device=device)
+                _, (h, c) = lstm.run_in_text_order(vectors, index, schedule, begin, self.backend)
         return h[:, 0], c[:, 0]
 
     def __getstate__(self) -> dict:

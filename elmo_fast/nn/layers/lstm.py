@@ -15,14 +15,14 @@ from elmo_fast.engine.precision import check_precision
 from elmo_fast.engine.schedule import Schedule, make_schedule
 from elmo_fast.files.downloads import fetch
 from elmo_fast.nn.at_rest import AtRest, are_ours, is_plain
-from elmo_fast.nn.layers.batch_layout import in_text_order
+from elmo_fast.nn.layers.batch_layout import all_in_text_order, layers_to_write
 from elmo_fast.nn.layers.carried import CarriedStates, Stateful
 from elmo_fast.nn.layers.cell import LstmCellWithProjection, check_lstm
 from elmo_fast.nn.layers.layout import cell_weights
 from elmo_fast.nn.layers.packed import Packed
 from elmo_fast.nn.outside_graphs import outside_graphs
 from elmo_fast.ops.backend import needs_gradient, resolve
-from elmo_fast.ops.device import refuse_capture
+from elmo_fast.ops.device import refuse_capture, to_device
 from elmo_fast.ops.numerics import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State, half
@@ -187,13 +187,27 @@ class ElmoLstm(Packed, Stateful):
     def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, state: engine.RunState,
             backend: str = "auto", precision: str = "highest") -> tuple[list[torch.Tensor], State]:
         """`run_layers` with the current weights; carried states do not change."""
-        if not needs_gradient([vectors]) and self.can_write(backend):
-            made = vectors.new_empty(self.num_layers, rows.shape[1], 2, self.hidden_size, dtype=torch.float32)
-            addresses = engine.addresses_of(made.numpy()).transpose(0, 2, 1)  # [L, 2, S]
-            last = self.write(vectors, rows.numpy(), schedule, state, np.ascontiguousarray(addresses), precision)
-            return list(made.flatten(2)), last
         return run_layers(self.layer_weights(), self.options, vectors, rows, schedule, state, backend=backend,
                           precision=precision)
+
+    def run_in_text_order(self, vectors: torch.Tensor, index: torch.Tensor, schedule: Schedule, state: engine.RunState,
+                          backend: str = "auto", precision: str = "highest", places: torch.Tensor | None = None,
+                          size: int | None = None) -> tuple[Sequence[torch.Tensor], State]:
+        """The token layer and all layers of sentences laid end to end, [N, 2 P] each, and the final state.
+
+        `index` int [N], best on the host, is the row of `vectors` [R, P] at each position. With `places` int [N], on
+        the host, position k is at places[k] of [size, 2 P], and the rest is zero. Without gradients the C++ engine
+        writes the layers where it can run; otherwise the ops run.
+        """
+        order = schedule.tokens
+        rows = index[to_device(order, index.device).long()]  # [2, S]
+        size = len(index) if places is None else size
+        if self.can_write(backend) and not needs_gradient([vectors]):
+            layers, addresses = layers_to_write(vectors[index], order, self.num_layers + 1, places, size)
+            return layers, self.write(vectors, rows.numpy(), schedule, state, addresses, precision)
+        with numerics(precision, vectors.device):
+            layers, last = self.run(vectors, rows, schedule, state, backend, precision)
+        return all_in_text_order(vectors, index, layers, order, places, size), last
 
     @outside_graphs
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor, initial_state: State | None = None,
@@ -210,15 +224,14 @@ class ElmoLstm(Packed, Stateful):
             if not self.is_plain:
                 return self._run_cells(inputs, present, initial_state, carried)
             schedule = make_schedule(present.sum(1).cpu().numpy())
-            order, vectors = torch.from_numpy(schedule.tokens), full_precision(inputs)  # [2, N]
+            places, vectors = present.flatten().nonzero().squeeze(1).cpu(), full_precision(inputs)[present]
             state = self.begin(schedule.slots.size, vectors, carried, initial_state)
-            layers, final = self.run(vectors[present], order, schedule, state, self.backend, self.precision)
+            (_, *layers), final = self.run_in_text_order(vectors, torch.arange(len(places)), schedule, state,
+                                                         self.backend, self.precision, places, mask.numel())
             if self.stores(carried, initial_state):
                 self.store_state(final)
-        order = order.to(inputs.device).long()
-        padded = inputs.new_zeros(len(layers), *mask.shape, 2 * self.options.projection_dim)
-        padded[:, present] = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
-        return padded.view_as(padded)  # hooks of `register_backward_hook` get the gradients of the last operation
+        # Hooks of `register_backward_hook` get the gradients of the last operation.
+        return torch.stack(layers).to(inputs.dtype).view(len(layers), *mask.shape, 2 * self.hidden_size)
 
     def _present(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Where the mask is not zero, bool [B, T]; `ValueError` for inputs or a mask of wrong type or shape."""
