@@ -250,7 +250,7 @@ def main() -> int:
         world = World(Path(name).resolve())
         killers = [Kills(command, definition, world.folder / "kills" / command, rng)
                    for command, definition in commands(world).items() if command in (arguments.only or [command])]
-        while sum(killer.kills for killer in killers) < arguments.kills and not any(killer.faults for killer in killers):
+        while sum(each.kills for each in killers) < arguments.kills and not any(each.faults for each in killers):
             min(killers, key=lambda killer: killer.kills).series()
         for number in range(arguments.races):
             killer = killers[number % len(killers)]
