@@ -4,6 +4,7 @@ import argparse
 import difflib
 import importlib
 import io
+import itertools
 import logging
 import os
 import pkgutil
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import elmo_fast
+from elmo_fast.environment import extra
 from elmo_fast.errors import UnavailableError
 from elmo_fast.files import stops
 
@@ -56,6 +58,9 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser = Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are unavailable, and why")
+    parser.add_argument("--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"),
+                        default=argparse.SUPPRESS, help="print a script by which the shell completes commands, "
+                        "flags and files")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     modules = [module for module, names in COMMANDS.items() if command in names] or COMMANDS
     for module in modules:
@@ -101,6 +106,20 @@ def _report(program: str, error: BaseException | str, status: int) -> int:
     first, *lines = str(error).splitlines() if isinstance(error, UnavailableError) else [str(error)]
     print(f"{program}: error: {' '.join(first.split()) or type(error).__name__}", *lines, sep="\n", file=sys.stderr)
     return status
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script of the library shtab. A value that is neither converted nor a choice is completed as a file."""
+
+    def __call__(self, parser, namespace, shell, flag=None):
+        with extra("completion"):
+            import shtab
+        (commands,) = parser._subparsers._group_actions
+        for action in itertools.chain.from_iterable(command._actions for command in commands.choices.values()):
+            if action.nargs != 0 and action.type is None and action.choices is None:
+                action.complete = shtab.FILE
+        _write(f"{shtab.complete(parser, shell)}\n", flush=True)
+        parser.exit()
 
 
 class Parser(argparse.ArgumentParser):

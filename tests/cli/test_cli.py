@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -203,6 +204,36 @@ def test_help_and_version(capsys):
         assert "--resume continue an interrupted run" in " ".join(
             run(capsys, command, "--help")[1].split())
     assert run(capsys, "--version") == (0, f"elmo-fast {elmo_fast.__version__}\n", "")
+
+
+_COMPLETE = r"""
+source ./script
+complete_last() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); $function; echo "${COMPREPLY[*]}"; }
+function=$(complete -p elmo-fast | sed 's/.* -F \([^ ]*\) .*/\1/')
+complete_last elmo-fast em
+complete_last elmo-fast embed --prec
+complete_last elmo-fast embed --precision me
+complete_last elmo-fast embed in
+complete_last elmo-fast compare --weights 1 a b -o in
+complete_last elmo-fast train --s
+"""
+
+
+def test_completion_in_bash(capsys, folder):
+    """Names of commands, flags, values and files, by a script of the real library."""
+    pytest.importorskip("shtab")
+    status, script, errors = run(capsys, "--print-completion", "bash")
+    assert (status, errors) == (0, "")
+    (folder / "script").write_text(script)
+    shell = subprocess.run(["bash", "-c", _COMPLETE], capture_output=True, text=True, timeout=60)
+    assert (shell.returncode, shell.stderr) == (0, "")
+    assert shell.stdout.splitlines() == ["embed", "--precision", "medium", "in.txt", "in.txt", "--size --seed"]
+
+
+def test_completion_without_its_library(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    status, output, error = run(capsys, "--print-completion", "zsh")
+    assert (status, output) == (1, "") and error.endswith('pip install "elmo-fast[completion]"\n')
 
 
 PLAIN = {"layers": "3 (the token layer and 2 LSTM layers", "vector of a token": "8 values a layer",
