@@ -57,13 +57,14 @@ def add_commands(commands) -> None:
 
 
 def _add_exchange(commands) -> None:
-    parser = add_command(commands, "export", _export, "write the options.json and HDF5 weights of a trained or "
-                         "fine-tuned model", "--allow-nonfinite")
+    parser = add_command(commands, "export", _export, "write the options.json and weights of a trained or fine-tuned "
+                         "model", "--allow-nonfinite")
     add = parser.add_argument
     add("source", metavar="RUN", nargs="?", help="a run's directory")
     add("output", metavar="OUTPUT", help="directory for options.json, weights.hdf5 and vocab.txt")
     add("--checkpoint", **_CHECKPOINT)
     add("--softmax", action="store_true", help="also write softmax.hdf5")
+    add("--safetensors", action="store_true", help="write model.safetensors in place of weights.hdf5")
     storage = parser.add_mutually_exclusive_group()
     storage.add_argument("--float16", action="store_true", help="store float16 numbers: half the size")
     storage.add_argument("--mantissa-bits", type=at_least(1), metavar="N", help="store float16 numbers with at most N "
@@ -198,22 +199,21 @@ def _perplexity(**arguments) -> list[str]:
     return [str(perplexity_of(**arguments))]
 
 
-def _export(source, output, from_module, options_file, float16, mantissa_bits, allow_nonfinite, **run_options) -> None:
+def _export(source, output, from_module, options_file, checkpoint, softmax, **writing) -> None:
     if (source is None) == (from_module is None):
         raise ValueError(f"source: expected either RUN or --from-module, got {'neither' if source is None else 'both'}")
     refuse_stdout(output, "output")
     if from_module is None:
-        choose(source, run_options["checkpoint"])
+        choose(source, checkpoint)
     else:
         check_file("--from-module", from_module)
     with extra("torch"):
         from elmo_fast.train.export import export_run, export_state_dict
 
     if from_module is not None:
-        export_state_dict(from_module, options_file, output, float16, mantissa_bits, allow_nonfinite)
+        export_state_dict(from_module, options_file, output, **writing)
     else:
-        export_run(source, output, float16=float16, mantissa_bits=mantissa_bits, allow_nonfinite=allow_nonfinite,
-                   **run_options)
+        export_run(source, output, checkpoint=checkpoint, softmax=softmax, **writing)
 
 
 def _import_tf(output, **arguments) -> list[str]:

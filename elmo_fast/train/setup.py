@@ -30,7 +30,7 @@ from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
 from elmo_fast.train.run_files import BEST, OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run, read_log
 from elmo_fast.weights.datasets import check_finite, check_is_hdf5, read_weights
-from elmo_fast.weights.families import SOFTMAX_FILE
+from elmo_fast.weights.families import SOFTMAX_FILE, SUFFIXES
 from elmo_fast.weights.sources import find_model
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
         raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
                                  "or name another directory")
     options_file = arguments.options_file and local_path(arguments.options_file)
-    weights = [path.name for path in sorted(folder.glob("*")) if path.suffix in (".hdf5", ".h5")]
+    weights = [path.name for path in sorted(folder.glob("*")) if path.suffix in SUFFIXES]
     if weights or (options_file and target.exists() and os.path.exists(options_file)
                    and target.samefile(options_file)):
         raise ConfigurationError(f"run {folder}: expected a new directory, found {[*weights, OPTIONS_FILE][0]:.80}, "

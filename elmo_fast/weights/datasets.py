@@ -1,27 +1,31 @@
-"""Weights by dataset name in bilm-tf's HDF5 layout: read and checked, written, initialized, fingerprinted."""
+"""Weights by dataset name in bilm-tf's layout, HDF5 or safetensors: read and checked, written, initialized.
 
+Both formats have the same names and arrays, so that a value keeps its bits from one to the other.
+"""
+
+import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from elmo_fast.arguments import check_count
-from elmo_fast.environment import memory_size
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.arguments import check_count, check_file
+from elmo_fast.environment import extra, memory_size
+from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import check_target, write_bytes
 from elmo_fast.files.hdf5 import atomic_hdf5, datasets_of, open_hdf5
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.weights.families import BILM_TF, FAMILIES
+from elmo_fast.weights.families import BILM_TF, FAMILIES, SAFETENSORS
 from elmo_fast.weights.options import N_CHARACTERS, NETWORK_KEYS, Options
 from elmo_fast.weights.sources import ModelFiles
 
@@ -29,8 +33,10 @@ _MANTISSA = 10  # bits of float16's
 _COMPRESSED = {"compression": "gzip", "compression_opts": 9, "shuffle": True}
 
 OPTIONS_FILE, WEIGHTS_FILE, VOCABULARY_FILE = "options.json", "weights.hdf5", "vocab.txt"
+SAFETENSORS_FILE = f"model{SAFETENSORS}"  # in place of WEIGHTS_FILE; the name that Hugging Face's hub reads
 _UNREAD = ("softmax/", "embedding")  # of bilm-tf's language model and its table of tokens, beside any biLM
 Weights = Mapping[str, np.ndarray]
+Dataset = h5py.Dataset | np.ndarray  # of HDF5, or of a safetensors file, which is read whole
 DIRECTIONS = (0, 1)
 LSTM_DATASETS = ("W_0", "B", "W_P_0")
 
@@ -99,12 +105,11 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
     """Weights of a file, float32, by dataset name.
 
     Accepts 261 rows of characters or 262 (the first, for "no token", is then dropped), and the names of a one-layer
-    bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not HDF5, is
-    truncated, lacks a dataset, has a dataset of another shape or one that the options do not need, such as a further
-    layer, and for NaN and infinities unless `allow_nonfinite`.
+    bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not HDF5 or
+    safetensors, is truncated, lacks a dataset, has a dataset of another shape or one that the options do not need, such
+    as a further layer, and for NaN and infinities unless `allow_nonfinite`.
     """
-    with open_hdf5(path, "weight_file") as file:
-        datasets = _datasets(file, path)
+    with _datasets(path) as datasets:
         weights = _take(datasets, expected_shapes(options, datasets), path, allow_nonfinite)
         check_all_read(f"weight_file {os.fspath(path)}", [name for name in datasets if not name.startswith(_UNREAD)])
         return weights
@@ -112,12 +117,30 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
 
 def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """The weights `shapes` of a file, float32, by dataset name; others are ignored. Errors as in `read_weights`."""
-    with open_hdf5(path, "weight_file") as file:
-        return _take(_datasets(file, path), shapes, path)
+    with _datasets(path) as datasets:
+        return _take(datasets, shapes, path)
 
 
-def _datasets(file: h5py.File, path: str | os.PathLike) -> dict[str, h5py.Dataset]:
-    datasets = datasets_of(file, f"weight_file {os.fspath(path)}")
+@contextlib.contextmanager
+def _datasets(path: str | os.PathLike) -> Iterator[dict[str, Dataset]]:
+    """The datasets of an open file by name, those of a one-layer dump by the names of other models."""
+    if os.fspath(path).endswith(SAFETENSORS):
+        yield _renamed(_read_safetensors(path))
+    else:
+        with open_hdf5(path, "weight_file") as file:
+            yield _renamed(datasets_of(file, f"weight_file {os.fspath(path)}"))
+
+
+def _read_safetensors(path: str | os.PathLike) -> dict[str, Dataset]:
+    with extra("safetensors"):
+        from safetensors.numpy import load_file
+    source = check_file("weight_file", path)
+    expected = "a safetensors file of NumPy's types, got something else or a file cut short or damaged"
+    with parsing(f"weight_file {source}", expected):
+        return load_file(source)
+
+
+def _renamed(datasets: dict[str, Dataset]) -> dict[str, Dataset]:
     for direction, name in itertools.product(DIRECTIONS, LSTM_DATASETS):
         short = f"RNN_{direction}/RNN/LSTMCell/{name}"
         if short in datasets:
@@ -125,7 +148,7 @@ def _datasets(file: h5py.File, path: str | os.PathLike) -> dict[str, h5py.Datase
     return datasets
 
 
-def _take(datasets: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
+def _take(datasets: dict[str, Dataset], shapes: Mapping[str, tuple[int, ...]],
           source: str | os.PathLike, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
     """Read the datasets of `shapes` into memory, and remove them from `datasets`."""
     weights = {}
@@ -147,7 +170,7 @@ def check_all_read(source: str, rest: Collection[str]) -> None:
                                  f"and {len(rest) - 1} more beside them")
 
 
-def read_values(dataset: h5py.Dataset, where: str, allow_nonfinite: bool = False) -> np.ndarray:
+def read_values(dataset: Dataset, where: str, allow_nonfinite: bool = False) -> np.ndarray:
     """The numbers of a dataset, float32; errors as in `read_weights`."""
     if dataset.dtype.kind != "f":
         raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype!s:.80}")
@@ -178,7 +201,7 @@ def check_shapes(source: str, shapes: Mapping[str, tuple[int, ...]], weights: We
 
 def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32,
                   mantissa_bits: int | None = None) -> None:
-    """Write weights in bilm-tf's layout; the file is written atomically.
+    """Write weights in bilm-tf's layout, as safetensors if `path` ends so, else HDF5; the file is written atomically.
 
     `read_weights` returns the same values (261 rows of characters), rounded if `dtype` is float16. `mantissa_bits`
     (1 to 10) stores float16, rounds matrices to mantissas of so many bits, and has HDF5 compress them. Raises
@@ -192,24 +215,35 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
         if any(name.startswith(family.lexicons) for name in weights):
             raise ConfigurationError(f"weights: {family.no_hdf5()}")
     check_target(path, "weight file")
+    arrays = ((name, _as_stored(name, values, dtype, mantissa_bits)) for name, values in weights.items())
+    if os.fspath(path).endswith(SAFETENSORS):
+        with extra("safetensors"):
+            from safetensors.numpy import save
+        write_bytes(path, save(dict(arrays)))
+        return
     with atomic_hdf5(path) as (file, _):
-        for dataset, values in weights.items():
-            with np.errstate(over="ignore"):
-                stored = np.asarray(values, dtype=dtype)
+        for name, stored in arrays:
             is_short = mantissa_bits is not None and stored.ndim > 1
-            stored = _rounded(stored, mantissa_bits) if is_short else stored
-            if (np.isinf(stored) != np.isinf(values)).any():
-                raise ConfigurationError(f"{dataset}: expected values that float16 holds, got {np.abs(values).max():g}")
-            file.create_dataset(dataset, data=stored, **_COMPRESSED if is_short and stored.size else {})
+            file.create_dataset(name, data=stored, **_COMPRESSED if is_short and stored.size else {})
             stops.check()
 
 
+def _as_stored(name: str, values: np.ndarray, dtype: type, mantissa_bits: int | None) -> np.ndarray:
+    """A contiguous array: safetensors writes any other one in the order of its memory."""
+    with np.errstate(over="ignore"):
+        stored = np.ascontiguousarray(values, dtype=dtype)
+    stored = _rounded(stored, mantissa_bits) if mantissa_bits is not None and stored.ndim > 1 else stored
+    if (np.isinf(stored) != np.isinf(values)).any():
+        raise ConfigurationError(f"{name}: expected values that float16 holds, got {np.abs(values).max():g}")
+    return stored
+
+
 def write_model(folder: Path, content: Mapping[str, Any], weights: Weights, vocabulary: Sequence[str] | None = None,
-                dtype: type = np.float32, mantissa_bits: int | None = None) -> None:
-    """Write a model's files into a directory: `weights.hdf5` as `write_weights` does, `vocab.txt` if words are given,
-    and `options.json` with the keys of `content` that describe the network.
+                weights_file: str = WEIGHTS_FILE, **storage) -> None:
+    """Write a model's files into a directory: weights as `write_weights` does with `storage`, `vocab.txt` if words are
+    given, and `options.json` with the keys of `content` that describe the network.
     """
-    write_weights(folder / WEIGHTS_FILE, weights, dtype, mantissa_bits)
+    write_weights(folder / weights_file, weights, **storage)
     network = {name: content[name] for name in content if name in NETWORK_KEYS}
     write_bytes(folder / OPTIONS_FILE, (json.dumps(network, indent=1) + "\n").encode())
     if vocabulary is not None:

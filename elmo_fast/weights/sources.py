@@ -18,11 +18,11 @@ from elmo_fast.files.atomic import DeferredErrorFile, store_once
 from elmo_fast.files.downloads import cache_path, fetch, fetch_any, is_url
 from elmo_fast.files.hdf5 import MAGIC, check_unpacked
 from elmo_fast.files.stops import interruptible
-from elmo_fast.weights.families import ALLENNLP, BILM_TF, Family, family_of
+from elmo_fast.weights.families import ALLENNLP, BILM_TF, SAFETENSORS, Family, family_of
 from elmo_fast.weights.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, public_copies
 
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
-_OPTIONS, _WEIGHTS = "options.json", "*.hdf5 or *.h5"
+_OPTIONS, _WEIGHTS = "options.json", "*.hdf5, *.h5 or *.safetensors"
 _BLOCK = 1 << 20
 
 
@@ -48,11 +48,11 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
     Either `model`: a name (`model.public`), whose public copies are tried in order, a directory, a ZIP or tar, the URL
     of one, or the URL of a directory where the file system can list one (`hf://owner/repository`, `s3://...`); or both
-    `options_file` and `weight_file`, paths or URLs. A directory or archive has `*options.json` and one file `*.hdf5` or
-    `*.h5`, or bio_embeddings' `options_file` and `weights_file`; a model of ELMoForManyLangs has `config.json` and
-    `encoder.pkl` instead; AllenNLP's `model.tar.gz` has `fta/*options_file` and `weights.th`, from which the model is
-    written into the cache. Raises `FileNotFoundError` or `ConfigurationError`, which say what is missing, or how to use
-    a file that is not a model, and `UnavailableError` with a line for each address of a name.
+    `options_file` and `weight_file`, paths or URLs. A directory or archive has `*options.json` and one file `*.hdf5`,
+    `*.h5` or `*.safetensors`, or bio_embeddings' `options_file` and `weights_file`; a model of ELMoForManyLangs has
+    `config.json` and `encoder.pkl` instead; AllenNLP's `model.tar.gz` has `fta/*options_file` and `weights.th`, from
+    which the model is written into the cache. Raises `FileNotFoundError` or `ConfigurationError`, which say what is
+    missing, or how to use a file that is not a model, and `UnavailableError` with a line for each address of a name.
     """
     if model is None:
         return _two_files(options_file=options_file, weight_file=weight_file)
@@ -79,8 +79,9 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
 def _what_is(path: Path) -> str:
     """Describe a file that is not a model, and say how to pass it if it is a part of a model."""
-    if _begins_as_hdf5(path):
-        return ("an HDF5 file: weights are given as --weight-file beside --options-file (train: --from-weights beside "
+    if _begins_as_hdf5(path) or path.suffix == SAFETENSORS:
+        kind = "a safetensors" if path.suffix == SAFETENSORS else "an HDF5"
+        return (f"{kind} file: weights are given as --weight-file beside --options-file (train: --from-weights beside "
                 "--from-options; Python: weight_file, options_file)")
     if path.suffix == ".json":
         return ("a JSON file: options are given as --options-file beside --weight-file (train: --from-options beside "
@@ -141,9 +142,8 @@ def _remote_model_files(url: str) -> list[str]:
         system, path = fsspec.url_to_fs(url)
         entries = system.ls(path, detail=True) if system.isdir(path) else []
     except ImportError as error:
-        hub = ", and pip install huggingface_hub for hf://" if url.startswith("hf://") else ""
-        raise ImportError(f"reading {url} needs a package that is missing ({error}): {install_line('remote')}{hub}"
-                          ) from error
+        name = "hub" if url.startswith("hf://") else "remote"
+        raise ImportError(f"reading {url} needs a package that is missing ({error}): {install_line(name)}") from error
     except Exception as error:
         raise OSError(f"model: {url} cannot be listed ({type(error).__name__}: {error})") from error
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]

@@ -56,7 +56,7 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("info model/options.json", "which is a JSON file: options are given as --options-file beside --weight-file"),
     ("info --options-file model/weights.hdf5 --weight-file model/options.json",
      "expected JSON, got HDF5: options_file is the first of the two, weight_file the second"),
-    ("info run", "expected one file *.hdf5 or *.h5, found none; elmo-fast export makes a model of a training run"),
+    ("info run", "or *.safetensors, found none; elmo-fast export makes a model of a training run"),
     ("embed texts/a.txt o.h5 --top --targets data.txt", "--targets: expected a word a line, found none in data.txt"),
     ("embed texts/a.txt o.h5 --top --targets texts", "--targets: expected a file, got the directory texts"),
     ("embed data.json data.npy --format jsonl --average --pool mean --model model",

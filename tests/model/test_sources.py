@@ -36,16 +36,17 @@ def test_a_missing_path_is_named(model, name, value, error, message):
         find_model(model, **{name: arguments[name]})
 
 
+_NO_WEIGHTS = r"expected one file \*.hdf5, \*.h5 or \*.safetensors, found none; elmo-fast "
+
+
 @pytest.mark.parametrize("present, message", [
     ([], "expected one file options.json, found none"),
-    (["options.json"],
-     r"expected one file \*.hdf5 or \*.h5, found none; elmo-fast export makes a model of a training run"),
+    (["options.json"], f"{_NO_WEIGHTS}export makes a model of a training run"),
     (["step-00000001.pt"], "expected one file options.json, found none; elmo-fast export makes a model of a .*"),
     (["model.ckpt-5.index", "options.json"],
-     (r"expected one file \*.hdf5 or \*.h5, found none; elmo-fast import-tf makes a training run of TensorFlow "
-      "checkpoints, elmo-fast export a model of it")),
-    (["options.json", "a.hdf5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.hdf5, b.hdf5"),
-    (["options.json", "a.h5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.h5, b.hdf5"),
+     f"{_NO_WEIGHTS}import-tf makes a training run of TensorFlow checkpoints, elmo-fast export a model of it"),
+    (["options.json", "a.hdf5", "b.hdf5"], r"expected one file \*.hdf5, \*.h5 or \*.safetensors, found a.hdf5, b.hdf5"),
+    (["options.json", "a.h5", "b.hdf5"], r"expected one file \*.hdf5, \*.h5 or \*.safetensors, found a.h5, b.hdf5"),
     (["options.json", "options_file", "x.h5"], "expected one file options.json, found options.json, options_file"),
     (["a_options.json", "b_options.json"], "expected one file options.json, found a_options.json, b_options.json"),
 ])
@@ -96,13 +97,13 @@ def locked(content):
 
 
 @pytest.mark.parametrize("members, damage, message", [
-    ({}, bytes, "expected options.json and [*].hdf5 or [*].h5 inside, found nothing"),
+    ({}, bytes, "expected options.json and [*].hdf5, [*].h5 or [*].safetensors inside, found nothing"),
     ({"a.txt": b"", "options.json": b"{}"}, bytes,
-     "expected options.json and [*].hdf5 or [*].h5 inside, found a.txt, options.json"),
+     "expected options.json and [*].hdf5, [*].h5 or [*].safetensors inside, found a.txt, options.json"),
     ({"a/options.json": b"{}", "b/options.json": b"{}", "m.hdf5": b""}, bytes,
      "expected one model inside, found both a/options.json and b/options.json"),
     ({"options.json": b"{}", "a.hdf5": b"", "b.hdf5": b""}, bytes,
-     "expected one file [*].hdf5 or [*].h5, found a.hdf5, b.hdf5"),
+     "expected one file [*].hdf5, [*].h5 or [*].safetensors, found a.hdf5, b.hdf5"),
     (None, lambda content: content[: len(content) // 2], "expected a directory, ZIP or tar"),
     (None, lambda content: content[:2000] + b"\xff" * 40 + content[2040:], "expected a complete ZIP"),
     (None, lambda content: b"<html>", "expected a directory, ZIP or tar"),

@@ -86,6 +86,26 @@ def test_the_weights_are_the_runs_rounded_on_request_and_the_softmax_has_its_own
             assert np.array_equal(value, weights[name].astype(dtype).astype(np.float32)), name
 
 
+def test_a_run_and_a_module_are_exported_as_safetensors(tmp_path, capsys):
+    """The softmax stays HDF5, and commands that need it read the model."""
+    folder, out, pattern = train(tmp_path)
+    pytest.importorskip("safetensors")
+    assert run(capsys, "export", folder, tmp_path / "safe", "--softmax", "--safetensors")[0] == 0
+    assert names(tmp_path / "safe") == ["model.safetensors", "options.json", "softmax.hdf5", "vocab.txt"]
+    export_module(BiLm.from_model(out), tmp_path / "module", safetensors=True)
+    torch.save(Elmo(out / "options.json", out / "weights.hdf5", 1).state_dict(), tmp_path / "m.pt")
+    assert run(capsys, "export", tmp_path / "dict", "--from-module", tmp_path / "m.pt", "--options-file",
+               out / "options.json", "--safetensors")[0] == 0
+    expected = exported_weights(out)
+    for path in ("safe", "module"):
+        arrays = read_weights(tmp_path / path / "model.safetensors", Options.from_file(out / "options.json"))
+        assert all(arrays[name].tobytes() == values.tobytes() for name, values in expected.items())
+    assert names(tmp_path / "dict") == ["model.safetensors", "options.json"]
+    for model in ("safe", "out"):
+        assert run(capsys, "perplexity", tmp_path / model, pattern, "--quiet") == run(
+            capsys, "perplexity", out, pattern, "--quiet")
+
+
 def test_short_mantissas_are_compressed(tmp_path, capsys):
     folder, out, _ = train(tmp_path)
     for bits in ("3", "10"):

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from types import ModuleType
 
 SOFTMAX_FILE = "softmax.hdf5"  # beside the weights of a model that has a softmax
-_HDF5 = (".hdf5", ".h5")
+SAFETENSORS = ".safetensors"
+SUFFIXES = (".hdf5", ".h5", SAFETENSORS)  # of weights in bilm-tf's layout
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ MANYLANGS = Family(
 BILM_TF = Family(
     "bilm-tf", "bilm_tf", "elmo_fast.nn.bilm:BiLm",
     options=("*options.json", "options_file"),  # names without a suffix are bio_embeddings'
-    weights=(*(f"*{suffix}" for suffix in _HDF5), "weights_file"), vocabularies=("vocab.txt", "vocab.txt.gz"),
+    weights=(*(f"*{suffix}" for suffix in SUFFIXES), "weights_file"), vocabularies=("vocab.txt", "vocab.txt.gz"),
     others=(SOFTMAX_FILE,),
     preferred=("options.json", "options_file", "weights_file",
-               *(f"{name}{suffix}" for name in ("model", "weights", "lm_weights") for suffix in _HDF5)))
+               *(f"{name}{suffix}" for name in ("model", "weights", "lm_weights") for suffix in SUFFIXES)))
 ALLENNLP = Family(  # `find_model` converts its models to bilm-tf's
     "AllenNLP", "allennlp", "elmo_fast.nn.bilm:BiLm", options=("*options_file", "*options.json"),
     weights=("weights.th",))
