@@ -7,15 +7,23 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 _Options = TypeVar("_Options")
+_Choice = TypeVar("_Choice", bound=str)
+
+FreeState = Literal["zero", "warm"]  # a text's vectors then depend on that text only, not on order or batch mates
+StateName = Literal["carry", FreeState]
+LayerName = Literal["all", "top", "average"]
+Layers = LayerName | int | Sequence[float]
+Pool = Literal["mean", "max", "first_last"]
+Precision = Literal["highest", "high", "medium", "low"]
 
 BACKENDS = ("auto", "reference", "torch", "native")
 ACTIVATIONS = ("relu", "tanh")  # implemented in ops/char_cnn/activations.py
-STATES = ("carry", "zero", "warm")
-FREE_STATES = STATES[1:]  # a text's vectors then depend on that text only, not on order or batch mates
-LAYERS = ("all", "top", "average")
+STATES: tuple[str, ...] = get_args(StateName)
+FREE_STATES: tuple[str, ...] = get_args(FreeState)
+LAYERS: tuple[str, ...] = get_args(LayerName)
 UNKNOWN = ("encode", "error", "unk")  # for words outside a token table: encode, raise an error, or use <UNK>'s vector
 STORAGES = ("float32", "float16")  # of stored vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
@@ -46,7 +54,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:
+def check_choice(name: str, value: _Choice, choices: Sequence[str], error: type[ValueError] = ValueError) -> _Choice:
     """Return the value; an error names the argument if the value is not in `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise error(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
-from elmo_fast.arguments import FREE_STATES, STATES, check_choice, check_path, gathered
+from elmo_fast.arguments import STATES, Layers, Pool, Precision, StateName, check_choice, check_path, gathered
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.embed.opening import embedder_of, read_files
 from elmo_fast.embed.progress import Progress
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 _warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 Given = str | Sequence[str] | FastaRecord | Text
-Layers = str | int | Sequence[float]
 
 
 def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: "str | torch.device | None" = None,
-         precision: str = "highest", backend: str = "auto", warm_text: Sequence[Sequence[str]] = WARM_TEXT,
+         precision: Precision = "highest", backend: str = "auto", warm_text: Sequence[Sequence[str]] = WARM_TEXT,
          allow_nonfinite: bool = False) -> "LoadedElmo":
     """Load a model to get vectors from.
 
@@ -154,8 +153,9 @@ class LoadedElmo:
         named = {"model": self._name, **named} if self._name else named
         return f"LoadedElmo({', '.join(f'{name}={value!r}' for name, value in named.items())})"
 
-    def embed(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
-              batch_size: int | None = None, tokenizer: str | Tokenizer = "auto") -> list[np.ndarray]:
+    def embed(self, sentences: Iterable[Given], layers: Layers = "all", state: StateName = "warm",
+              pool: Pool | None = None, batch_size: int | None = None,
+              tokenizer: str | Tokenizer = "auto") -> list[np.ndarray]:
         """Vectors of texts, in order: float32 [layers, tokens, 2 P] a text.
 
         `layers`: `all`, `top`, `average`, the number of a layer from 0 (the token layer), or a factor for each layer;
@@ -168,27 +168,28 @@ class LoadedElmo:
         check_choice("state", state, STATES)
         texts = list(self._texts(sentences, pool, tokenizer, state))
         order = list(range(len(texts)))
-        if state in FREE_STATES:  # Texts that do not depend on others run longest first: then few slots end up idle.
+        if state != "carry":  # Texts that do not depend on others run longest first: then few slots end up idle.
             order.sort(key=lambda number: len(texts[number].tokens), reverse=True)
         vectors = list(self._run((texts[number] for number in order), form, state, batch_size))
         return [vectors[rank] for rank in np.argsort(order)]
 
-    def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
-               batch_size: int | None = None, tokenizer: str | Tokenizer = "auto") -> Iterator[np.ndarray]:
+    def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: StateName = "warm",
+               pool: Pool | None = None, batch_size: int | None = None,
+               tokenizer: str | Tokenizer = "auto") -> Iterator[np.ndarray]:
         """As `embed`, lazily: texts are read as needed, also from an endless iterable, and memory is bounded."""
         form = OutputSpec(layers, pool).check(self.num_layers)
         run = self._run(self._texts(sentences, pool, tokenizer, state), form, state, batch_size)
         return (vectors for vectors in run)
 
     def vectors(self, sentences: Iterable[Sequence[str]], batch_size: int | None = None,
-                state: str | None = None) -> Iterator[np.ndarray]:
+                state: StateName | None = None) -> Iterator[np.ndarray]:
         """Vectors of tokenized sentences, lazily and unchecked: float32 [layers, tokens, 2 P] a sentence.
 
         `embed`, `stream` and `similarity` take their vectors from here. `state` is by default the model's.
         """
         return self.embedder.stream(sentences, batch_size, state)
 
-    def encode(self, sentences: Given | Iterable[Given], state: str = "warm", batch_size: int | None = None,
+    def encode(self, sentences: Given | Iterable[Given], state: StateName = "warm", batch_size: int | None = None,
                tokenizer: str | Tokenizer = "auto") -> np.ndarray:
         """One vector a sentence, the mean over its tokens of the layers' average: float32 [sentences, 2 P].
 
@@ -210,7 +211,7 @@ class LoadedElmo:
             return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
 
     def save_vectors(self, path: str | os.PathLike, sentences: Iterable[Given], layers: Layers = "all",
-                     state: str = "warm", pool: str | None = None, batch_size: int | None = None, *,
+                     state: StateName = "warm", pool: Pool | None = None, batch_size: int | None = None, *,
                      tokenizer: str | Tokenizer = "auto", **options) -> None:
         """Write the arrays of `embed` to a file as they are computed; `open_embeddings` reads the file.
 
@@ -243,7 +244,8 @@ class LoadedElmo:
         starts_english = state == "warm" and self.model.warm_text == WARM_TEXT
         return (_text(given, number, pool, split, starts_english) for number, given in enumerate(sentences))
 
-    def _run(self, texts: Iterable[Text], form: OutputSpec, state: str, batch_size: int | None) -> Iterator[np.ndarray]:
+    def _run(self, texts: Iterable[Text], form: OutputSpec, state: StateName,
+             batch_size: int | None) -> Iterator[np.ndarray]:
         """The vectors that `form` selects from the stream; a `map`, because a generator would add a Python frame."""
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors

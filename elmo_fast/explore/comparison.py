@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elmo_fast.arguments import FREE_STATES, check_choice, shown
+from elmo_fast.arguments import FREE_STATES, FreeState, check_choice, shown
 from elmo_fast.embed.api import Given, LoadedElmo, tokens_of
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
@@ -54,7 +54,7 @@ class Comparison:
         return self.first.astype(np.float64), self.second.astype(np.float64)
 
 
-def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm",
+def compare(elmo: LoadedElmo, first: Given, second: Given, state: FreeState = "warm",
             tokenizer: str | Tokenizer = "auto") -> Comparison:
     """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens.
 

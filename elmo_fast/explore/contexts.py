@@ -15,13 +15,15 @@ from elmo_fast.arguments import (
     FREE_STATES,
     LAYERS,
     STORAGES,
+    FreeState,
+    Layers,
     check_choice,
     check_count,
     check_path,
     local_path,
     shown,
 )
-from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
+from elmo_fast.embed.api import Given, LoadedElmo, tokens_of
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.explore.comparison import unit
 from elmo_fast.files import stops
@@ -56,7 +58,7 @@ class ContextIndex:
     """
 
     def __init__(self, texts: Sequence[Sequence[str]], places: np.ndarray, vectors: np.ndarray, *,
-                 lines: Sequence[int] | None = None, layers: Layers = "average", state: str = "warm",
+                 lines: Sequence[int] | None = None, layers: Layers = "average", state: FreeState = "warm",
                  model: str | None = None, precision: str | None = None):
         if vectors.ndim != 2 or places.shape != (len(vectors), 2):
             raise ValueError("vectors, places: expected [n, dim] and [n, 2], got "
@@ -72,7 +74,7 @@ class ContextIndex:
 
     @classmethod
     def build(cls, elmo: LoadedElmo, texts: Iterable[Given], *, words: Collection[str] | None = None,
-              layers: Layers = "average", state: str = "warm", dtype: str = "float32",
+              layers: Layers = "average", state: FreeState = "warm", dtype: str = "float32",
               batch_size: int = DEFAULT_BATCH_SIZE, tokenizer: str | Tokenizer = "auto") -> "ContextIndex":
         """An index in memory of a corpus: of every token, or only of `words`, in upper or lower case.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from elmo_fast.arguments import counted, local_path
+from elmo_fast.arguments import Layers, counted, local_path
 from elmo_fast.embed.jobs import ModelChoice
 from elmo_fast.explore.pictures import CONTEXTS, MAPS, check_picture, named_maps, save_comparison, save_report
 from elmo_fast.files.atomic import check_target
@@ -16,7 +16,7 @@ from elmo_fast.text.readers import open_texts
 if TYPE_CHECKING:
     import numpy as np
 
-    from elmo_fast.embed.api import Layers, LoadedElmo
+    from elmo_fast.embed.api import LoadedElmo
     from elmo_fast.explore.comparison import Comparison
     from elmo_fast.explore.contexts import ContextIndex
 
@@ -50,7 +50,7 @@ def _table(comparison: "Comparison", maps: "dict[str, np.ndarray]") -> Iterator[
         yield ""
 
 
-def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], layer: "Layers | None",
+def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], layer: Layers | None,
                      state: str | None, save: str | None, output: str | None, **reading) -> Result:
     """The tab-separated rows of a report; the index `save` and the picture `output` are written first.
 
@@ -86,7 +86,7 @@ def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], la
     return report_lines(report), files
 
 
-def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: "Layers | None",
+def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: Layers | None,
            state: str | None, reading: dict[str, Any]) -> "ContextIndex":
     from elmo_fast.explore.contexts import ContextIndex
     from elmo_fast.explore.nearest import open_index

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.arguments import FREE_STATES, check_choice
-from elmo_fast.embed.api import Layers, LoadedElmo, Text, tokens_of
+from elmo_fast.arguments import FREE_STATES, Layers, check_choice
+from elmo_fast.embed.api import LoadedElmo, Text, tokens_of
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 
 

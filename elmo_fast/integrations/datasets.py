@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_path, shown
-from elmo_fast.embed.api import Layers, LoadedElmo, Text, load
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FreeState, Layers, Pool, check_path, shown
+from elmo_fast.embed.api import LoadedElmo, Text, load
 from elmo_fast.integrations import check_arguments, pooled_vectors, token_vectors, tokenized
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.weights.sources import DEFAULT_MODEL
@@ -25,7 +25,7 @@ class Embed:
     """
 
     def __init__(self, column: str, output: str = "elmo", *, model: str | os.PathLike = DEFAULT_MODEL,
-                 layers: Layers = "average", pool: str | None = None, state: str = "warm",
+                 layers: Layers = "average", pool: Pool | None = None, state: FreeState = "warm",
                  batch_size: int = DEFAULT_BATCH_SIZE, tokenizer: str | Tokenizer = "auto", **how):
         self._columns, self._pool, self._tokenizer = (column, output), pool, tokenizer
         find_tokenizer(tokenizer)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, gathered
-from elmo_fast.embed.api import Layers, LoadedElmo
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FreeState, Layers, gathered
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.nn.bilm import BiLm
@@ -31,7 +31,7 @@ class ElmoEmbeddings(TokenEmbeddings):
     `state_dict`.
     """
 
-    def __init__(self, model: str | BiLm = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
+    def __init__(self, model: str | BiLm = DEFAULT_MODEL, *, layers: Layers = "average", state: FreeState = "warm",
                  batch_size: int = DEFAULT_BATCH_SIZE, name: str | None = None, **options):
         super().__init__()
         self._settings = {"layers": layers, "state": state, "batch_size": batch_size}

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, shown
-from elmo_fast.embed.api import Layers, LoadedElmo
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FreeState, Layers, Precision, check_count, shown
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, width
 from elmo_fast.nn.bilm import BiLm
@@ -37,8 +37,8 @@ class ElmoModule(InputModule):
     config_keys = ("layers", "state", "max_seq_length", "requires_grad", "precision", "backend", "allow_nonfinite")
     tokenizer = None  # of transformers; there is none
 
-    def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
-                 max_seq_length: int | None = None, requires_grad: bool = False, precision: str = "highest",
+    def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", state: FreeState = "warm",
+                 max_seq_length: int | None = None, requires_grad: bool = False, precision: Precision = "highest",
                  backend: str = "auto", allow_nonfinite: bool = False, tokenizer: str | Tokenizer = "auto"):
         super().__init__()
         self.layers, self.state, self.requires_grad, self.precision, self.backend, self.allow_nonfinite = (

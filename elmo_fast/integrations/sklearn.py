@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, listed
-from elmo_fast.embed.api import Layers, Text, load
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FreeState, Layers, Pool, Precision, listed
+from elmo_fast.embed.api import Text, load
 from elmo_fast.environment import extra
 from elmo_fast.integrations import check_arguments, pooled_vectors, tokenized, width
 from elmo_fast.text.tokenizers import Tokenizer
@@ -25,9 +25,9 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     `load`. `fit` learns nothing: it reads the model, which is then part of the pickle.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", pool: str = "mean",
-                 state: str = "warm", tokenizer: str | Tokenizer = "auto",
-                 device: str | None = None, precision: str = "highest", backend: str = "auto",
+    def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", pool: Pool = "mean",
+                 state: FreeState = "warm", tokenizer: str | Tokenizer = "auto",
+                 device: str | None = None, precision: Precision = "highest", backend: str = "auto",
                  batch_size: int = DEFAULT_BATCH_SIZE, allow_nonfinite: bool = False):
         self.model = model
         self.layers = layers

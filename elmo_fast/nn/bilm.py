@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from elmo_fast.arguments import STATES, check_choice, check_path, gathered
+from elmo_fast.arguments import STATES, StateName, check_choice, check_path, gathered
 from elmo_fast.engine.backend import check_backend
 from elmo_fast.engine.model import RunState
 from elmo_fast.engine.precision import check_precision
@@ -101,12 +101,12 @@ class BiLm(OutsideGraphs):
         return self._token_embedder
 
     @property
-    def state(self) -> str:
+    def state(self) -> StateName:
         """`carry`, `zero` or `warm`; may be set."""
         return getattr(self._elmo_lstm, "state", "carry")
 
     @state.setter
-    def state(self, state: str) -> None:
+    def state(self, state: StateName) -> None:
         self._elmo_lstm.state = state
 
     @property
@@ -167,7 +167,7 @@ class BiLm(OutsideGraphs):
     @outside_graphs
     @threads_of_a_child()
     def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
-                word_inputs: torch.Tensor | None = None, *, state: str | None = None) -> BiLmOutput:
+                word_inputs: torch.Tensor | None = None, *, state: StateName | None = None) -> BiLmOutput:
         """Representations of a batch of sentences given as ids.
 
         `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters, and also with
@@ -203,7 +203,7 @@ class BiLm(OutsideGraphs):
     @outside_graphs
     @threads_of_a_child()
     def embed_tokens(self, batch: Sequence[Sequence[str]],
-                     state: str | None = None) -> tuple[list[torch.Tensor], np.ndarray]:
+                     state: StateName | None = None) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
 
         Returns a list of [N, 2 P], token layer first, and the positions of each sentence, int64 [sentences],
@@ -244,7 +244,7 @@ class BiLm(OutsideGraphs):
                 lstm.store_state(last)
         return [layer.to(dtype) for layer in layers]
 
-    def _state_of_call(self, state: str | None) -> str:
+    def _state_of_call(self, state: StateName | None) -> StateName:
         """The state that a call names, by default the model's."""
         return self.state if state is None else check_choice("state", state, STATES)
 

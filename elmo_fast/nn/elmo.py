@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -21,6 +21,13 @@ from elmo_fast.weights.opening import ModelOptions
 logger = logging.getLogger(__name__)
 
 
+class ElmoOutput(TypedDict):
+    """A list of representations, tensors [batch, ..., T, 2 P], and their mask, int64 [batch, ..., T]."""
+
+    elmo_representations: list[torch.Tensor]
+    mask: torch.Tensor
+
+
 class Elmo(OutsideGraphs):
     """ELMo representations (Peters et al. 2018): `num_output_representations` mixtures of one run of the biLM.
 
@@ -33,6 +40,7 @@ class Elmo(OutsideGraphs):
     `activations` and `mask`, and it has `num_layers`. Further `options` are fields of `ModelOptions`.
     """
 
+    __call__: Callable[..., ElmoOutput]  # torch's returns Any
     _bilm: type[BiLm] = BiLm
 
     def __init__(self, options_file: str | os.PathLike | None, weight_file: str | os.PathLike | None,
@@ -66,7 +74,7 @@ class Elmo(OutsideGraphs):
         return self._elmo_lstm.get_output_dim()
 
     @outside_graphs
-    def forward(self, inputs: torch.Tensor | None, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
+    def forward(self, inputs: torch.Tensor | None, word_inputs: torch.Tensor | None = None) -> ElmoOutput:
         """Representations of sentences given as character ids, int [batch, T, C] or [batch, ..., T, C].
 
         A model of words reads word ids, int [batch, ..., T] (`BiLm.token_source.batch_ids`). `word_inputs` int

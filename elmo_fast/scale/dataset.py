@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elmo_fast.arguments import DEFAULT_BATCH_SIZE, check_count, gathered, shown
-from elmo_fast.embed.api import Layers, LoadedElmo, load
+from elmo_fast.arguments import DEFAULT_BATCH_SIZE, FreeState, Layers, Pool, Precision, check_count, gathered, shown
+from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.environment import extra
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors.spec import OutputSpec
@@ -32,9 +32,9 @@ class DatasetOptions:
     """
 
     layers: Layers = "all"
-    pool: str | None = None
-    state: str = "warm"
-    precision: str = "highest"
+    pool: Pool | None = None
+    state: FreeState = "warm"
+    precision: Precision = "highest"
     backend: str = "auto"
     dtype: str = "float32"
     output_column: str = "elmo"

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elmo_fast.arguments import Precision, StateName
+
 # The text whose final state, run from zeros, is the initial state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
     "The committee will meet again on Tuesday to discuss the report .",
@@ -27,8 +29,8 @@ class ModelOptions:
     `allow_nonfinite`.
     """
 
-    state: str = "carry"
-    precision: str = "highest"
+    state: StateName = "carry"
+    precision: Precision = "highest"
     backend: str = "auto"
     requires_grad: bool = False
     warm_text: Sequence[Sequence[str]] = WARM_TEXT
