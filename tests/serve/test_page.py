@@ -273,6 +273,28 @@ def test_arrow_keys_lead_through_a_map(browser, address, elmo):
     assert text.split("\n")[0] == "I · sold" and [line for line in text.split("\n") if line in numbers] == numbers
 
 
+_EDGES = ("return [...document.querySelectorAll(arguments[0])].map(element => "
+          "(({ left, right }) => [left, right])(element.getBoundingClientRect()))")
+
+
+def test_tokens_of_every_script_stand_apart_in_their_order(browser, address):
+    open_page(browser, address, a="\u05d0\u05d1\u05d2 \u05d3 ( \u05d4 ) 12 .", b="\u0645\u0631 \u0639 x")
+    edges = np.array(browser.execute_script(_EDGES, "#tokens .tokens span"))
+    assert len(edges) == 10 and (edges[1:, 0] > edges[:-1, 1] + 4).all()
+
+
+@pytest.mark.parametrize("second", ["a b", SECOND, " ".join(["word"] * 50)])
+def test_the_map_fills_its_room_beside_the_panel(browser, address, second):
+    """The panel is at the map's side, and a map that is too wide for the page's remaining room scrolls inside it."""
+    open_page(browser, address, a=FIRST, b=second)
+    wait(browser, f"return document.querySelectorAll('#mixture td[data-row]').length === {4 * len(second.split())}")
+    (_, end), (panel, panel_end), (_, page) = (browser.execute_script(_EDGES, place)[0]
+                                               for place in ("#mixture", ".side", "#form"))
+    assert panel - end == pytest.approx(40, abs=1) and panel_end < page + 1
+    (_, table), = browser.execute_script(_EDGES, "#mixture table")
+    assert table == pytest.approx(end, abs=1) or len(second.split()) > 40
+
+
 @pytest.mark.parametrize("width", [320, 380])
 def test_a_phone_needs_no_scrolling_sideways(address, width):
     with chromium(width, 700) as phone:

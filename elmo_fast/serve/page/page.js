@@ -119,7 +119,9 @@ function moveFocus(event) {
 function fit(place) {
   const header = place.querySelector("tbody th");
   if (!header) return;
-  const room = (place.clientWidth - header.offsetWidth - 8) / state.data.second_tokens.length - 2;
+  const side = place.nextElementSibling, isBeside = side && side.offsetLeft > place.offsetLeft;
+  const width = side ? place.parentElement.clientWidth - (isBeside ? side.offsetWidth + 40 : 0) : place.clientWidth;
+  const room = (width - header.offsetWidth - 8) / state.data.second_tokens.length - 2;
   const cell = Math.max(16, Math.min(place.id === "mixture" ? 60 : 44, room));
   place.style.setProperty("--cell", `${Math.floor(cell)}px`);
   place.classList.toggle("tight", cell < 42);
@@ -127,12 +129,12 @@ function fit(place) {
 }
 new ResizeObserver(() => {
   if (state.data) document.querySelectorAll("#mixture, #layers .scroll").forEach(fit);
-}).observe(byId("mixture"));
+}).observe(byId("mixture").parentElement);
 
 const isWord = token => /[\p{L}\p{N}]/u.test(token);
 function drawTokens({ first_tokens, second_tokens }) {
-  const line = tokens => element("span", { class: "tokens" }, ...tokens.map(
-    token => element("span", isWord(token) ? {} : { class: "punctuation" }, token)));
+  const line = tokens => element("span", { class: "tokens" }, ...tokens.flatMap(
+    token => [element("span", isWord(token) ? {} : { class: "punctuation" }, token), " "]));
   byId("tokens").replaceChildren("Tokens: ", line(first_tokens), " / ", line(second_tokens));
 }
 function showPair(s, t) {
