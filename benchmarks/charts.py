@@ -47,13 +47,15 @@ def bars():
 def roofline():
     """FLOP/s of whole models under the rates that their runs measured, over the FLOP for a byte of weights read."""
     import numpy as np
+    from matplotlib.ticker import LogFormatter
 
     figure, axes = _axes(7.5, 4.2)
     markers = dict(zip(WAYS, "osD"))
     for size, color in zip(SIZES, ("#4051b5", "#2e7d32", "#d32f2f")):
         rates, options = read(f"embed-{size}")["settings"]["rates"]["highest"], workloads.options_of(size)
         x = np.geomspace(0.4, 100, 50)
-        axes.plot(x, np.minimum(rates["fp32"], rates["read"] * x) / 1e9, color=color, linewidth=1)
+        axes.plot(x, np.minimum(rates["fp32"], rates["read"] * x) / 1e9, color=color, linewidth=1,
+                  label=f"{size}, roof: {rates['fp32'] / 1e9:.0f} GFLOP/s, {rates['read'] / 1e9:.0f} GB/s read")
         for way in WAYS:
             row = ours(size, way)
             read_per_token = 4 * options["lstm"]["n_layers"] * floor.step_weights(options) / row["live_rows_per_step"]
@@ -61,14 +63,17 @@ def roofline():
                       markers[way], color=color, label=f"{size}, {way}")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("FLOP for each byte of recurrent weights that the steps read")
-    axes.set_ylabel("GFLOP/s; lines: the rates of the machine")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter())
+    axes.set_xlabel("arithmetic intensity: FLOP for each byte of recurrent weights that the steps read")
+    axes.set_ylabel("GFLOP/s")
     axes.legend(frameon=False, loc="lower right", fontsize=8)
     return figure
 
 
 def memory():
-    """Peak memory of the command against the number of short sentences."""
+    """Peak memory of the command against the number of sentences."""
     figure, axes = _axes(7, 3.6)
     found = {}
     for row in rows("io", way="memory"):
@@ -77,7 +82,8 @@ def memory():
         axes.plot(*zip(*points), marker=marker, color=color, label=name)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("short sentences")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("sentences")
     axes.set_ylabel("peak memory of the process, MiB")
     axes.legend(frameon=False)
     return figure

@@ -137,6 +137,7 @@ def plot_losses(run: str | os.PathLike) -> str | None:
     """Write `loss.png` from the log; returns None, or why there is no plot."""
     try:
         from matplotlib import figure as figures
+        from matplotlib.ticker import LogFormatter
     except ImportError as error:
         return f"no plot of the losses: {error}; {install_line('plots')}"
     figure = figures.Figure(figsize=(8, 5))
@@ -145,6 +146,8 @@ def plot_losses(run: str | os.PathLike) -> str | None:
         points = [(line["step"], line["perplexity"]) for line in read_log(run) if line["kind"] == kind]
         axes.plot([step for step, _ in points], [value for _, value in points], label=name, marker=marker)
     axes.set(xlabel="step", ylabel="perplexity", yscale="log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter())
     axes.legend()
     with atomic_path(Path(local_path(run)) / PLOT_FILE) as partial:
         figure.savefig(partial, format="png", dpi=120)
