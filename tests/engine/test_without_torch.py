@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from elmo_fast import open_embeddings
 from elmo_fast.testing import SAME_MODEL
+from tests.support import docs
 from tests.support.files import ROOT, python
 
 NO_TORCH = """
@@ -97,6 +99,24 @@ else:
     ["info"], ["doctor"]], ids=lambda arguments: arguments[0])
 def test_commands(run, arguments):
     run(f"from elmo_fast.cli import main\nstatus = main({arguments!r})\nassert not status, status")
+
+
+def test_the_first_screen_of_the_readme(run):
+    """Its Python and its commands, before it comes to PyTorch; `make` and pip are run by hand."""
+    blocks = docs.blocks("README.md", "python", "bash")[:3]
+    lines = [line for language, code in blocks if language == "bash" for line in docs.shell_lines(code)]
+    code = "".join(code for language, code in blocks if language == "python")
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("elmo-fast ")]
+    assert [name for name, *_ in commands] == ["embed", "compare"]
+    run(f"""
+import shutil
+shutil.copy("text.txt", "sentences.txt")
+{code}
+assert vectors.shape == (2, 384)
+from elmo_fast.cli import main
+for arguments in {commands!r}:
+    assert not main(arguments), arguments
+""")
 
 
 def test_the_command_imports_what_it_uses(run):

@@ -1,15 +1,19 @@
 """Every code block of README and docs runs, on a small model; slow commands are checked for the names in them."""
 
 import inspect
+import os
 import re
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import tokenization
-from elmo_fast import LoadedElmo, cli
+from elmo_fast import LoadedElmo, cli, load, open_embeddings
 from elmo_fast.arguments import TOKENIZERS
 from tests.support import docs
 from tests.support.files import ROOT
@@ -18,7 +22,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md", 
          *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 # Pages whose code is run elsewhere, and where.
 ELSEWHERE = {"docs/integrations.md": "tests/integrations, with the real libraries",
-             "docs/scaling.md": "tests/scale, with Ray",
+             "docs/scaling.md": "tests/scale, with Ray, and below",
              "docs/formats.md": "tests/integrations, with the real libraries",
              "docs/serving.md": "tests/serve, against a server",
              "elmo_fast/pretrained/README.md": "nowhere: the training of the bundled model takes days"}
@@ -82,6 +86,43 @@ def test_the_rule_of_defaults():
     for call in (LoadedElmo.embed, LoadedElmo.stream, LoadedElmo.encode, LoadedElmo.save_vectors):
         defaults = {name: value.default for name, value in inspect.signature(call).parameters.items()}
         assert (defaults["state"], defaults["tokenizer"]) == ("warm", "auto")
+
+
+@pytest.mark.parametrize("page", [*PAGES, "Dockerfile"])
+def test_commands_have_their_flags(page):
+    """In any block, also one that no test runs, and in sentences."""
+    (commands,) = (action.choices for action in cli.make_parser()._actions if isinstance(action.choices, dict))
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    for name, rest in re.findall(r"\belmo-fast ([a-z-]+)([^`\n]*)", text):
+        known = commands[name]._option_string_actions if name in commands else {}
+        assert set(re.findall(r"(?<=\s)--[a-z][\w-]*", rest)) <= {*known}, (name, rest)
+
+
+@pytest.mark.long
+def test_the_shell_code_of_large_corpora(tmp_path):
+    """As written, but for the numbers of processes and cores and the GPUs, in bash."""
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "corpus").mkdir()
+    for part in ("00", "10"):
+        parquet.write_table(pa.table({"text": ["It rained.", "They don't play."]}),
+                            tmp_path / "corpus" / f"{part}.parquet")
+    (tmp_path / "corpus.txt").write_text("It rained .\nThey play .\n" * 20)
+    expected = load().encode(["It rained.", "They don't play."])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for _, code in docs.blocks("docs/scaling.md", "bash"):
+        for pattern, ours in (("taskset -c \\S+", ""), (" --device cuda:.LOCAL_RANK", ""), ("-n l/8", "-n l/2"),
+                              ("--nproc-per-node 8", "--nproc-per-node 2")):
+            code = re.sub(pattern, ours, code)
+        process = subprocess.run(["bash", "-euc", code], cwd=tmp_path, env={**os.environ, "PATH": path},
+                                 capture_output=True, text=True)
+        assert process.returncode == 0, code + process.stderr
+    for folder, copies in (("vectors", 2), ("vectors-0", 1), ("vectors-1", 1)):
+        with open_embeddings(tmp_path / folder) as stored:
+            np.testing.assert_array_equal(np.stack(list(stored)), np.tile(expected, (copies, 1)))
+    for rank in range(2):
+        with open_embeddings(tmp_path / f"vectors.{rank}.h5") as stored:
+            assert len(stored) == 20
 
 
 def test_the_compose_file_has_flags_of_serve():
