@@ -1,16 +1,13 @@
 """The subcommand `bench`."""
 
-from collections.abc import Iterator
-
 from elmo_fast.cli.flags import DEVICE_HELP, FORMATS_HELP, TEXTS, add_command, checked_type
-from elmo_fast.text.readers import open_texts
-from elmo_fast.weights.sources import DEFAULT_MODEL, find_model
+from elmo_fast.weights.sources import DEFAULT_MODEL
 
 
 def add_commands(commands) -> None:
     """Add the subcommand `bench`."""
-    parser = add_command(commands, "bench", _bench, "measure speed, latency and memory of a model "
-                         "on this machine, in about half a minute", "--model", "--precision", *TEXTS, "--quiet",
+    parser = add_command(commands, "bench", "elmo_fast.bench.run:command", "measure speed, latency and memory of "
+                         "a model on this machine, in about half a minute", "--model", "--precision", *TEXTS, "--quiet",
                          model=DEFAULT_MODEL)
     parser.epilog = "Before anything is timed, the results are compared with those of the reference path."
     add = parser.add_argument
@@ -21,12 +18,3 @@ def add_commands(commands) -> None:
     add("--seconds", default=30.0,
         type=checked_type(float, "a number from 1 to 3600", lambda value: 1 <= value <= 3600),
         help="approximate time to measure (default: %(default)s)")
-
-
-def _bench(**flags) -> Iterator[str]:
-    find_model(flags["model"])  # reports missing files before torch, whose import takes seconds, is imported
-    if flags["text_file"] is not None:
-        open_texts(flags["text_file"], **{name: flags[name] for name in ("format", "field", "tokenizer")}).close()
-    from elmo_fast.bench.run import command
-
-    return command(**flags)

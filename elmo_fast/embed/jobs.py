@@ -1,7 +1,4 @@
-"""The work of the subcommands `embed` and `cache`: a file of vectors from a text, a token table from a vocabulary.
-
-Arguments and files are checked before the engine is imported.
-"""
+"""The work of the subcommands `embed` and `cache`: a file of vectors from a text, a token table from a vocabulary."""
 
 import contextlib
 import itertools
@@ -9,10 +6,17 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elmo_fast.arguments import check_file, counted, local_path
+from elmo_fast.embed.api import LoadedElmo, load
+from elmo_fast.embed.build_table import corpus_words, write_token_table
+from elmo_fast.embed.embedder import Embedder
+from elmo_fast.embed.opening import open_embedder
 from elmo_fast.embed.progress import Progress
+from elmo_fast.embed.run import Written, write_corpus
+from elmo_fast.engine.model import Model
+from elmo_fast.engine.table import TokenTable
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import check_target
 from elmo_fast.files.lock import locked
@@ -24,12 +28,6 @@ from elmo_fast.vectors.layouts.table import is_directory, layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Target
 from elmo_fast.weights.opening import ModelOptions
 from elmo_fast.weights.sources import DEFAULT_MODEL, ModelFiles, find_model
-
-if TYPE_CHECKING:
-    from elmo_fast.embed.api import LoadedElmo
-    from elmo_fast.embed.embedder import Embedder
-    from elmo_fast.embed.run import Written
-    from elmo_fast.engine.model import Model
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,8 @@ class ModelChoice:
     options_file: str | None = None
     weight_file: str | None = None
 
-    def load(self) -> "LoadedElmo":
+    def load(self) -> LoadedElmo:
         """The named model on its device."""
-        from elmo_fast.embed.api import load
-
         return load(self.model, device=self.device or "cpu", precision=self.precision, backend=self.backend,
                     allow_nonfinite=self.allow_nonfinite)
 
@@ -95,10 +91,8 @@ class ModelChoice:
                 raise ConfigurationError(f"output file: expected a file other than the inputs, got {where}")
         return files
 
-    def open(self, files: ModelFiles, **options: Any) -> "Embedder":
+    def open(self, files: ModelFiles, **options: Any) -> Embedder:
         """An embedder of the model on its device; `options` are further fields of `ModelOptions`."""
-        from elmo_fast.embed.opening import open_embedder
-
         return open_embedder(files, ModelOptions(precision=self.precision, backend=self.backend,
                                                  allow_nonfinite=self.allow_nonfinite, **options), self.device or "cpu")
 
@@ -116,9 +110,6 @@ def embed_file(texts: Texts, output: VectorOutput, model: ModelChoice, *, state:
         files = model.files(output.output_file, [*texts.paths, token_table])
         table_file = token_table and check_file("token table", token_table)
         bar = Progress(progress, texts.count())
-        from elmo_fast.embed.run import write_corpus
-        from elmo_fast.engine.table import TokenTable
-
         table = table_file and TokenTable.open(table_file, unknown=unknown or "encode")
         embedder = model.open(files, state=state, token_table=table)
         target.form.check(embedder.model.num_layers)
@@ -126,7 +117,7 @@ def embed_file(texts: Texts, output: VectorOutput, model: ModelChoice, *, state:
     return summary(target, written, embedder.model)
 
 
-def summary(target: Target, written: "Written", model: "Model") -> str:
+def summary(target: Target, written: Written, model: Model) -> str:
     """A line on a file of vectors: what it holds, the shape of a text's array, and the layout."""
     form = target.form
     kind = f"{target.layout}, a directory" if is_directory(target.layout, target.path) else target.layout
@@ -147,8 +138,6 @@ def write_table(vocabulary: str, output_file: str, model: ModelChoice, *, corpus
             files = model.files(output_file, texts.paths if corpus else [vocabulary])
             if not corpus:
                 check_file("vocabulary", vocabulary)
-            from elmo_fast.embed.build_table import corpus_words, write_token_table
-
             words = corpus_words(text.tokens for text in texts) if corpus else vocabulary
         at_rest = model.open(files, state="zero").model
         rows, size = write_token_table(at_rest, words, output_file, storage=storage, progress=progress, lock=lock)

@@ -54,9 +54,6 @@ PRECISIONS = {
 
 check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)
 
-# Those with weights of at most 16 bits on a CPU.
-SMALL = tuple(name for name, row in PRECISIONS.items() if OPERANDS[row.cpu].bits <= 8)
-
 # Those in which gradients can be recorded.
 TRAINED = tuple(name for name, row in PRECISIONS.items() if OPERANDS[row.cpu].dtype != "int8")
 

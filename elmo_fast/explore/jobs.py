@@ -1,24 +1,20 @@
-"""The work of the subcommands `compare` and `nearest`: rows to print, and a picture.
-
-Arguments and files are checked before torch, whose import takes seconds, is imported.
-"""
+"""The work of the subcommands `compare` and `nearest`: rows to print, and a picture."""
 
 import os
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from elmo_fast.arguments import Layers, counted, local_path
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.jobs import ModelChoice
+from elmo_fast.explore.comparison import Comparison, compare
+from elmo_fast.explore.contexts import ContextIndex
+from elmo_fast.explore.nearest import find_contexts, open_index, report_lines
 from elmo_fast.explore.pictures import CONTEXTS, MAPS, check_picture, named_maps, save_comparison, save_report
 from elmo_fast.files.atomic import check_target
 from elmo_fast.text.readers import open_texts
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from elmo_fast.embed.api import LoadedElmo
-    from elmo_fast.explore.comparison import Comparison
-    from elmo_fast.explore.contexts import ContextIndex
 
 Result = tuple[Iterator[str], list[str]]  # the rows to print, and a line on every file that was written
 
@@ -30,10 +26,7 @@ def compare_sentences(model: ModelChoice, first: str, second: str, weights: tupl
     """
     if output is not None:
         check_picture(output, MAPS)
-    elmo = model.load()
-    from elmo_fast.explore.comparison import compare
-
-    comparison = compare(elmo, first, second, state, tokenizer)
+    comparison = compare(model.load(), first, second, state, tokenizer)
     maps, files = named_maps(comparison, weights), []
     if output is not None:
         save_comparison(comparison, output, weights)
@@ -42,7 +35,7 @@ def compare_sentences(model: ModelChoice, first: str, second: str, weights: tupl
     return _table(comparison, maps), files
 
 
-def _table(comparison: "Comparison", maps: "dict[str, np.ndarray]") -> Iterator[str]:
+def _table(comparison: Comparison, maps: dict[str, np.ndarray]) -> Iterator[str]:
     for title, cosines in maps.items():
         yield "\t".join([title, *comparison.second_tokens])
         for token, row in zip(comparison.first_tokens, cosines.tolist()):
@@ -69,8 +62,6 @@ def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], la
     if not os.path.isdir(corpus):  # a directory may hold vectors
         open_texts(corpus, **reading).close()
     elmo = model.load()
-    from elmo_fast.explore.nearest import find_contexts, report_lines
-
     words, files = None if search["any_word"] or save else [word], []
     index = _index(elmo, corpus, words, layer, state, reading)
     if save is not None:
@@ -86,11 +77,8 @@ def nearest_contexts(model: ModelChoice, corpus: str, search: dict[str, Any], la
     return report_lines(report), files
 
 
-def _index(elmo: "LoadedElmo", corpus: str, words: Collection[str] | None, layer: Layers | None,
-           state: str | None, reading: dict[str, Any]) -> "ContextIndex":
-    from elmo_fast.explore.contexts import ContextIndex
-    from elmo_fast.explore.nearest import open_index
-
+def _index(elmo: LoadedElmo, corpus: str, words: Collection[str] | None, layer: Layers | None,
+           state: str | None, reading: dict[str, Any]) -> ContextIndex:
     if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
         if layer is not None or state:
             raise ValueError(f"--layer, --weights, --state: expected a text as CORPUS, got the vectors in {corpus}")

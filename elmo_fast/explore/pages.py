@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from elmo_fast.explore.nearest import Context, Group, Report
+from elmo_fast.explore.nearest import Context, Group, Report
 
 # Tables of cosines, in these pages and in the server's.
 COSINE_STYLE = Path(__file__).with_name("cosines.css").read_text(encoding="utf-8")
@@ -42,7 +40,7 @@ def _cell(cosine: float) -> str:
     return f'<td{strong} style="--v:{abs(cosine):.3f};--end:var(--{end})">{number_text(cosine, 2)}</td>'
 
 
-def report_page(report: "Report", title: str) -> str:
+def report_page(report: Report, title: str) -> str:
     """Keyword-in-context lines with a bar for each cosine, and the word's occurrences in a plane."""
     lead = f"<p>{report.count:,} occurrences. The bars are cosines from 0 to 1.</p>"
     groups = (line for number, group in enumerate(report.groups) for line in _group(group, _letter(number)))
@@ -53,7 +51,7 @@ def _letter(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else str(number + 1)
 
 
-def _group(group: "Group", letter: str) -> Iterator[str]:
+def _group(group: Group, letter: str) -> Iterator[str]:
     badge = f'<span><span class="badge">{letter}</span></span>'
     yield f'<section aria-label="query {letter}">\n{_line(group.query, badge, "div", " query")}\n<ol>'
     for context in group.neighbours:
@@ -64,14 +62,14 @@ def _group(group: "Group", letter: str) -> Iterator[str]:
     yield "</ol>\n</section>"
 
 
-def _line(context: "Context", lead: str, tag: str, kind: str = "") -> str:
+def _line(context: Context, lead: str, tag: str, kind: str = "") -> str:
     place = "" if context.line is None else f"line {context.line:,}"
     return (f'<{tag} class="line{kind}">{lead} <bdi class="before"><bdi>{escape(context.before)}</bdi></bdi> '
             f'<b>{escape(context.word)}</b> <bdi>{escape(context.after)}</bdi> '
             f'<span class="place">{place}</span></{tag}>')
 
 
-def _plane(report: "Report") -> Iterator[str]:
+def _plane(report: Report) -> Iterator[str]:
     """The occurrences as dots of an SVG, the queries above the others."""
     low, high = report.points.min(axis=0), report.points.max(axis=0)
     scale = np.where(high > low, (np.array([_WIDTH, _HEIGHT]) - 2 * _EDGE) / np.maximum(high - low, 1e-12), 0)

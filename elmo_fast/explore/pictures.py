@@ -13,14 +13,13 @@ import numpy as np
 from elmo_fast.environment import extra
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.explore import pages
+from elmo_fast.explore.comparison import Comparison
+from elmo_fast.explore.nearest import Context, Report, report_lines
 from elmo_fast.files.atomic import check_target, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from elmo_fast.explore.comparison import Comparison
-    from elmo_fast.explore.nearest import Context, Report
 
 DRAWN = (".png", ".svg", ".pdf")  # by matplotlib
 MAPS, CONTEXTS = (*DRAWN, ".html"), (*DRAWN, ".html", ".txt")
@@ -44,7 +43,7 @@ def check_picture(path: str | os.PathLike, suffixes: Sequence[str]) -> None:
     check_target(path, "output")
 
 
-def save_comparison(comparison: "Comparison", path: str | os.PathLike, weights: Sequence[float] | None = None) -> None:
+def save_comparison(comparison: Comparison, path: str | os.PathLike, weights: Sequence[float] | None = None) -> None:
     """Write heat maps of a comparison, for every layer and with `weights` for the mixture: .png, .svg, .pdf, .html."""
     check_picture(path, MAPS)
     maps = named_maps(comparison, weights)
@@ -55,20 +54,18 @@ def save_comparison(comparison: "Comparison", path: str | os.PathLike, weights: 
         _save(_draw_maps(maps, first, second), path)
 
 
-def save_report(report: "Report", path: str | os.PathLike, title: str) -> None:
+def save_report(report: Report, path: str | os.PathLike, title: str) -> None:
     """Write nearest contexts under a title: .html, .txt (the rows alone), .png, .svg or .pdf."""
     check_picture(path, CONTEXTS)
     suffix = Path(path).suffix.lower()
     if suffix in DRAWN:
         _save(_draw_report(report, title), path)
     else:
-        from elmo_fast.explore.nearest import report_lines  # imports torch, which `check_picture` does not need
-
         lines = "".join(f"{line}\n" for line in report_lines(report))
         write_bytes(path, (pages.report_page(report, title) if suffix == ".html" else lines).encode("utf-8", "replace"))
 
 
-def named_maps(comparison: "Comparison", weights: Sequence[float] | None = None) -> dict[str, np.ndarray]:
+def named_maps(comparison: Comparison, weights: Sequence[float] | None = None) -> dict[str, np.ndarray]:
     """Maps float32 [T1, T2] by their titles: the layers in order, and with `weights` their mixture."""
     maps = {f"layer {number}": cosines for number, cosines in enumerate(comparison.layers())}
     if weights is not None:
@@ -131,7 +128,7 @@ def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[
     return image
 
 
-def _draw_report(report: "Report", title: str) -> "Figure":
+def _draw_report(report: Report, title: str) -> "Figure":
     count = sum(len(group.neighbours) + 2 for group in report.groups)
     figure = _figure(13, 0.27 * count + 0.7)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -151,7 +148,7 @@ def _draw_report(report: "Report", title: str) -> "Figure":
     return figure
 
 
-def _draw_context(axes: "Axes", context: "Context", y: float, families: list[str]) -> None:
+def _draw_context(axes: "Axes", context: Context, y: float, families: list[str]) -> None:
     """A row: bar and cosine at the left, the word in the middle; a shade behind a query."""
     from matplotlib.patches import Rectangle
 
