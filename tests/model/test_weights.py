@@ -1,9 +1,13 @@
+import json
+
 import h5py
 import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError, Options, random_weights, read_weights, write_weights
 from tests.support.files import names, tiny, write_model
+
+safetensors = pytest.importorskip("safetensors.numpy")
 
 OPTIONS = Options.from_dict(tiny())
 CELL = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/"
@@ -18,9 +22,14 @@ SHAPES = {
 }
 
 
-@pytest.fixture
-def weight_file(tmp_path):
-    return write_model(tmp_path) / "weights.hdf5"
+@pytest.fixture(params=["hdf5", "safetensors"])
+def weight_file(tmp_path, request):
+    path = write_model(tmp_path) / "weights.hdf5"
+    if request.param == "hdf5":
+        return path
+    write_weights(tmp_path / "weights.safetensors", read_weights(path, OPTIONS))
+    path.unlink()
+    return tmp_path / "weights.safetensors"
 
 
 def refusal(path, options=OPTIONS):
@@ -32,8 +41,13 @@ def refusal(path, options=OPTIONS):
 
 
 def replace(path, name, values, **storage):
+    if path.suffix == ".safetensors":
+        tensors = safetensors.load_file(path) | {name: values}
+        safetensors.save_file({key: value for key, value in tensors.items() if value is not None}, path)
+        return
     with h5py.File(path, "r+") as file:
-        del file[name]
+        if name in file:
+            del file[name]
         if values is not None:
             file.create_dataset(name, data=values, **storage)
 
@@ -53,8 +67,13 @@ def test_weights_round_trip_byte_for_byte(tmp_path, content):
     options = Options.from_dict(content)
     weights = random_weights(options, seed=3)
     weights[CELL + "B"][:3] = np.float32([np.nan, -0.0, 1e-42])
-    write_weights(tmp_path / "w.hdf5", weights)
-    assert_same(read_weights(tmp_path / "w.hdf5", options, allow_nonfinite=True), weights)
+    weights[CELL + "W_0"] = np.asfortranarray(weights[CELL + "W_0"])
+    for suffix in ("hdf5", "safetensors"):
+        write_weights(tmp_path / f"w.{suffix}", weights)
+        assert_same(read_weights(tmp_path / f"w.{suffix}", options, allow_nonfinite=True), weights)
+    stored = safetensors.load_file(tmp_path / "w.safetensors")
+    assert_same({name: stored[name] for name in weights}, weights)
+    assert len(stored) == len(weights) and names(tmp_path) == ["w.hdf5", "w.safetensors"]
 
 
 def test_names_and_shapes_match_bilm_tf():
@@ -112,8 +131,7 @@ def test_weights_of_a_larger_model_are_refused(weight_file, content, surplus):
 
 @pytest.mark.parametrize("name", ["CNN_high_0/W", "RNN_0/states", "attention/W", "char_embed_2", "step"])
 def test_a_dataset_that_nothing_reads_is_refused(weight_file, name):
-    with h5py.File(weight_file, "r+") as file:
-        file[name] = np.zeros(3, np.float32)
+    replace(weight_file, name, np.zeros(3, np.float32))
     assert refusal(weight_file).endswith(f"found {name} and 0 more beside them")
 
 
@@ -132,6 +150,8 @@ def test_a_projection_between_equal_sizes_is_optional(tmp_path):
 @pytest.mark.parametrize("storage, value", [({"dtype": np.float16}, 7e4), ({"mantissa_bits": 4}, -7e4),
                                             ({"mantissa_bits": 3}, 65504)])
 def test_values_beyond_float16_are_refused(tmp_path, storage, value):
+    with pytest.raises(ConfigurationError, match="W: expected values that float16 holds"):
+        write_weights(tmp_path / "w.safetensors", {"W": np.full((2, 3), value, np.float32)}, **storage)
     with pytest.raises(ConfigurationError, match=rf"W: expected values that float16 holds, got {abs(value):g}"):
         write_weights(tmp_path / "w.hdf5", {"W": np.full((2, 3), value, np.float32)}, **storage)
     assert not any(tmp_path.iterdir())
@@ -150,23 +170,34 @@ def test_other_float_types_are_read_as_float32(weight_file, dtype):
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "S3"])
 def test_datasets_of_other_types_are_refused(weight_file, dtype):
+    if (weight_file.suffix, dtype) == (".safetensors", "S3"):
+        pytest.skip("safetensors has no strings")
     replace(weight_file, "char_embed", np.zeros((261, 3), dtype))
     assert refusal(weight_file).startswith("dataset char_embed: expected floating-point numbers, found")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n" * 500, b"{}", b"\x89HDF\r\n\x1a\n", 0.001, 0.1, 0.5, 0.99])
+def tensor(**changes):
+    """A safetensors file of one tensor of two values, whose entry has the changes."""
+    entry = json.dumps({"char_embed": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}).encode()
+    return len(entry).to_bytes(8, "little") + entry + bytes(8)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n" * 500, b"{}", b"\x89HDF\r\n\x1a\n", b"\xff" * 99,
+                                     tensor(dtype="BF16", shape=[4]), tensor(shape=[3]),
+                                     tensor(shape=[0, 1 << 62], data_offsets=[0, 0]), 0.001, 0.1, 0.5, 0.99])
 def test_a_file_of_another_kind_or_cut_short_is_refused(weight_file, content):
     whole = weight_file.read_bytes()
     weight_file.write_bytes(whole[: int(content * len(whole))] if isinstance(content, float) else content)
-    assert refusal(weight_file).startswith("expected an HDF5 file, got something else or")
+    assert refusal(weight_file).startswith(("expected an HDF5 file, got something else or",
+                                            "expected a safetensors file of NumPy's types, got something else or"))
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(weight_file):
     before = weight_file.read_bytes()
-    for path in (weight_file, weight_file.with_name("new.hdf5")):
+    for path in (weight_file, weight_file.with_stem("new")):
         with pytest.raises(ValueError):
             write_weights(path, {**random_weights(OPTIONS), "CNN/W_cnn_0": "not numbers"})
     assert weight_file.read_bytes() == before
-    assert names(weight_file.parent) == ["options.json", "weights.hdf5"]
+    assert names(weight_file.parent) == ["options.json", weight_file.name]
     with pytest.raises(FileNotFoundError, match="weight file: expected an existing directory"):
-        write_weights(weight_file.parent / "no" / "w.hdf5", random_weights(OPTIONS))
+        write_weights(weight_file.parent / "no" / weight_file.name, random_weights(OPTIONS))
