@@ -135,7 +135,8 @@ def _records(paths: Iterable[str | os.PathLike], split_char: str, id_field: int,
             fields = [header] if id_field == -1 else header.split(split_char)
             if not -len(fields) <= id_field < len(fields):
                 raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number "
-                                         f"{id_field} of {header!r:.60} in {path}; -1 takes the whole header")
+                                         f"{id_field} of {header!r:.60} in {path}; -1 takes the whole header, 0 "
+                                         "its first field (--id 0 --split-char ' ': its first word)")
             identifier = fields[id_field]
             if not identifier.strip("/. "):
                 raise ConfigurationError(f"id: expected an identifier, got {identifier!r} from {header!r:.60} in "

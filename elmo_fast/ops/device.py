@@ -35,8 +35,9 @@ def available_device(device: str | int | torch.device | None) -> torch.device:
     try:
         available = torch.zeros(1, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ValueError(f"device: expected an available device, got {shown(device)} "
-                         f"({str(error).partition(chr(10))[0]})") from error
+        reason = str(error).partition("\n")[0]
+        reason = "cpu, cuda and cuda:1 are names" if reason.startswith("Expected one of") else reason
+        raise ValueError(f"device: expected an available device, got {shown(device)} ({reason})") from error
     refuse_meta(available)
     return available
 

@@ -82,7 +82,8 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
     data = _data(arguments, {}, replicas)
     for name, files in (("train", data["train"]), ("vocab", vocab_file)):
         if not files:
-            raise ConfigurationError(f"--{name}: expected files for a new run, got none")
+            raise ConfigurationError(f"--{name}: expected files for a new run, got none"
+                                     f"{'; elmo-fast vocab makes one' if name == 'vocab' else ''}")
     shards, heldout = _read_text(data, run_config, copies)
     vocabulary = Vocabulary(vocab_file, validate_file=True)
     options = {**arguments.options, "n_tokens_vocab": vocabulary.size,
