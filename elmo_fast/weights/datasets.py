@@ -124,20 +124,17 @@ def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]
 @contextlib.contextmanager
 def _datasets(path: str | os.PathLike) -> Iterator[dict[str, Dataset]]:
     """The datasets of an open file by name, those of a one-layer dump by the names of other models."""
-    if os.fspath(path).endswith(SAFETENSORS):
-        yield _renamed(_read_safetensors(path))
-    else:
+    if not os.fspath(path).endswith(SAFETENSORS):
         with open_hdf5(path, "weight_file") as file:
             yield _renamed(datasets_of(file, f"weight_file {os.fspath(path)}"))
-
-
-def _read_safetensors(path: str | os.PathLike) -> dict[str, Dataset]:
+        return
     with extra("safetensors"):
         from safetensors.numpy import load_file
     source = check_file("weight_file", path)
     expected = "a safetensors file of NumPy's types, got something else or a file cut short or damaged"
     with parsing(f"weight_file {source}", expected):
-        return load_file(source)
+        tensors = load_file(source)
+    yield _renamed(tensors)
 
 
 def _renamed(datasets: dict[str, Dataset]) -> dict[str, Dataset]:

@@ -203,6 +203,8 @@ def test_help_and_version(capsys):
     for command in ("embed", "seqvec"):
         assert "--resume continue an interrupted run" in " ".join(
             run(capsys, command, "--help")[1].split())
+    for words in ("-v models small", "models -v small", "models small --verbose"):
+        assert run(capsys, *words.split()) == run(capsys, "models", "small")
     assert run(capsys, "--version") == (0, f"elmo-fast {elmo_fast.__version__}\n", "")
 
 
