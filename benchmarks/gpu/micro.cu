@@ -11,13 +11,19 @@ using namespace elmo_fast::cuda;
 
 constexpr int threads = 256, repeats = 10000;
 
-enum class Wait { grid_barrier, l2_load, cluster_exchange, cluster_barrier, multicast };
+enum class Wait { grid_barrier, l2_load, cluster_exchange, multicast };
 
 constexpr int copied = 1024;  // bytes of a multicast
 
 // A load that no other access is ordered by.
 ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];", "=r",
            "l"(from) : "memory")
+
+// A barrier of all threads of all blocks of the cluster.
+ELMO_DEVICE void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
 
 // Waits so many times. `memory` is zeros: [0] counts arrivals, the rest is loaded; a load's address needs the value of
 // the load before it.
@@ -45,8 +51,6 @@ __global__ void __launch_bounds__(threads, 1) repeated(uint32_t* memory, int blo
       if (thread == 0) at = load_relaxed(memory + 32 + at);
     } else if constexpr (!has_clusters) {
       return;
-    } else if constexpr (wait == Wait::cluster_barrier) {
-      sync_cluster();
     } else {
       constexpr int bytes = wait == Wait::multicast ? copied : 16;
       PhaseBarrier* barrier = barriers + step % 2;
@@ -132,6 +136,5 @@ int main() {
   if (of_8 == 0) return 0;
   const int blocks = of_8 * most_cluster;
   measure<Wait::cluster_exchange>("cluster_exchange_us", blocks, most_cluster, shared, memory, bytes);
-  measure<Wait::cluster_barrier>("cluster_barrier_us", blocks, most_cluster, shared, memory, bytes);
   measure<Wait::multicast>("multicast_us", blocks, most_cluster, shared, memory, bytes);
 }

@@ -131,7 +131,7 @@ ELMO_VALUE(asm volatile, uint32_t, remote_address(const void* local, int rank), 
 using PhaseBarrier = uint64_t;
 ELMO_EFFECT(begin_phases(PhaseBarrier* barrier, int arrivals), "mbarrier.init.shared::cta.b64 [%0], %1;",
             "r"(shared_address(barrier)), "r"(arrivals))
-// What `begin_phases` wrote is seen by blocks of the cluster after its next barrier.
+// What `begin_phases` wrote is seen by blocks of the cluster after the thread's next release.
 ELMO_EFFECT(publish_barriers(), "fence.mbarrier_init.release.cluster;", )
 ELMO_EFFECT(arrive_and_expect(PhaseBarrier* barrier, int bytes),
             "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", "r"(shared_address(barrier)), "r"(bytes))
@@ -170,11 +170,6 @@ ELMO_DEVICE void multicast(void* to, const void* from, int bytes, PhaseBarrier* 
 // others'; what it accessed in the block's shared memory may be overwritten by one.
 ELMO_EFFECT(fence_global(), "fence.proxy.async.global;", )
 ELMO_EFFECT(fence_shared(), "fence.proxy.async.shared::cta;", )
-// A barrier of all threads of all blocks of the cluster.
-ELMO_DEVICE void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
 
 // ---- cells ----------------------------------------------------------------------------------------------------------
 

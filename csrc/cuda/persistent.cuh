@@ -335,12 +335,11 @@ template <int NT, int R, int depth, int most_threads>
 __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __grid_constant__ Launch p) {
   extern __shared__ __align__(16) char shared[];
   Team<NT, R, depth> team(p, shared);
+  // Blocks of a cluster may write each other's shared memory once all have started and until the first exits. The grid
+  // barriers order both: the first one of step 0 comes before the first such write, and the second one of the last step
+  // after the last. Unlike the cluster's own barrier, these waits have a deadline.
   team.begin();
-  // Blocks of a cluster may write each other's shared memory once all have started and until the first exits. All waits
-  // between have a deadline, which ends the kernel, so that every block comes to both barriers.
-  if (has_clusters && p.cluster > 1) sync_cluster();
   team.run();
-  if (has_clusters && p.cluster > 1) sync_cluster();
 }
 
 }  // namespace elmo_fast::cuda

@@ -130,13 +130,16 @@ void GlobalMemory::written(uintptr_t begin, size_t bytes) {
 
 static constexpr const char* space_names[] = {"param", "global", "shared", "shared::cluster"};  // by Space
 
-// The block of its cluster whose shared memory a warp accesses; it must have begun, and may not leave before.
+// The block of its cluster whose shared memory a warp accesses; one of its warps must have begun, and it may not leave
+// before.
 static Block& visited(Warp& warp, uint32_t rank) {
   if (rank >= warp.machine->launch.cluster) throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
   Block& block = warp.block->leader[rank];
   if (&block == warp.block) return block;
   if (!block.alive) throw Trap("the shared memory of a block that has left");
-  if (!block.leader->cluster_barrier.rounds && warp.clocks[block.first] <= warp.machine->base)
+  const Machine& machine = *warp.machine;
+  const auto first = warp.clocks.begin() + block.first, end = first + machine.warps.size() / machine.blocks.size();
+  if (!block.leader->cluster_barrier.rounds && *std::max_element(first, end) <= machine.base)
     throw Trap("the shared memory of a block that may not have started");
   block.visitors[warp.index] = warp.clocks[warp.index];
   return block;

@@ -112,7 +112,7 @@ def test_an_endless_wait_traps(lost, native):
 # for the ends of reads and for m, and the copies. The start of a PTX instruction after so many arrivals at the barrier.
 PLACES = [*(("ld.acquire", arrivals) for arrivals in (1, 2, 3)), *(("red.release", arrivals) for arrivals in (0, 2, 3)),
           ("mbarrier.try_wait", 1), ("mbarrier.try_wait", 3), ("mbarrier.arrive.shared", 1), ("cp.async.bulk", 2),
-          ("st.async", 1), ("barrier.cluster.wait", 0), ("barrier.cluster.arrive", 0)]
+          ("st.async", 1), ("mbarrier.init", 0)]
 TIMES = {"50 polls": 50_000, "9 s": 9_000_000_000, "for ever": 10**18}  # ns
 # A warp of a direction of a block is late, or all of the block.
 LATE = [(5, 0, False, "50 polls"), (1, 1, False, "9 s"), (6, 0, True, "50 polls"), (0, 1, True, "for ever")]
