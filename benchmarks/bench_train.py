@@ -1,4 +1,4 @@
-"""Training on the CPU: tokens per second of ours and of bilm-tf's own trainer, and the perplexity of both.
+"""Training: tokens per second of ours and of bilm-tf's own trainer, and the perplexity of both.
 
 Same text, vocabulary, sizes, batches and steps; by turns of some steps in one run, each side on the same number of
 threads. After the last step the held-out perplexity of both is computed by `elmo_fast.train.evaluate` (bilm-tf's
@@ -73,16 +73,18 @@ class Corpus:
 class Ours:
     """elmo_fast's trainer."""
 
-    def __init__(self, model: str, corpus: Corpus, seed: int):
+    def __init__(self, model: str, corpus: Corpus, seed: int, device: str):
         config = TrainConfig.from_dict({**options(model), "n_tokens_vocab": corpus.vocabulary.size, "seed": seed})
-        self.model = LanguageModel(config, initial_weights(config, seed))
-        self._trainer = Trainer(self.model, corpus.shards, corpus.vocabulary, Replicas(torch.device("cpu")))
+        self.model = LanguageModel(config, initial_weights(config, seed)).to(device)
+        self._trainer = Trainer(self.model, corpus.shards, corpus.vocabulary, Replicas(torch.device(device)))
 
     def turn(self, steps: int) -> float:
         """Train some steps; returns the seconds."""
         begin = time.perf_counter()
         for _ in range(steps):
             self._trainer.step()
+        if self._trainer.replicas.device.type == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - begin
 
 
@@ -141,15 +143,16 @@ def run(arguments: argparse.Namespace) -> dict:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         corpus = Corpus.read(arguments.train, arguments.heldout, SIZES[arguments.model][6], folder)
-        sides: dict = {"elmo-fast": Ours(arguments.model, corpus, arguments.seed)}
+        sides: dict = {"elmo-fast": Ours(arguments.model, corpus, arguments.seed, arguments.device)}
         if arguments.bilm_tf:
             sides["bilm-tf"] = stack.enter_context(peer(arguments, corpus, folder))
         results = rows_of(sides, corpus, by_turns(sides, arguments.steps, arguments.turn), arguments)
         facts = {"tokens": sum(shard.tokens for shard in corpus.shards), "files": len(corpus.shards),
                  "heldout_tokens": sum(shard.tokens for shard in corpus.heldout), "words": corpus.vocabulary.size}
-    settings = {"model": arguments.model, "options": options(arguments.model), "steps": arguments.steps,
-                "turn": arguments.turn, "warmup_turns": arguments.warmup, "threads": torch.get_num_threads(),
-                "seed": arguments.seed, "times_as_fast_as": "bilm-tf", "text": facts}
+    settings = {"model": arguments.model, "device": arguments.device, "options": options(arguments.model),
+                "steps": arguments.steps, "turn": arguments.turn, "warmup_turns": arguments.warmup,
+                "threads": torch.get_num_threads(), "seed": arguments.seed, "times_as_fast_as": "bilm-tf",
+                "text": facts}
     return common.document("train", settings, results)
 
 
@@ -163,6 +166,7 @@ def main() -> int:
     add("--train", default=str(shared / "train" / "*.txt"), metavar="GLOB")
     add("--heldout", default=str(shared / "heldout.txt"), metavar="GLOB")
     add("--seed", type=int, default=0)
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="of ours (default: cpu)")
     add("--bilm-tf", metavar="CHECKOUT", help="bilm-tf's source, unchanged")
     add("--tf-python", metavar="PYTHON", default=sys.executable, help="a Python with TensorFlow 2 and tf_keras")
     arguments = parser.parse_args()

@@ -37,7 +37,5 @@ def _within_time(request):
 
 def pytest_runtest_makereport(item, call) -> None:
     """A case that fails or is skipped leaves its reason, so that a run that is ended has all that was done."""
-    if call.excinfo and (file := item.config.getoption("--rows")):
-        reason = call.excinfo.exconly().splitlines()[0]
-        item.config.stash.setdefault(cases.NOT_TIMED, {})[item.name] = cases.without_paths(reason)
-        cases.write(item.config, file)
+    if call.excinfo:
+        cases.leave_reason(item.config, item.name, call.excinfo.exconly())

@@ -137,6 +137,13 @@ def record(config, row: dict) -> None:
         write(config, file)
 
 
+def leave_reason(config, case: str, reason: str) -> None:
+    """Say in the session's file why a case has no row."""
+    config.stash.setdefault(NOT_TIMED, {})[case] = without_paths(reason.splitlines()[0])
+    if file := config.getoption("--rows"):
+        write(config, file)
+
+
 def write(config, file: Path) -> None:
     """The session so far as a result file of the one shape."""
     settings = {"timer": str(config.getoption("benchmark_timer")), "not_timed": config.stash.get(NOT_TIMED, {})}

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Builds, checks and times elmo-fast on a machine with an NVIDIA GPU, offline, in under nine minutes.
+# Builds, checks and times elmo-fast on a machine with an NVIDIA GPU, offline, in under ten minutes, what matters most
+# first.
 usage='usage: run.sh [--dry-run] [--stage NAME] [--out FOLDER] [--allennlp PATH]
   --dry-run        tiny work on the CPU, to try the script itself
-  --stage NAME     micro, install, doctor, tests, steps, ncu, ceilings, lstm, encoder, text, sanitizer,
-                   fenced or fenced-steps alone
+  --stage NAME     micro, build, trial, text, peers, accuracy, steps, host, training, tests, ncu, encoder, race or
+                   fenced alone; its results are added to those of the archive that is there
   --out FOLDER     for results, which go to FOLDER/<gpu> (default: $OUT, or benchmarks/results)
   --allennlp PATH  a source checkout of AllenNLP 0.9, whose own code runs beside ours
 PYTHON names the interpreter.'
@@ -14,8 +15,8 @@ refuse() {
 }
 
 root=$(cd "$(dirname "$0")/../.." && pwd) || exit 2
-python=${PYTHON:-python3} out=${OUT:-$root/benchmarks/results} device=cuda failed=0 peer=
-wanted=' micro install doctor tests steps ncu ceilings lstm encoder text sanitizer fenced fenced-steps '
+python=${PYTHON:-python3} out=${OUT:-$root/benchmarks/results} device=cuda failed=0 peer= alone=
+wanted=' micro build trial text peers accuracy steps host training tests ncu encoder race fenced '
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) device=cpu; shift; continue ;;
@@ -24,7 +25,7 @@ while [ $# -gt 0 ]; do
     *) refuse "unknown argument $1" "$usage" ;;
   esac
   case $1 in
-    --stage) case $wanted in *" $2 "*) wanted=" $2 " ;; *) refuse "--stage: no stage $2" "$usage" ;; esac ;;
+    --stage) case $wanted in *" $2 "*) wanted=" $2 " alone=1 ;; *) refuse "--stage: no stage $2" "$usage" ;; esac ;;
     --out) out=$(realpath -m "$2") ;;
     --allennlp) peer=$(realpath -e "$2") || exit 2 ;;
   esac
@@ -36,37 +37,48 @@ if [ $device = cuda ] && ! gpu=$(nvidia-smi --query-gpu=name --format=csv,nohead
 fi
 cd "$root" || exit 2
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PATH="$PATH:/usr/local/cuda/bin"
-out=$out/$(echo "$gpu" | sed 's/^NVIDIA //' | tr -cs 'A-Za-z0-9\n' - | tr A-Z a-z)
-mkdir -p "$out" && rm -f "$out/stages.txt" "$out/log.txt" || exit 2
+gpu=$(echo "$gpu" | sed 's/^NVIDIA //' | tr -cs 'A-Za-z0-9\n' - | tr A-Z a-z)
+out=$out/$gpu
+archive=$out/results.tar.gz
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
-end=$(($(date +%s) + 530))
+kept=$work/$gpu
+mkdir -p "$out" "$kept" || exit 2
+if [ -n "$alone" ] && [ -f "$archive" ]; then tar -xzf "$archive" -C "$work" || exit 2; fi
+end=$(($(date +%s) + 570))
 
-# The limit of a stage: no more than what is left, with 5 s for its end.
+# The limit of a stage: no more than what is left, with 5 s for its end and 10 s for the table.
 within() {
-  left=$((end - $(date +%s) - 5))
+  left=$((end - $(date +%s) - 15))
   limit=$(($1 < left ? $1 : left))
 }
 
-# A stage that fails or hangs loses no other's results: run NAME SECONDS COMMAND...
+# A stage is a process that writes NAME.json and NAME.txt in the folder. When it has ended, in whatever way, they go to
+# the archive, so that few files are there and a stage that fails or hangs loses no result: run NAME SECONDS COMMAND...
 run() {
   name=$1
-  case $wanted in *" $name "*) within "$2" ;; *) return ;; esac
+  case $wanted in *" ${name%%-*} "*) within "$2" ;; *) return ;; esac
   shift 2
-  echo "== $name (at most $limit s)" | tee -a "$out/log.txt"
+  echo "== $name (at most $limit s)"
   if [ $limit -gt 5 ]; then
-    timeout -k 5 $limit "$@" >>"$out/log.txt" 2>&1
+    timeout -k 5 $limit "$@" >"$out/$name.txt" 2>&1
   else
-    echo 'not started: no time is left' >>"$out/log.txt"
+    echo 'not started: no time is left' >"$out/$name.txt"
     false
   fi
   status=$?
   [ $status = 0 ] || failed=1
-  tail -n "$([ "$name" = doctor ] && echo 40 || echo 12)" "$out/log.txt"
-  echo "$name: exit $status: $(tail -n 1 "$out/log.txt")" | tee -a "$out/stages.txt"
+  tail -n 12 "$out/$name.txt"
+  echo "$name: exit $status: $(tail -n 1 "$out/$name.txt")" | tee -a "$kept/stages.txt"
+  mv "$out/$name".* "$kept"
+  save
 }
 
-# Cases of single ops: ops NAME SECONDS FILE and what pytest is told; those that would begin late are skipped.
-ops() {
+save() {
+  tar -czf "$archive.part" -C "$work" "$gpu" && mv "$archive.part" "$archive"
+}
+
+# Cases of pytest with a file of rows: cases NAME SECONDS ARGUMENTS...; those that would begin late are skipped.
+cases() {
   name=$1
   within "$2"
   shift 2
@@ -74,41 +86,59 @@ ops() {
     --seconds $((limit * 8 / 10)) "$@"
 }
 
-if [ $device = cuda ]; then
-  run micro 40 sh -c 'nvcc -std=c++17 -O3 -arch=native benchmarks/gpu/micro.cu -o "$0/micro" || exit
-    "$0/micro" >"$1"; status=$?; cat "$1"; exit $status' "$work" "$out/micro.jsonl"
-  run install 120 sh -c '"$0" -m pip install --no-index --no-build-isolation --no-deps --no-input -e . && "$0" -c "
-import torch
+# Checks of memory by a tool of CUDA, where it is there, on the smallest layer: sanitized NAME SECONDS TOOL
+sanitized() {
+  if [ $device = cuda ] && command -v compute-sanitizer >/dev/null; then
+    run "$1" "$2" compute-sanitizer --tool "$3" --error-exitcode 9 --target-processes all \
+      "$python" -m pytest -q -p no:cacheprovider --device $device benchmarks/gpu -k small_layer
+  fi
+}
+
+# Builds with CUDA kernels: build NAME FLAGS-OF-CMAKE
+build() {
+  run "$1" 120 env CMAKE_ARGS="$2" sh -c '"$0" -m pip install --no-index --no-build-isolation --no-deps --no-input -e . &&
+    "$0" -c "
 from elmo_fast.ops.backend import native_module
 module, reason = native_module()
 assert module and module.has_cuda, reason or module.cuda_skipped"' "$python"
+}
+
+tiny= size='original' of_trial='--gpu'
+[ $device = cuda ] || tiny=1 size='small and b1-' of_trial=
+cases micro 60 benchmarks/gpu -k 'micro or ceiling'
+[ -n "$tiny" ] || build build ''
+run trial 100 "$python" -m elmo_fast.cli doctor $of_trial
+sanitized trial-memcheck 60 memcheck
+within 130
+run text 130 "$python" -m benchmarks.gpu.text --device $device --seconds $((limit / 2)) ${peer:+--allennlp "$peer"} \
+  ${tiny:+--model tiny --rounds 2} --out "$out/text.json"
+cases peers 50 benchmarks/gpu -k peers
+cases accuracy 25 benchmarks/gpu -k fixtures
+cases steps 60 benchmarks/gpu -k test_steps
+run host 25 "$python" -m benchmarks.gpu.host ${tiny:+--sentences 30 --rounds 2} --out "$out/host.json"
+run training 40 "$python" -m benchmarks.bench_train --device $device --steps 75 --out "$out/training.json" \
+  ${tiny:+--model tiny --steps 4 --turn 2 --heldout-rows 2}
+if [ $device = cuda ]; then  # a group is a process: after an illegal access all later cases of a process fail
+  number=0
+  for group in 'launches and sizes0' 'launches and sizes2' 'launches and sizes1' 'graphs' 'not launches and not graphs'
+  do
+    run tests-$((number += 1)) 30 "$python" -m pytest -v -m gpu -p no:cacheprovider tests/ops/cuda/test_cuda_lstm.py \
+      tests/model/test_gpu_model.py tests/model/test_cuda_graph.py -k "$group"
+  done
+  if command -v ncu >/dev/null; then  # a launch of 64 slots, after those of the check; clocks stay as they are
+    run ncu 50 ncu --clock-control none --kernel-name regex:persistent_kernel --launch-skip 6 --launch-count 1 \
+      --section SpeedOfLight --section ComputeWorkloadAnalysis --section MemoryWorkloadAnalysis \
+      --section WarpStateStats "$python" -m pytest -q -p no:cacheprovider --device cuda benchmarks/gpu \
+      -k 'test_steps and persistent-medium-64'
+  fi
 fi
-run doctor 30 "$python" -m elmo_fast.cli doctor
-if [ $device = cuda ]; then
-  run tests 120 "$python" -m pytest -v -m gpu -p no:cacheprovider tests/ops/cuda/test_cuda_lstm.py \
-    tests/model/test_cuda_graph.py
-fi
-ops steps 60 benchmarks/gpu -k test_steps
-if [ $device = cuda ] && command -v ncu >/dev/null; then  # a launch of 64 slots, after those of the check
-  run ncu 50 ncu --kernel-name regex:persistent_kernel --launch-skip 6 --launch-count 1 --section SpeedOfLight \
-    --section ComputeWorkloadAnalysis --section MemoryWorkloadAnalysis --section WarpStateStats \
-    "$python" -m pytest -q -p no:cacheprovider --device cuda benchmarks/gpu -k 'test_steps and persistent-64'
-fi
-ops ceilings 35 benchmarks/gpu -k ceiling
-ops lstm 70 benchmarks/gpu -k test_lstm
-size='original' text='--model original'
-[ $device = cuda ] || size='small and b1-' text='--model bundled --batch-size 4 --batches 2 --peer-batches 1 --rounds 1'
-ops encoder 40 benchmarks/bench_ops/test_char_cnn.py -k "encoder and $size"
-run text 75 "$python" -m benchmarks.bench_embed --device $device $text ${peer:+--allennlp "$peer"} \
-  --out "$out/embed-original.json"
-for tool in memcheck racecheck; do
-  [ $device = cpu ] || run sanitizer 75 compute-sanitizer --tool $tool --error-exitcode 9 --target-processes all \
-    "$python" -m pytest -q -p no:cacheprovider --device $device benchmarks/gpu -k small_layer
-done
+cases encoder 40 benchmarks/bench_ops/test_char_cnn.py -k "encoder and $size"
+sanitized race 75 racecheck
 if [ $device = cuda ]; then  # the steps once more, with the fence of `release` in csrc/cuda/persistent.cuh
-  run fenced 90 env CMAKE_ARGS=-DCMAKE_CUDA_FLAGS=-DELMO_FAST_FENCED_READS "$python" -m pip install --no-index \
-    --no-build-isolation --no-deps --no-input -e .
-  ops fenced-steps 40 benchmarks/gpu -k test_steps
+  build fenced-build -DCMAKE_CUDA_FLAGS=-DELMO_FAST_FENCED_READS
+  cases fenced-steps 40 benchmarks/gpu -k 'test_steps and persistent'
 fi
+"$python" -m benchmarks.gpu.table "$kept" | tee "$kept/table.md"
+cp "$kept/table.md" "$kept/stages.txt" "$out" && save
 echo "results in $out"
 exit $failed

@@ -1,36 +1,58 @@
-"""What a GPU can do, and a layer of the LSTM on each of its paths; run.sh runs it.
+"""What a GPU can do, a layer of the LSTM on each of its paths and beside cuDNN's, and models beside TensorFlow's.
 
     python -m pytest benchmarks/gpu --device cuda --rows FILE
 
 A path is timed after it was compared with float64. `test_steps` times the steps alone, on the device's clock:
-`us_per_step` of both directions. `test_lstm` times the op: between its rounds runs `torch.nn.LSTM(proj_size)` on as
-many rows and steps, cuDNN's in the operand type, which has no clips and multiplies repeated tokens again;
-`us_per_layer_step` includes input projections. `--device cpu`, the default, is a dry run: tiny work that measures
-nothing.
+`us_per_step` of both directions. `test_peers` times the op and `torch.nn.LSTM(proj_size)` in fp16 on as many rows and
+steps, cuDNN's, which has no clips and multiplies repeated tokens again; `us_per_layer_step` includes input projections.
+`--device cpu`, the default, is a dry run: tiny work that measures nothing.
 """
 
+import functools
 import itertools
+import json
 import statistics
+import subprocess
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import agreement, common
+from benchmarks import agreement, common, models
 from benchmarks.bench_ops import cases
+from benchmarks.peers import allennlp
+from elmo_fast import BiLm
 from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.engine.schedule import make_schedule
 from elmo_fast.ops.numerics import numerics
 from elmo_fast.ops.projected_lstm.cuda import lstm, persistent
+from elmo_fast.testing import AGAINST_TENSORFLOW
 from tests.support import cuda_ops, gpu_lstm, op_cases
 
 SQUARES = {"fp16": (torch.float16, "highest", 8192), "tf32": (torch.float32, "high", 8192),
            "fp32": (torch.float32, "highest", 4096)}  # type, precision, and rows and columns
 COPIES = {"HBM": (2048, 1), "L2": (16, 200)}  # megabytes read, and as many written, so many times: in L2 both fit
-PATHS = [("persistent", "medium"), *(("graph", precision) for precision in reversed(PRECISIONS)
-                                     if precision != "low")]  # which is medium on a GPU
-SLOTS, STEPS = (1, 8, 16, 32, 64), (25, 200, 1000)
+PATHS = "persistent", "graph"
+ON_GPU = [precision for precision in PRECISIONS if precision != "low"]  # which is medium there
+SLOTS = (64, 1, 1024, 256, 8, 16, 32)  # what matters most comes first
 BATCH_SIZES = [8] * 4 + [6] * 9 + [3] * 7 + [1] * 10  # of the check
+
+
+def test_micro(request, device, tmp_path):
+    """Waits of the persistent kernel alone on the chip, in microseconds, and how many clusters run at once."""
+    if device.type == "cpu":
+        pytest.skip("needs a GPU")
+    source, program = Path(__file__).with_name("micro.cu"), tmp_path / "micro"
+    subprocess.run(["nvcc", "-std=c++17", "-O3", "-arch=native", source, "-o", program], check=True)
+    with subprocess.Popen([program], stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:  # a later wait may hang
+            (name, value), = json.loads(line).items()
+            cases.record(request.config, common.row(
+                common.Timing.of([value]), "us" if name.endswith("_us") else "count", workload="random", model="none",
+                way="micro", variant=name))
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("case", [*SQUARES, *COPIES])
@@ -88,28 +110,30 @@ def between(begin, end) -> float:
     return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
 
 
-@pytest.fixture(scope="module", params=itertools.product(PATHS, ("original", "small")), ids=str)
-def layer(request, device):
-    """A path, its precision, the size's name, its weights, and the check."""
-    (path, precision), size = request.param
-    dim, projection, _ = common.SIZES["tiny" if device.type == "cpu" else size]
-    operands = op_cases.lstm_case((projection, dim, projection), [1]).leaves(wanted=[], device=device)
-    found = checked(device, path, precision, (dim, projection))
-    return path, precision, size, op_cases.layer(operands), found
+@functools.cache
+def layer(device: torch.device) -> tuple:
+    """Weights of a layer of the original size, in a dry run of a tiny one."""
+    dim, projection, _ = common.SIZES["tiny" if device.type == "cpu" else "original"]
+    return op_cases.layer(op_cases.lstm_case((projection, dim, projection), [1]).leaves(wanted=[], device=device))
 
 
-@pytest.mark.parametrize("slots", [*SLOTS, 256, 1024])
-@pytest.mark.parametrize("layer", [pytest.param(((path, "medium"), "original"), id=path)
-                                   for path in ("persistent", "graph")], indirect=True)
-def test_steps(request, device, layer, slots, monkeypatch):
-    """Steps of the original layer in `medium`: two lengths by turns, each in one block of steps.
+@functools.cache
+def checked_layer(device: torch.device, path: str, precision: str) -> dict:
+    return checked(device, path, precision, layer(device)[0][2].shape)
+
+
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("path, precision", [
+    *((path, "medium") for path in PATHS), ("graph", "highest"), ("graph", "high")])
+def test_steps(request, device, path, precision, slots, monkeypatch):
+    """Steps of the original layer: two lengths by turns, each in one block of steps.
 
     Their difference excludes a launch's fixed cost. The persistent path gives the same bits every time; more than
     64 slots run in groups.
     """
     is_dry = device.type == "cpu"
     short, long, times = (2, 4, 4) if is_dry else (1024 // max(8, slots), 4096 // max(8, slots), 24)  # 4096 rows of z
-    (path, precision, size, weights, found), run, spans = layer, lstm.Steps.run, []
+    weights, found, run, spans = layer(device), checked_layer(device, path, precision), lstm.Steps.run, []
     dim, projection = weights[0][2].shape
 
     def timed(steps, *arguments):
@@ -135,35 +159,89 @@ def test_steps(request, device, layer, slots, monkeypatch):
     few, most = (statistics.median(seconds[steps]) * 1e6 for steps in seconds)
     us_per_step = (most - few) / (long - short)
     cases.record(request.config, common.row(
-        common.Timing.of(seconds[long]), "s", workload="random", model=size, way="steps alone", variant=path,
+        common.Timing.of(seconds[long]), "s", workload="random", model="original", way="steps alone", variant=path,
         precision=precision, slots=slots, steps=long, us_per_step=us_per_step, us_per_launch=few - short * us_per_step,
         same_bits=same, **found))
     assert same or path == "graph", "the persistent path gave other bits for the same inputs"
 
 
-@pytest.mark.parametrize("slots", SLOTS)
-@pytest.mark.parametrize("steps", STEPS)
-def test_lstm(request, benchmark, device, layer, slots, steps):
-    """So many steps of all slots, a third of the rows unique as in text."""
-    slots, steps, is_dry = (2, 3, True) if device.type == "cpu" else (slots, steps, False)
-    path, precision, size, weights, found = layer
-    dim, projection = weights[0][2].shape
+def peers(device: torch.device, rows: int, steps: int, sizes: tuple) -> dict:
+    """Calls of `torch.nn.LSTM(proj_size)`: plain, in a CUDA graph, compiled; an error in place of one that fails."""
+    dim, projection = sizes
+    operand = {"device": device, "dtype": torch.float16 if device.type == "cuda" else torch.float32}
+    lstm = torch.nn.LSTM(projection, dim, proj_size=projection, bidirectional=True, **operand).eval()
+    x = torch.randn(steps, rows, projection, **operand)
+
+    def captured():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            lstm(x)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            lstm(x)
+        return graph.replay
+
+    def compiled():
+        call = torch.compile(lstm)
+        call(x)
+        return lambda: call(x)
+
+    calls = {"nn.LSTM": lambda: lstm(x)}
+    for name, make in {"nn.LSTM in a CUDA graph": captured, "nn.LSTM compiled": compiled}.items():
+        if device.type == "cuda":
+            try:
+                calls[name] = make()
+            except Exception as error:  # of the compiler, of many types
+                calls[name] = error
+    return calls
+
+
+@pytest.mark.parametrize("rows", SLOTS)
+def test_peers(request, device, rows):
+    """A hundred steps of all rows in `medium`, a third of the inputs unique as in text, by turns with the peers."""
+    weights, found = layer(device), checked_layer(device, "graph", "medium")
+    (dim, projection), steps, config = weights[0][2].shape, 100 if device.type == "cuda" else 3, request.config
     x, h, c = (torch.randn(*shape, device=device) for shape in (
-        (max(1, slots * steps // 3), projection), (slots, 2 * projection), (slots, 2 * dim)))
-    rows, schedule = torch.randint(0, len(x), (2, slots * steps), dtype=torch.int32), make_schedule([steps] * slots)
-    operand = {"device": device, "dtype": torch.float16 if precision == "medium" and not is_dry else torch.float32}
-    bound = torch.nn.LSTM(projection, dim, proj_size=projection, bidirectional=True, **operand)
-    sequences = torch.randn(steps, slots, projection, **operand)
+        (max(1, rows * steps // 3), projection), (rows, 2 * projection), (rows, 2 * dim)))
+    order = torch.randint(0, len(x), (2, rows * steps), dtype=torch.int32)
+    schedule = make_schedule([steps] * rows)
 
-    def work():
-        cuda_ops.projected_lstm(x, rows, schedule, (h, c), weights, precision=precision, path=path,
-                                **op_cases.LOOSE)
+    def ours():
+        cuda_ops.projected_lstm(x, order, schedule, (h, c), weights, precision="medium", **op_cases.LOOSE)
 
-    def more(timing: common.Timing) -> dict:
-        return {"slots": slots, "steps": steps, "us_per_layer_step": timing.median / steps * 1e6}
+    with torch.no_grad():
+        calls = {"ours": ours} | peers(device, rows, steps, (dim, projection))
+        works = {name: functools.partial(cases.to_its_end, config, call) for name, call in calls.items()
+                 if not isinstance(call, Exception)}
+        for work in works.values():
+            work()  # the second call captures graphs
+        timings = common.interleave(works, 7)
+    for name, timing in timings.items():
+        cases.record(config, common.row(
+            timing, "s", workload="random", model="original", way="a layer beside cuDNN's", variant=name,
+            precision="medium", slots=rows, steps=steps, us_per_layer_step=timing.median / steps * 1e6,
+            times_as_fast_as_ours=timing.times_as_fast_as(timings["ours"]), **found if name == "ours" else {}))
+    for name in calls.keys() - works.keys():
+        cases.leave_reason(config, f"{name}, {rows} rows", f"{type(calls[name]).__name__}: {calls[name]}")
 
-    for _ in range(3):  # the second run captures graphs
-        work()
-    case = cases.Case(f"lstm, {steps} steps", size, slots, path, precision, slots * steps, found, "random")
-    with numerics("highest" if precision == "medium" else precision, device):
-        cases.timed(request, benchmark, case, work, lambda: bound(sequences), "nn.LSTM without clips", more=more)
+
+@pytest.mark.parametrize("precision", ON_GPU)
+@pytest.mark.parametrize("name", allennlp.FIXTURES)
+def test_fixtures(request, device, name, precision):
+    """Layers that TensorFlow wrote: in `highest` the largest difference, below it the relative error."""
+    folder = common.shared_folder() / "fixtures" / name
+    if not folder.is_dir():
+        pytest.skip(f"the shared folder has no fixtures/{name}")
+    bilm = BiLm.from_files(folder / "options.json", folder / "lm_weights.hdf5", state="carry").eval().to(device)
+    pairs = list(allennlp.beside_fixtures(models.Embedder(bilm, precision), folder))
+    if precision == "highest":
+        error, limit = max(float(np.abs(ours - theirs).max()) for ours, theirs in pairs), AGAINST_TENSORFLOW
+    else:
+        where = "cpu" if device.type == "cpu" else "cuda model"
+        error, limit = agreement.relative_error(*zip(*pairs)), agreement.limit(precision, where=where)
+    cases.record(request.config, common.row(common.Timing.of([error]), "error", workload="fixtures", model=name,
+                                            way="accuracy", variant="ours", precision=precision, error=error,
+                                            limit=limit))
+    agreement.require(f"{name} in {precision} against TensorFlow", error, limit)

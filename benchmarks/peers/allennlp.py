@@ -15,6 +15,7 @@ import os
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from benchmarks import common
 
+FIXTURES = {"allennlp": "sentences.json", "bilm-tf": "lm_embeddings_sentences.json"}  # folders, and their sentences
 # Packages whose own __init__ imports the complete toolkit: entered through their folder instead. The
 # names are those that the ELMo code imports from the package itself, and the module that defines them.
 PACKAGES = {
@@ -151,21 +153,23 @@ class AllenNlp:
             return self.embedder.embed_batch(batch)  # a list of [layers, tokens, 2 * projection]
 
 
+def beside_fixtures(embedder, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """An embedder's layers of the 30 fixture sentences of a folder, each beside those that bilm-tf computed."""
+    streams = json.loads((folder / FIXTURES[folder.name]).read_text(encoding="utf-8"))
+    embedder.reset_states()
+    with np.load(folder.parent / "all_layers.npz") as expected:
+        for batch, sentences in enumerate(zip(*streams)):
+            found = embedder.embed_batch([sentence.split() for sentence in sentences])
+            yield from ((layers, expected[f"{folder.name}/{batch}/{stream}"]) for stream, layers in enumerate(found))
+
+
 def fixture_error(checkout: str | Path, shared: Path) -> float:
     """Largest absolute difference from the layers that bilm-tf computed, over all 30 fixture sentences."""
     folder = shared / "fixtures" / "allennlp"
     if not folder.is_dir():
         raise PeerError(f"--shared: expected a folder with fixtures/allennlp, got {shared}")
     peer = AllenNlp(checkout, folder / "options.json", folder / "lm_weights.hdf5")
-    streams = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
-    worst = 0.0
-    with np.load(shared / "fixtures" / "all_layers.npz") as expected:
-        for batch, sentences in enumerate(zip(*streams)):
-            found = peer.embed_batch([sentence.split() for sentence in sentences])
-            for stream, layers in enumerate(found):
-                difference = layers - expected[f"allennlp/{batch}/{stream}"]
-                worst = max(worst, float(np.abs(difference).max()))
-    return worst
+    return max(float(np.abs(layers - expected).max()) for layers, expected in beside_fixtures(peer, folder))
 
 
 def main() -> int:
