@@ -112,12 +112,12 @@ sanitized trial-memcheck 60 memcheck
 within 130
 run text 130 "$python" -m benchmarks.gpu.text --device $device --seconds $((limit / 2)) ${peer:+--allennlp "$peer"} \
   ${tiny:+--model tiny --rounds 2} --out "$out/text.json"
-cases peers 50 benchmarks/gpu -k peers
-cases accuracy 25 benchmarks/gpu -k fixtures
-cases steps 60 benchmarks/gpu -k test_steps
+cases peers 50 benchmarks/gpu -k "peers${tiny:+ and 16}"
+cases accuracy 25 benchmarks/gpu -k "fixtures${tiny:+ and allennlp}"
+cases steps 60 benchmarks/gpu -k "test_steps${tiny:+ and 16}"
 run host 25 "$python" -m benchmarks.gpu.host ${tiny:+--sentences 30 --rounds 2} --out "$out/host.json"
-run training 40 "$python" -m benchmarks.bench_train --device $device --steps 75 --out "$out/training.json" \
-  ${tiny:+--model tiny --steps 4 --turn 2 --heldout-rows 2}
+run training 60 "$python" -m benchmarks.bench_train --device $device --steps 75 --out "$out/training.json" \
+  ${tiny:+--model tiny --steps 4 --turn 2 --heldout-rows 4 --train README.md --heldout SECURITY.md}
 if [ $device = cuda ]; then  # a group is a process: after an illegal access all later cases of a process fail
   number=0
   for group in 'launches and sizes0' 'launches and sizes2' 'launches and sizes1' 'graphs' 'not launches and not graphs'
