@@ -105,6 +105,8 @@ assert module and module.has_cuda, reason or module.cuda_skipped"' "$python"
 
 tiny= size='original' of_trial='--gpu'
 [ $device = cuda ] || tiny=1 size='small and b1-' of_trial=
+[ -n "$tiny" ] || nvidia-smi --format=csv --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit \
+  >"$kept/nvidia-smi.csv"
 cases micro 60 benchmarks/gpu -k 'micro or ceiling'
 [ -n "$tiny" ] || build build ''
 run trial 100 "$python" -m elmo_fast.cli doctor $of_trial

@@ -45,13 +45,15 @@ def energy_counter(device: str) -> Callable[[], float] | str:
     return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
 
 
-def busy_seconds(work: Callable[[], object]) -> float:
-    """The seconds of `work` in which the device computes or copies."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+def busy_seconds(work: Callable[[], object], on_gpu: bool) -> float:
+    """The seconds of `work` in which the device computes or copies; of PyTorch's operations in a dry run."""
+    kind = "CUDA" if on_gpu else "CPU"
+    with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, kind)]) as recorded:
         work()
-        torch.cuda.synchronize()
+        if on_gpu:
+            torch.cuda.synchronize()
     spans = sorted((event.time_range.start, event.time_range.end) for event in recorded.events()
-                   if event.device_type == torch.autograd.DeviceType.CUDA)
+                   if event.device_type == getattr(torch.autograd.DeviceType, kind))
     busy = end = 0.0  # microseconds
     for start, stop in spans:
         busy += max(0.0, stop - max(start, end))
@@ -96,7 +98,7 @@ def start(arguments: argparse.Namespace) -> list[dict]:
             for way, seconds in zip(("load", "first call", "second call"), np.diff(moments).tolist())]
 
 
-class Text:
+class Streams:
     """The rows of all numbers of slots, of a model that was compared with its peers."""
 
     def __init__(self, setup: bench_embed.Setup, energy: Callable[[], float] | str, rounds: int):
@@ -139,17 +141,12 @@ class Text:
     def row(self, key: tuple, timing: common.Timing, spent: collections.Counter, memory: dict, slots: int,
             text: bench_embed.Text, slow: common.Timing | None) -> dict:
         way, variant, precision = key
-        busy = None
-        if self.on_gpu and way.startswith("slots"):
-            part = text.sentences[: max(16, 4 * slots)]
-            seconds = busy_seconds(lambda: stream(self.setup.ours[precision], part, slots))
-            busy = 1e6 * seconds / bench_embed.count([part])
         joules = None if isinstance(self.energy, str) else 1e3 * spent["joules"] / spent["tokens"]
         ratio = slow and float(np.median(np.divide(timing.samples, slow.samples)))  # these are speeds
         return common.row(timing, "tokens/s", workload=text.workload, model=self.setup.model, way=way, variant=variant,
                           precision=precision, slots=slots, tokens_per_s=timing.median, times_as_fast=ratio,
-                          cpu_us_per_token=1e6 * spent["cpu"] / spent["tokens"], gpu_us_per_token=busy,
-                          gpu_share=busy and busy * timing.median / 1e6, joules_per_1000_tokens=joules, **memory)
+                          cpu_us_per_token=1e6 * spent["cpu"] / spent["tokens"], joules_per_1000_tokens=joules,
+                          **memory)
 
     def calls(self, slots: int, text: bench_embed.Text) -> list[dict]:
         """Rows of calls with the next sentences of the text, one after the other, in each precision."""
@@ -167,6 +164,13 @@ class Text:
                                    p99=float(np.percentile(seconds[1:], 99))))
         return rows
 
+    def add_share(self, row: dict, sentences: list[list[str]]) -> None:
+        """Add the microseconds of the device a token, and its share of the time, to the row of a stream."""
+        part = sentences[: max(16, 4 * row["slots"])]
+        seconds = busy_seconds(lambda: stream(self.setup.ours[row["precision"]], part, row["slots"]), self.on_gpu)
+        busy = seconds / bench_embed.count([part])
+        row |= common.rounded({"gpu_us_per_token": 1e6 * busy, "gpu_share": busy * row["median"]})
+
 
 def run(arguments: argparse.Namespace) -> dict:
     """The content of the results file, which is also written after each number of slots."""
@@ -180,14 +184,17 @@ def run(arguments: argparse.Namespace) -> dict:
         first, energy = bench_embed.Text.read("running text", 1, batch), energy_counter(arguments.device)
         settings |= {"text": first.source, "agreement": bench_embed.check(setup, first, 1), "not_timed": [],
                      "times_as_fast_as": setup.peer_name, "no_joules": energy if isinstance(energy, str) else None}
-        text, began = Text(setup, energy, arguments.rounds), time.monotonic()
-        for slots, sentences in (SENTENCES if text.on_gpu else DRY).items():
+        streams, texts, began = Streams(setup, energy, arguments.rounds), {}, time.monotonic()
+        for slots, sentences in (SENTENCES if streams.on_gpu else DRY).items():
             if time.monotonic() - began > arguments.seconds:
                 settings["not_timed"].append(f"{slots} slots: no time is left")
                 continue
-            read = bench_embed.Text.read("running text", sentences // batch, batch)
-            results += text.rows(slots, read, arguments.peer_batches) + text.calls(slots, read)
-            if arguments.out:
+            read = texts[slots] = bench_embed.Text.read("running text", sentences // batch, batch)
+            results += streams.rows(slots, read, arguments.peer_batches) + streams.calls(slots, read)
+            common.write_json(arguments.out, document())
+        for row in results:  # last: what a profiler needs may not be there
+            if row["way"].startswith("slots"):
+                streams.add_share(row, texts[row["slots"]].sentences)
                 common.write_json(arguments.out, document())
     return document()
 
@@ -201,6 +208,7 @@ def main() -> int:
     parser.add_argument("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
     parser.set_defaults(plain=["torch"], precisions=["highest", "high", "medium"], bilm_tf=None, simple_elmo=None)
     arguments = parser.parse_args()
+    arguments.out = arguments.out or common.RESULTS / "cpu" / "gpu-text.json"
     arguments.batch_size = next(iter(SENTENCES if arguments.device == "cuda" else DRY))
     return common.run_and_write(arguments, run, "gpu-text.json", common.table)
 
