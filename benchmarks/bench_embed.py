@@ -5,10 +5,9 @@ where none is named, our reference path. Ours in three ways: a stream in 64 slot
 sentence. --plain adds our plain backends to the peers. All run the same model by turns in this run, after their numbers
 were compared with those of the first peer; a disagreement ends it. `times_as_fast` is the ratio to the first peer,
 `ratio_to` has the ratios to several. The slow sides have fewer batches a turn: every turn takes the next batches of the
-same text. On the CPU every figure stands beside its floor (benchmarks/floor.py), and the machine's rates are also
-measured between the turns; a turn is marked as busy where its precision's rate fell a third below the best. On a GPU
-(`--device cuda`) ours also run from ids on the device. --latency measures one sentence, idle and busy, and the host's
-time instead (benchmarks/latency.py).
+same text. Every figure stands beside its floor (benchmarks/floor.py), and the machine's rates are also measured between
+the turns; a turn is marked as busy where its precision's rate fell a third below the best. --latency measures one
+sentence, idle and busy, and the host's time instead (benchmarks/latency.py). A GPU has benchmarks/gpu/text.py.
 
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT --plain reference torch --precisions highest
@@ -31,7 +30,6 @@ import torch
 
 from benchmarks import agreement, common, floor, latency, models, recorded, workloads
 from benchmarks.peers import allennlp, tensorflow_elmo
-from elmo_fast import batch_to_ids
 
 SENTENCE_TOKENS = 25
 SENTENCE_SECONDS = 0.5  # of calls in a turn: a single sentence is too short to time
@@ -198,9 +196,6 @@ def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int,
     for precision, embedder in setup.ours.items():
         turns[slots, "ours", precision] = whole_turn(text, stream_over, embedder, text.sentences, setup.batch_size)
         turns[batch, "ours", precision] = whole_turn(text, run_over, embedder, text.groups)
-        if setup.device != "cpu":
-            ids = [batch_to_ids(group).to(setup.device) for group in text.groups]
-            turns["from ids on the device", "ours", precision] = whole_turn(text, embedder.run_ids, ids)
     return {key: common.Timing.of(speeds) for key, speeds in common.alternate(turns, rounds, watch).items()}
 
 
@@ -216,11 +211,6 @@ def time_sentence(setup: Setup, text: Text, rounds: int,
 
 
 # ---- floors, the whole run -------------------------------------------------------------------
-
-
-def no_rates(threads: int, kib: int) -> floor.Rates:
-    """In place of a `floor.Meter`."""
-    raise floor.NoFloor("floors are those of a CPU")
 
 
 def floors(setup: Setup, text: Text, threads: int, meter: Callable[[int, int], floor.Rates]) -> tuple[dict, dict]:
@@ -289,14 +279,14 @@ def run(arguments: argparse.Namespace) -> dict:
         setup = set_up(arguments, stack)
         agreed = check(setup, text, arguments.peer_batches)
         threads = torch.get_num_threads()
-        meter = stack.enter_context(floor.Meter()) if setup.device == "cpu" else no_rates
+        meter = stack.enter_context(floor.Meter())
         floors_found, rates = floors(setup, text, threads, meter)
         kib = floor.kib_per_thread(workloads.options_of(setup.model), "highest", threads)
         watch = floor.Watch(lambda: meter(threads, kib))
         speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches, watch)
         alone = time_sentence(setup, text, arguments.rounds, watch)
     tensorflow = next((side.tensorflow for side in setup.slow.values() if hasattr(side, "tensorflow")), None)
-    settings = {"model": setup.model, "device": setup.device, "states": "carry", "text": text.source,
+    settings = {"model": setup.model, "states": "carry", "text": text.source,
                 **common.text_facts(text.sentences, setup.batch_size), "peer_batches_a_turn": arguments.peer_batches,
                 "times_as_fast_as": setup.peer_name, "tensorflow": tensorflow, "absent": setup.absent,
                 "agreement": agreed, "rates": rates}
@@ -321,7 +311,6 @@ def parse() -> argparse.Namespace:
         help=f"{', '.join(workloads.TEXTS)} (default: running text)")
     add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
         help="of ours (default: all; the file says which this machine lacks)")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="of ours, and of AllenNLP's code (default: cpu)")
     add("--latency", action="store_true", help="of our engine in `highest`, in place of the comparison with peers")
     add("--plain", nargs="+", choices=PLAIN, default=[], metavar="NAME", help="our plain backends too")
     add("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
@@ -329,6 +318,7 @@ def parse() -> argparse.Namespace:
     add("--simple-elmo", metavar="PATH", help="a folder with the package simple_elmo")
     add("--tf-python", metavar="PYTHON", default=sys.executable,
         help="a Python with TensorFlow 2 and tf_keras, for --bilm-tf and --simple-elmo")
+    parser.set_defaults(device="cpu")
     arguments = parser.parse_args()
     if arguments.peer_batches > arguments.batches:
         parser.error(f"--peer-batches: expected at most --batches ({arguments.batches}), got {arguments.peer_batches}")

@@ -47,18 +47,6 @@ class Embedder:
         self.bilm.precision = self.precision
         return list(self.embedder.embed_sentences(sentences, batch_size))
 
-    def run_ids(self, batches: list) -> None:
-        """The model alone over character ids [B, T, 50] on its device, from zero states, until they are done."""
-        import torch
-
-        self.reset_states()
-        self.bilm.precision = self.precision
-        with torch.no_grad():
-            for ids in batches:
-                self.bilm(ids)
-        if ids.is_cuda:
-            torch.cuda.synchronize()
-
 
 def absent_precisions(device: str = "cpu") -> dict[str, str]:
     """The precisions that the CPU engine does not compute in here, and why; what stands for them is `highest`."""

@@ -110,7 +110,7 @@ tiny= size='original' of_trial='--gpu'
 cases micro 60 benchmarks/gpu -k 'micro or ceiling'
 [ -n "$tiny" ] || build build ''
 run trial 100 "$python" -m elmo_fast.cli doctor $of_trial
-sanitized trial-memcheck 60 memcheck
+sanitized trial-memcheck 75 memcheck
 within 130
 run text 130 "$python" -m benchmarks.gpu.text --device $device --seconds $((limit / 2)) ${peer:+--allennlp "$peer"} \
   ${tiny:+--model tiny --rounds 2} --out "$out/text.json"
