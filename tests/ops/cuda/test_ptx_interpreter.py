@@ -135,6 +135,13 @@ mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5;
 st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end;
 wait: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; setp.eq.u32 %p, %y, 0; @%p bra wait;
 """ + SHOWN + "end:", PAIR),
+    "a block that one of its warps says has started": ("""shl.b32 %z, %r0, 6; add.s32 %z, %z, %t;
+setp.eq.u32 %p, %z, 32; @%p st.release.gpu.global.u32 [%g+4], 7; setp.eq.u32 %q, %z, 64; @!%q bra past;
+begun: ld.acquire.gpu.global.u32 %x, [%g+4]; setp.ne.u32 %p, %x, 7; @%p bra begun;
+mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5; st.release.gpu.global.u32 [%g+8], 7;
+past: setp.lt.u32 %p, %z, 64; @!%p bra end;
+done: ld.acquire.gpu.global.u32 %x, [%g+8]; setp.ne.u32 %p, %x, 7; @%p bra done; """ + SHOWN + "end:",
+                                                       {"grid": 2, "cluster": 2}),
     "a store that an mbarrier counts": (PUBLISHED + PUSH + EXPECT + FIRST + AGAIN + "end:" + CLUSTER_BARRIER, PAIR),
     "a copy to two blocks": (PUBLISHED + "@%q " + ARRIVE + MULTICAST + AGAIN + CLUSTER_BARRIER, PAIR),
     "a copy over what was read and used before an arrival": (
