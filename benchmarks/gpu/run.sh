@@ -77,20 +77,22 @@ save() {
   tar -czf "$archive.part" -C "$work" "$gpu" && mv "$archive.part" "$archive"
 }
 
+# Plugins that take seconds to import are left out.
+pytest="-m pytest -q -p no:cacheprovider -p no:hypothesispytest -p no:anyio --device $device"
+
 # Cases of pytest with a file of rows: cases NAME SECONDS ARGUMENTS...; those that would begin late are skipped.
 cases() {
   name=$1
   within "$2"
   shift 2
-  run "$name" $limit "$python" -m pytest -q -p no:cacheprovider --device $device --rows "$out/$name.json" \
-    --seconds $((limit * 8 / 10)) "$@"
+  run "$name" $limit "$python" $pytest --rows "$out/$name.json" --seconds $((limit * 8 / 10)) "$@"
 }
 
 # Checks of memory by a tool of CUDA, where it is there, on the smallest layer: sanitized NAME SECONDS TOOL
 sanitized() {
   if [ $device = cuda ] && command -v compute-sanitizer >/dev/null; then
-    run "$1" "$2" compute-sanitizer --tool "$3" --error-exitcode 9 --target-processes all \
-      "$python" -m pytest -q -p no:cacheprovider --device $device benchmarks/gpu -k small_layer
+    run "$1" "$2" compute-sanitizer --tool "$3" --error-exitcode 9 --target-processes all "$python" $pytest \
+      benchmarks/gpu -k small_layer
   fi
 }
 
@@ -131,8 +133,7 @@ if [ $device = cuda ]; then  # a group is a process: after an illegal access all
   if command -v ncu >/dev/null; then  # a launch of 64 slots, after those of the check; clocks stay as they are
     run ncu 50 ncu --clock-control none --kernel-name regex:persistent_kernel --launch-skip 6 --launch-count 1 \
       --section SpeedOfLight --section ComputeWorkloadAnalysis --section MemoryWorkloadAnalysis \
-      --section WarpStateStats "$python" -m pytest -q -p no:cacheprovider --device cuda benchmarks/gpu \
-      -k 'test_steps and persistent-medium-64'
+      --section WarpStateStats "$python" $pytest benchmarks/gpu -k 'test_steps and persistent-medium-64'
   fi
 fi
 cases encoder 40 benchmarks/bench_ops/test_char_cnn.py -k "encoder and $size"
