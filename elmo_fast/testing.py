@@ -7,7 +7,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from elmo_fast import arguments
-from elmo_fast.engine.precision import OPERANDS
+from elmo_fast.engine.precision import GRADIENT_TOLERANCE, OPERANDS
 from elmo_fast.train.config import FILTERS
 from elmo_fast.weights.options import Options
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Relative Frobenius error of a layer against the float64 reference, by the operand type of its matrix products.
 AGAINST_FLOAT64 = {name: operands.tolerance for name, operands in OPERANDS.items()}
 AGAINST_FLOAT64["bf16 weights"] = 5e-3  # where products are fp32
-GRADIENT_AGAINST_FLOAT64 = 2e-5  # relative Frobenius error of an fp32 gradient against the reference's autograd
+GRADIENT_AGAINST_FLOAT64 = GRADIENT_TOLERANCE
 AGAINST_TENSORFLOW = 1e-5  # largest absolute error against embeddings that TensorFlow wrote
 SAME_MODEL = 2e-6  # largest absolute error between two fp32 runs of a model whose sums may be ordered differently
 

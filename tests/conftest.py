@@ -58,8 +58,9 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """Downloads go to a directory of the run, never to the user's cache."""
+    """Downloads go to a directory of the run, never to the user's cache. Kernels of a GPU run untried."""
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("ELMO_FAST_GPU_TRIAL", "off")
 
 
 @pytest.fixture(autouse=True)

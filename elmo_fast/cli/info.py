@@ -11,8 +11,9 @@ def add_commands(commands) -> None:
     models = add_command(commands, "models", "elmo_fast.weights.public:public_model_lines",
                          "list the public models, or print the licence and the addresses of one")
     models.add_argument("name", nargs="?", metavar="NAME", help="one of these models (default: all)")
-    add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
-                "every operation")
+    doctor = add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the "
+                         "backend of every operation")
+    doctor.add_argument("--gpu", action="store_true", help="try the GPU's kernels first, which takes a minute")
 
 
 def _info(allow_nonfinite, **names) -> list[str]:

@@ -46,6 +46,8 @@ OPERANDS = {
     "bf16": Operands("bfloat16", 8, 3e-2),
     "int8": Operands("int8", 7, 3e-2)}  # with a scale for each row or column and 512 of k; sums are exact
 
+GRADIENT_TOLERANCE = 2e-5  # of an fp32 gradient against the reference's autograd
+
 PRECISIONS = {
     "highest": Precision("ieee", "ieee", "ieee", None, 1e-5),
     "high": Precision("bf16x3", "tf32", "tf32", "AMX", 5e-3),

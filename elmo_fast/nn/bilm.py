@@ -22,6 +22,7 @@ from elmo_fast.nn.layers.encoder import CharacterEncoder, TokenSource, WordEmbed
 from elmo_fast.nn.layers.lstm import ElmoLstm
 from elmo_fast.nn.lookup import KeptVectors, TableLookup, TokenEncoder, vectors_of_ids
 from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
+from elmo_fast.ops import trial
 from elmo_fast.ops.backend import needs_gradient
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.forked import threads_of_a_child
@@ -156,10 +157,10 @@ class BiLm(OutsideGraphs):
         return fingerprint(self.weights(), self.options)
 
     def warmup(self) -> None:
-        """On a GPU, compile, load and tune the kernels and pack the weights, so that the first call is fast."""
+        """On a GPU, wait for the trial of its kernels, compile, load and tune them, and pack the weights."""
         if parameter_of(self).device.type == "cuda":
-            self._token_embedder.warmup(self.backend)
-            with torch.no_grad():
+            with torch.no_grad(), trial.waiting():
+                self._token_embedder.warmup(self.backend)
                 self.embed_tokens([[]], "zero")
 
     # ---- calls -------------------------------------------------------------------------------------------------------

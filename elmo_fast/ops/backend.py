@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from elmo_fast.engine.backend import check_backend, log_once, native_module
 from elmo_fast.environment import install_line
+from elmo_fast.ops import trial
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ def why_not(op: str, backend: str, tensors: "Sequence[torch.Tensor]", unsupporte
     if any(tensor.dtype == torch.float64 for tensor in tensors):
         return "the native kernels compute in float32, and an operand is float64"
     if device == "cuda" and op != "projected_lstm":
-        return why_no_triton(tensors[0].device)
+        return why_no_triton(tensors[0].device) if op == "linear" else why_no_kernel(tensors[0].device, op)
     if needs_gradient(tensors) and any(tensor.dtype != torch.float32 for tensor in tensors):
         return "the native kernels have gradients in float32 only, and an operand is of another type"
     return native_module()[1] if device == "cpu" else None
@@ -69,6 +70,11 @@ def needs_gradient(tensors: "Sequence[torch.Tensor]") -> bool:
     import torch
 
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def why_no_kernel(device: "torch.device", family: str) -> str | None:
+    """The reason why a family of Triton kernels does not run on `device`, or None when it does."""
+    return why_no_triton(device) or trial.trials.why_not(device, family)
 
 
 @functools.cache

@@ -5,11 +5,13 @@ queued behind that work. PyTorch keeps page-locked blocks for reuse and reuses a
 """
 
 import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from elmo_fast.arguments import shown
+from elmo_fast.ops import trial
 
 
 def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -49,9 +51,14 @@ def refuse_meta(device: torch.device) -> None:
                          "have only a shape: make the model, or move it, outside of torch.device('meta')")
 
 
-def on(device: torch.device) -> contextlib.AbstractContextManager:
-    """Make `device`, where it is a GPU, the current device in the body, on which kernels are launched."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+@contextlib.contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """Make `device`, where it is a GPU, the current device in the body, which launches kernels or waits for them."""
+    if device.type != "cuda":
+        yield
+        return
+    with trial.trials.watching(device), torch.cuda.device(device):
+        yield
 
 
 def current_stream(device: torch.device) -> int:
@@ -78,7 +85,8 @@ def refuse_capture(device: torch.device) -> None:
 def synchronize_stream(device: torch.device) -> None:
     """Wait for the current stream of `device`: its results may then be read on any stream."""
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+        with on(device):
+            torch.cuda.current_stream(device).synchronize()
 
 
 class HostCopy:
@@ -89,7 +97,7 @@ class HostCopy:
     """
 
     def __init__(self, tensors: list[torch.Tensor], stream: "torch.cuda.Stream | None"):
-        self._done = None
+        self._done, self._device = None, tensors[0].device if tensors else None
         if stream is None or not tensors or tensors[0].device.type != "cuda":
             self._arrived = [tensor.cpu() for tensor in tensors]
             return
@@ -105,5 +113,6 @@ class HostCopy:
     def result(self) -> list[torch.Tensor]:
         """The tensors, on the host."""
         if self._done is not None:
-            self._done.synchronize()
+            with on(self._device):
+                self._done.synchronize()
         return self._arrived

@@ -11,7 +11,8 @@ from elmo_fast.arguments import SIZES
 from elmo_fast.engine.backend import native_build, runs_as, supports_precision
 from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.environment import affinity, cores, cpu_quota, may_have_gpu, version
-from elmo_fast.ops.backend import LADDER, OPS, resolve, why_no_triton, why_not
+from elmo_fast.ops import trial
+from elmo_fast.ops.backend import OPS, why_no_triton
 
 if TYPE_CHECKING:
     import torch
@@ -19,16 +20,25 @@ if TYPE_CHECKING:
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "pooch", "fsspec", "tqdm")
 
 
-def report() -> list[str]:
-    """Lines on versions, processor, GPUs, and for every op the backend in use and why faster backends are not."""
+def report(gpu: bool = False) -> list[str]:
+    """Lines on versions, processor, GPUs, and for every op the backend in use and why faster backends are not.
+
+    With `gpu`, first waits for the trials of all GPU kernels, of the LSTM's in the sizes of published models.
+    """
     devices = _gpu_devices()
+    if gpu:
+        with trial.waiting():
+            for device in devices:
+                for family in _families(device):
+                    trial.trials.why_not(device, family)
     versions = {name: version(name) for name in _PACKAGES}
     if "torch" in sys.modules:
         versions["torch"] = sys.modules["torch"].__version__  # with its build: +cu130
-    lstm = (line for device in devices for line in lstm_lines(device))
+    of_gpus = [line for device in devices
+               for line in (*_gpu_backends(device), *lstm_lines(device), *_trial_lines(device))]
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
             "packages     " + ", ".join(f"{name} {number}" for name, number in versions.items()),
-            *_processor(), *_gpus(devices), *_backends(devices), *lstm]
+            *_processor(), *_gpus(devices), *_backends(), *of_gpus]
 
 
 def _gpu_devices() -> list["torch.device"]:
@@ -46,6 +56,21 @@ def lstm_lines(device: "torch.device") -> list[str]:
     kernels = "Triton" if not triton else f"torch operations: {triton}"
     return [f"LSTM graph   runs, its small kernels {kernels} ({device})",
             f"LSTM persistent  {_persistent(device)} ({device})"]
+
+
+def _trial_lines(device: "torch.device") -> list[str]:
+    return [f"trial        {family}: {trial.trials.describe(device, family)} ({device})" for family in _families(device)]
+
+
+def _families(device: "torch.device") -> list[str]:
+    """The families of kernels that `device` can run."""
+    from elmo_fast.ops.projected_lstm.cuda import persistent
+
+    of_triton = [] if why_no_triton(device) else ["char_cnn", "highway", "pointwise"]
+    sizes = [] if persistent.lacks(device) else [
+        (dim, projection) for dim, projection, _ in SIZES.values()
+        if not persistent.does_not_fit(device, dim, projection, 1)]
+    return [*of_triton, "captures", *(persistent.family_of(*size) for size in sizes)]
 
 
 def _persistent(device: "torch.device") -> str:
@@ -103,17 +128,12 @@ def _gpus(devices: list["torch.device"]) -> list[str]:
             for index, gpu in enumerate(found)]
 
 
-def _backends(devices: list["torch.device"]) -> list[str]:
-    module, absent = native_build()  # another line of the report says why the module is absent
-    on_cpu = "torch (native: not there)" if module is None else "native"
-    lines = [f"{'cpu':<12} {op} runs on {on_cpu}" for op in OPS]
-    if devices:
-        import torch
+def _gpu_backends(device: "torch.device") -> list[str]:
+    triton = why_no_triton(device)
+    of_triton = f"torch (native: {triton})" if triton else "native, after its trial"
+    return [f"{device!s:<12} {op} runs on {'native' if op == 'projected_lstm' else of_triton}" for op in OPS]
 
-        operand = torch.empty(0, device=devices[0])
-        for op in OPS:
-            chosen = resolve(op, "auto", operand)
-            reasons = {name: why_not(op, name, [operand]) for name in LADDER[: LADDER.index(chosen)]}
-            passed = [f"{name}: {'not there' if reason == absent else reason}" for name, reason in reasons.items()]
-            lines.append(f"{'cuda':<12} {op} runs on {chosen}" + (f" ({'; '.join(passed)})" if passed else ""))
-    return lines
+
+def _backends() -> list[str]:
+    on_cpu = "torch (native: not there)" if native_build()[0] is None else "native"  # another line says why
+    return [f"{'cpu':<12} {op} runs on {on_cpu}" for op in OPS]

@@ -186,8 +186,9 @@ class Arena:
     `initial_h` [2, P] and `initial_c` [2, D].
     """
 
-    def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
-        self.device, self.capture, self.lock, rows = device, capture, threading.RLock(), rows_held(layer)
+    def __init__(self, layer: Operands, device: torch.device):
+        self.device, self.lock, rows = device, threading.RLock(), rows_held(layer)
+        self.capture: Capture | None = None  # makes the graphs, once it may
         self._buckets: dict[int, Bucket] = {}  # few, since `bucket_of` rounds
         self.z = torch.empty(rows, 2, layer.dim, 4, device=device, dtype=layer.dtype)
         self.scale = torch.empty(rows, 2, device=device) if layer.dtype == torch.float16 else None

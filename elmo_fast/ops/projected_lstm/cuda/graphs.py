@@ -78,7 +78,7 @@ class Captures:
 
     def __init__(self, most: int = 16):
         self._most, self._lock = most, threading.Lock()
-        self._made: dict[tuple[torch.device, int], CudaCapture] = {}
+        self._made: dict[tuple[torch.device, int], CudaCapture | None] = {}  # by device and stream
         # a single thread, started by the first capture: PyTorch allows one capture at a time
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
 
@@ -89,15 +89,14 @@ class Captures:
         key = device, torch.cuda.current_stream(device).cuda_stream
         with self._lock:
             if key not in self._made:
-                taken = {capture.stream.cuda_stream for capture in self._made.values()}
+                taken = {capture.stream.cuda_stream for capture in self._made.values() if capture}
                 # PyTorch returns the streams of a pool in turn; users' streams come from the pool of low priority.
                 most = 4 * self._most if len(taken) < self._most else 0
                 drawn = (torch.cuda.Stream(device, priority=-1) for _ in range(most))
                 stream = next((stream for stream in drawn if stream.cuda_stream not in taken), None)
                 if stream is None:
-                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others do", len(self._made))
-                    return None
-                self._made[key] = CudaCapture(device, stream, self._thread)
+                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others do", len(taken))
+                self._made[key] = stream and CudaCapture(device, stream, self._thread)
             return self._made[key]
 
 

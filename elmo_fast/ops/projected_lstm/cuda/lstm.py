@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from elmo_fast.engine.precision import has_16_bit_operands
-from elmo_fast.ops.backend import why_no_triton
+from elmo_fast.ops import trial
+from elmo_fast.ops.backend import why_no_kernel
 from elmo_fast.ops.device import current_stream, on, refuse_capture, to_host
 from elmo_fast.ops.library import library
 from elmo_fast.ops.numerics import fp32_precision, gemm, numerics
@@ -101,8 +102,10 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float
     with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
         layer = operands(weights, precision, clips[1])
         key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
-        arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
+        arena = _arenas.get(key, weights[0], lambda: Arena(layer, device))
         with arena.lock:
+            if arena.capture is None and not trial.trials.why_not(device, "captures"):
+                arena.capture = capture_on(device)
             yield Steps(arena, layer, clips)
 
 
@@ -118,6 +121,7 @@ class Steps:
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, path: str | None) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence; None without start flags."""
+        self._is_asked = path == choice.PERSISTENT
         if batch_sizes.any():
             self.path = choice.choose(self.arena.device, self.layer, int(batch_sizes[0]), path)
         self.has_starts = initial_state is not None
@@ -152,6 +156,8 @@ class Steps:
         if self.path == choice.PERSISTENT:
             if persistent.launch(self.arena, self.layer, self._clips, self.has_starts, block, arrays, state, out):
                 return
+            if self._is_asked:
+                raise RuntimeError("path: the persistent path was asked for, and its launch was refused")
             self.path = choice.GRAPH
         bucket, (meta, packed_rows, _) = self.arena.bucket(block.bucket, self.layer), arrays
         buffers = bucket.h[:, : block.slots], bucket.c[:, : block.slots]
@@ -167,7 +173,7 @@ class Steps:
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
             work = functools.partial(self._queue, bucket, count)
-            run_chunk(graphs, (count, *self._clips, products), work, self.arena.capture)
+            run_chunk(graphs, (count, *self._clips, products, self._pointwise), work, self.arena.capture)
             out[packed_rows[first : first + count]] = bucket.out[:count]
         for part, buffer in zip(block_state, buffers):
             part.copy_(buffer)
@@ -189,7 +195,7 @@ class Steps:
 
 def pointwise_of(device: torch.device):
     """The module of the two pointwise kernels: Triton's if available, else torch operations."""
-    if why_no_triton(device):
+    if why_no_kernel(device, "pointwise"):
         return torch_pointwise
     from elmo_fast.kernels import lstm_pointwise
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.engine.backend import native_module
+from elmo_fast.ops import trial
 from elmo_fast.ops.device import current_stream, on
 from elmo_fast.ops.projected_lstm.cuda.blocks import Arena, Block, Operands
 from elmo_fast.ops.projected_lstm.reference import State
@@ -64,7 +65,13 @@ def why_not(device: torch.device, layer: Operands, slots: int) -> str | None:
         return "its operands are fp16, which 'medium' has where weights and clips bound them"
     if layer.for_one_call:
         return "its packed weights cannot be cached between calls: the model was made in inference mode"
-    return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots)
+    return (lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots)
+            or trial.trials.why_not(device, family_of(layer.dim, layer.projection)))
+
+
+def family_of(dim: int, projection: int) -> str:
+    """The name of a size's kernels in the trial."""
+    return f"persistent {dim} {projection}"
 
 
 @functools.cache
