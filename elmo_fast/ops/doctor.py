@@ -59,7 +59,8 @@ def lstm_lines(device: "torch.device") -> list[str]:
 
 
 def _trial_lines(device: "torch.device") -> list[str]:
-    return [f"trial        {family}: {trial.trials.describe(device, family)} ({device})" for family in _families(device)]
+    return [f"trial        {family}: {trial.trials.describe(device, family)} ({device})"
+            for family in _families(device)]
 
 
 def _families(device: "torch.device") -> list[str]:

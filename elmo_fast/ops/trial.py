@@ -1,11 +1,12 @@
 """The trial: kernels run in a user's process only after a process of their own has run them on the GPU there is.
 
 A family of kernels is `char_cnn`, `highway`, `pointwise`, `captures`, or `persistent D P`, the persistent LSTM of that
-many cells and projected values. Its verdict is a file, named by the family and by a digest of all that a verdict depends on. The first call that
-needs a verdict starts a supervisor (`python -m elmo_fast.ops.trial`), which outlives the caller: under a lock of the
-operating system it writes `running`, runs the family in a child (`trial_child`) with a time limit, and writes `passed`
-or `failed`. `running` that a supervisor finds under the lock is that of a process or a machine that went down, and
-counts as failed. `postponed` is a trial without a GPU or memory to begin with; the next process tries again.
+many cells and projected values. Its verdict is a file, named by the family and a digest of all that a verdict depends
+on. The first call that needs a verdict starts a supervisor (`python -m elmo_fast.ops.trial`), which outlives the
+caller: under a lock of the operating system it writes `running`, runs the family in a child (`trial_child`) with a time
+limit, and writes `passed` or `failed`. `running` that a supervisor finds under the lock is that of a process or a
+machine that went down, and counts as failed. `postponed` is a trial that had no GPU or no memory to begin with; the
+next process tries again.
 """
 
 import contextlib
@@ -84,11 +85,6 @@ def waiting() -> Iterator[None]:
         _waits.reset(token)
 
 
-@functools.cache
-def _log_once(level: int, family: str, reason: str) -> None:
-    logger.log(level, "PyTorch's operations replace the GPU kernels %s: %s", family, reason)
-
-
 # ---- in the user's process -------------------------------------------------------------------------------------------
 
 
@@ -106,6 +102,7 @@ class Trials:
         # By device and family: None after a pass, when the family may have run in this process, or why it may not run.
         self._reasons: dict[tuple[int, str], str | None] = {}
         self._supervisors: dict[Path, subprocess.Popen | str] = {}  # or the reason why one did not start
+        self._log_once = functools.cache(logger.log)
 
     def why_not(self, device: "torch.device", family: str) -> str | None:
         """None if the family may run on `device`, else the reason, which is logged once. Starts a trial if needed."""
@@ -118,7 +115,8 @@ class Trials:
         if key not in self._reasons:
             verdict = self._verdict(device, family, mode == "wait" or _waits.get())
             if verdict.state != "passed":
-                _log_once(logging.INFO if verdict.state == "running" else logging.WARNING, family, verdict.reason)
+                self._log_once(logging.INFO if verdict.state == "running" else logging.WARNING,
+                               "PyTorch's operations replace the GPU kernels %s: %s", family, verdict.reason)
             if verdict.state == "running":
                 return verdict.reason
             self._reasons[key] = None if verdict.state == "passed" else verdict.reason
