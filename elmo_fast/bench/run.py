@@ -22,6 +22,7 @@ from elmo_fast.engine.native import NativeModel, threads
 from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.environment import peak_memory
 from elmo_fast.files.atomic import atomic_path, check_target
+from elmo_fast.ops import trial
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.text.readers import open_texts
 from elmo_fast.weights.opening import ModelOptions
@@ -31,6 +32,7 @@ SLOTS, SENTENCE_TOKENS, ROUNDS = 64, 25, 5
 _MOST_SENTENCES = 8192
 
 
+@trial.waiting()
 def bench(model: str | os.PathLike = "bundled", device: str | None = None, precision: str = "highest",
           seconds: float = 30.0, text_file: str | os.PathLike | None = None, *, progress: bool = False,
           **reading) -> dict:

@@ -17,7 +17,6 @@ import importlib.util
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 VARIABLE, MODES = "ELMO_FAST_GPU_TRIAL", ("auto", "wait", "off", "never")
 _FINAL = "passed", "failed"
 POSTPONED = 75  # exit status of a child that could not begin
-_LIMIT = 180.0  # seconds of a child, which imports torch and compiles the kernels of a family
+_LIMIT = 300.0  # seconds of a child, which imports torch and compiles the kernels of a family
 # What PyTorch's errors say after a fault of a kernel. Assertions of the device are those of PyTorch's own kernels.
 _FAULTS = ("illegal", "misaligned", "launch failure", "launch timed out", "stack error", "invalid program counter",
            "invalid address space")
@@ -149,7 +148,7 @@ class Trials:
             return Verdict("postponed", supervisor)
         if waits:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                supervisor.wait(4 * self._limit)  # also for trials of other families and processes
+                supervisor.wait(2 * self._limit)  # also for trials of other families and processes
         status, verdict = supervisor.poll(), read(path)
         if status is None:
             return Verdict("running", f"its trial on this GPU has not ended (elmo-fast doctor --gpu, or {VARIABLE}="
@@ -189,7 +188,7 @@ class Trials:
             yield
         except RuntimeError as error:
             message = str(error)
-            used = [key for key, reason in self._reasons.items() if key[0] == device.index and reason is None]
+            used = [key for key, reason in list(self._reasons.items()) if key[0] == device.index and reason is None]
             if used and "CUDA" in message and any(fault in message for fault in _FAULTS):
                 for _, family in used:
                     self._refute(device, family, "in a process that used it: " + message.partition("\n")[0])
@@ -253,14 +252,15 @@ def _outcome(name: str, command: Sequence[str], limit: float) -> Verdict:
     environment = os.environ | {VARIABLE: "off", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment,
-                                     start_new_session=True)
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=environment)
         except OSError as error:
             return Verdict("postponed", f"its trial cannot be started ({error})")
         try:
             status = child.wait(limit)
         except subprocess.TimeoutExpired:
-            _kill(child)
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for a driver may not end
+                child.wait(10)
             return Verdict("failed", f"no end after {limit:g} s")
         said, error = _last_line(out), _last_line(errors)
     if status == POSTPONED:
@@ -268,16 +268,6 @@ def _outcome(name: str, command: Sequence[str], limit: float) -> Verdict:
     if status:
         return Verdict("failed", f"exit status {status}" + (f": {error}" if error else ""))
     return Verdict("passed") if said == f"passed {name}" else Verdict("failed", f"no result, but {said!r}")
-
-
-def _kill(child: subprocess.Popen) -> None:
-    """Kill a child and its children, such as compilers."""
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for a driver may not end
-        child.wait(10)
 
 
 def _last_line(file) -> str:

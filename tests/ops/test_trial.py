@@ -209,3 +209,11 @@ def test_the_trial_goes_on_after_the_caller(started, tmp_path):
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert started().why_not(GPU, FAMILY) is None and len(runs(tmp_path)) == 1
+
+
+@pytest.mark.long  # imports torch in the child
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_the_command_itself_on_a_machine_without_a_gpu(tmp_path):
+    trials = Trials(folder=tmp_path / "verdicts")
+    assert trials.why_not(GPU, "highway").startswith("its trial could not begin: ")
+    assert content(trials, "highway")["state"] == "postponed"

@@ -42,7 +42,7 @@ class StandInGpu(TorchFunctionMode):
             return GPU if is_there else function(*args)
         if function == torch.Tensor.is_cuda.__get__:
             return is_there
-        if function == torch._C._nn._parse_to:
+        if function in (torch.device, torch._C._nn._parse_to):
             return function(*args, **kwargs)
         if function in _WITHOUT_EFFECT:
             return args[0]
