@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -241,9 +242,9 @@ def supervise(path: Path, command: Sequence[str], limit: float) -> None:
         if before and before.state in _FINAL:
             return
         if before and before.state != "postponed":
-            write(path, Verdict("failed", f"the process or the machine went down ({before.state})"))
+            write(path, Verdict("failed", f"the process or the machine went down ({before.state} {before.reason})"))
             return
-        write(path, Verdict("running"))
+        write(path, Verdict("running", time.strftime("since %Y-%m-%d %H:%M")))
         write(path, _outcome(path.name, command, limit))
 
 

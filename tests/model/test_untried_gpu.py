@@ -3,11 +3,13 @@
 import itertools
 import logging
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from elmo_fast.engine.precision import OPERANDS, PRECISIONS
-from elmo_fast.ops import trial
+from elmo_fast.ops import doctor, trial
 from elmo_fast.testing import relative_error
 from tests.support.grid import mostly_long
 from tests.support.models import SENTENCES, SHAPES, bilm
@@ -62,3 +64,18 @@ def test_after_a_pass_kernels_run(precision, on_gpu):
     model = on_gpu("print('passed', sys.argv[3])", precision)
     with pytest.raises(AssertionError, match="a kernel or a capture ran"):
         model.warmup()
+
+
+@pytest.mark.parametrize("waits", mostly_long([False, True]))
+def test_doctor_prints_the_verdicts(waits, on_gpu, monkeypatch):
+    """Without --gpu it starts no trial."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(
+        name="Stand-in", major=9, minor=0, total_memory=2**30))
+    on_gpu("sys.exit(139)", "medium")
+    lines = doctor.report(gpu=waits)
+    verdict = "failed: exit status 139; remove " if waits else "not tried yet: elmo-fast doctor --gpu tries it"
+    for family in (*FAMILIES, "persistent 4096 512"):
+        assert any(line.startswith(f"trial        {family}: {verdict}") for line in lines), lines
+    assert "cuda:0       highway runs on native, after its trial" in lines
+    assert waits or not list(trial.trials.path(GPU, "highway").parent.glob("*"))

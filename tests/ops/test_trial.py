@@ -1,16 +1,19 @@
 """Verdicts on GPU kernels, with stand-ins for the child: whatever a child does, kernels run only after a pass."""
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from elmo_fast.ops import trial
+from elmo_fast.ops.device import synchronize_stream
 from elmo_fast.ops.trial import Trials
 from tests.support.grid import mostly_long
 
@@ -116,7 +119,7 @@ def test_processes_at_once_share_one_trial(started, tmp_path):
 def test_a_supervisor_that_dies_counts_as_a_failure(started, tmp_path):
     trials = started(RUN + "os.kill(os.getppid(), 9)")
     assert "its trial left no verdict (exit status -9)" in trials.why_not(GPU, FAMILY)
-    assert content(trials)["state"] == "running" and trials.describe(GPU, FAMILY) == "running"
+    assert content(trials)["state"] == "running" and trials.describe(GPU, FAMILY).startswith("running: since 2")
     assert "failed: the process or the machine went down" in started().why_not(GPU, FAMILY)
     assert len(runs(tmp_path)) == 1
 
@@ -174,6 +177,20 @@ def test_after_a_fault_the_families_that_ran_count_as_failed(started):
     for family in (FAMILY, "highway"):
         assert all("illegal memory access" in each.why_not(GPU, family) for each in (trials, started()))
     assert started().why_not(GPU, "captures") is None
+
+
+def test_a_fault_is_noticed_where_the_host_waits(started, monkeypatch):
+    def synchronize():
+        raise RuntimeError(FAULT)
+
+    trials = started()
+    assert trials.why_not(GPU, FAMILY) is None
+    monkeypatch.setattr(trial, "trials", trials)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=synchronize))
+    with pytest.raises(RuntimeError, match="Start the program again"):
+        synchronize_stream(GPU)
+    assert "illegal memory access" in started().why_not(GPU, FAMILY)
 
 
 @pytest.mark.parametrize("error", [

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from elmo_fast.ops import backend
+from elmo_fast.ops import backend, doctor
 from elmo_fast.ops.char_cnn import cuda as char_cnn_cuda
 from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.projected_lstm.cuda import lstm, persistent
@@ -85,7 +85,8 @@ def stand_in_gpu(patch: pytest.MonkeyPatch):
         patch.setattr(torch.cuda, name, lambda device=None, value=value: value)
     for owner, name, value in ((persistent, "native_module", lambda: (native, None)),
                                (persistent, "lacks", lambda device: None), (persistent, "limits", lambda device: (1,)),
-                               (lstm, "capture_on", ran), (backend, "why_no_triton", lambda device: None)):
+                               (lstm, "capture_on", ran), (backend, "why_no_triton", lambda device: None),
+                               (doctor, "why_no_triton", lambda device: None)):
         patch.setattr(owner, name, value)
     for name in ("char_cnn.char_cnn", "highway.highway", "lstm_pointwise.gates"):
         patch.setattr(f"elmo_fast.kernels.{name}", ran)
