@@ -61,6 +61,8 @@ def test_a_refused_launch_runs_in_graphs(native, caplog):
     native.machine.set_device(0, *DEVICES[native.generation][1:])
     for _ in range(2):
         check(FIRING, "medium", weights)
+    with pytest.raises(RuntimeError, match="path: the persistent path was asked for, and its launch was refused"):
+        run(FIRING, "medium", weights, path=PERSISTENT)
     assert caplog.text.count("a launch was refused on cpu (CUDA: launch: 0 blocks of a cooperative launch fit)") == 1
 
 

@@ -117,7 +117,7 @@ class Steps:
 
     def __init__(self, arena: Arena, layer: Operands, clips: tuple[float, float]):
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
-        self._clips, self._pointwise = clips, pointwise_of(arena.device)
+        self._clips, self._pointwise, self._is_asked = clips, pointwise_of(arena.device), False
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, path: str | None) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence; None without start flags."""
