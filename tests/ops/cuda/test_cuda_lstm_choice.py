@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from elmo_fast.engine.backend import log_once
 from elmo_fast.ops import doctor
 from elmo_fast.ops.projected_lstm.arguments import flat_weights
-from elmo_fast.ops.projected_lstm.cuda import blocks, choice, persistent
+from elmo_fast.ops.projected_lstm.cuda import blocks, persistent
 from elmo_fast.ops.projected_lstm.cuda.choice import GRAPH, PERSISTENT
 from tests.support.gpu_lstm import check, ragged, run, weights_of
 from tests.support.lstm_on_ptx import SMALL
@@ -36,7 +37,7 @@ def test_operands_in_bf16_run_in_graphs(native):
 
 
 def test_a_path_that_cannot_run(native, caplog):
-    choice._log_once.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             check(FIRING, "highest")

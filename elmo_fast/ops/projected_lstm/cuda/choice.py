@@ -1,17 +1,13 @@
 """Chooses the LSTM's path on a GPU, graph or persistent, by a rule (docs/gpu.md)."""
 
-import functools
-import logging
-
 import torch
 
 from elmo_fast.arguments import check_choice
+from elmo_fast.engine.backend import log_once
 from elmo_fast.ops.projected_lstm.cuda import persistent
 from elmo_fast.ops.projected_lstm.cuda.blocks import Operands
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"
-
-_log_once = functools.cache(logging.getLogger(__name__).info)
 
 
 def choose(device: torch.device, layer: Operands, slots: int, path: str | None = None) -> str:
@@ -19,12 +15,14 @@ def choose(device: torch.device, layer: Operands, slots: int, path: str | None =
 
     A `path` that is given is taken; `RuntimeError` if it is the persistent path and cannot run.
     """
-    if path and check_choice("path", path, PATHS) == GRAPH:
+    if path:
+        check_choice("path", path, PATHS)
+    if path == GRAPH or (path is None and slots > persistent.MOST_SLOTS):
         return GRAPH
     reason = persistent.why_not(device, layer, slots)
     if reason and path:
         raise RuntimeError(f"path: the persistent path was asked for and does not run here: {reason}")
     if reason:
-        _log_once("projected_lstm: the persistent path is passed over: %s", reason)
+        log_once(f"projected_lstm: the persistent path is passed over: {reason}")
         return GRAPH
-    return PERSISTENT if path or slots <= persistent.MOST_SLOTS else GRAPH
+    return PERSISTENT
