@@ -36,7 +36,6 @@ if [ $device = cuda ] && ! gpu=$(nvidia-smi --query-gpu=name --format=csv,nohead
   refuse 'no NVIDIA GPU answers nvidia-smi; --dry-run tries the script without one'
 fi
 cd "$root" || exit 2
-export ELMO_FAST_GPU_TRIAL=off  # kernels run untried
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PATH="$PATH:/usr/local/cuda/bin"
 gpu=$(echo "$gpu" | sed 's/^NVIDIA //' | tr -cs 'A-Za-z0-9\n' - | tr A-Z a-z)
 out=$out/$gpu
