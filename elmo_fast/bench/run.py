@@ -1,5 +1,6 @@
 """`elmo-fast bench`: speed, latency and memory of a model on this machine, after a check of its numbers."""
 
+import contextlib
 import functools
 import importlib.util
 import itertools
@@ -168,8 +169,8 @@ def command(model: str, device: str | None, precision: str, text_file: str | Non
     """Run the subcommand: the lines of `report`; also write the document if a file is given."""
     if json_file is not None:
         check_target(json_file, "--json")
-    document = bench(model, device, precision, seconds, text_file, progress=progress, **reading)
-    if json_file is not None:
-        with atomic_path(json_file) as part:
+    with contextlib.nullcontext() if json_file is None else atomic_path(json_file) as part:
+        document = bench(model, device, precision, seconds, text_file, progress=progress, **reading)
+        if part is not None:
             part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     yield from report(document)

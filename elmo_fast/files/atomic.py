@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.lock import locked, remove
+from elmo_fast.files.lock import locked, own_file, remove
 
 _TRIM_EVERY = 32 << 20  # bytes written before free memory is returned again
 
@@ -18,9 +18,11 @@ _TRIM_EVERY = 32 << 20  # bytes written before free memory is returned again
 def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
     """A path beside `target` that replaces it when the body succeeds, and is removed when the body fails.
 
-    The body creates a file at this path. A symbolic link is followed, an old file replaced. Other writers are refused.
+    The body creates a file at this path. A symbolic link is followed, an old file replaced; a device, pipe or directory
+    is refused, as are other writers.
     """
     final = Path(os.path.realpath(local_path(target)))
+    check_target(final, "output")
     with locked(final) as part:
         yield part
         replace(part, final)
@@ -53,8 +55,9 @@ def store_once(target: Path, make: Callable[[Path], None]) -> None:
 def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iterator[Path]:
     """A new directory that becomes `target`, by a rename, when the body succeeds; `target` must not exist.
 
-    With `last` the target may be a directory: the new files are moved into it. The file `last`, without which nothing
-    can be loaded, is removed before the other files are moved, and moved at the end: old and new files do not mix.
+    With `last` the target may be a directory: the new files are moved into it, in place of files that begin alike; any
+    other in their place is refused. The file `last`, without which nothing can be loaded, is removed before the other
+    files are moved, and moved at the end: old and new files do not mix.
     """
     target = local_path(target)
     refuse_stdout(target, "output")
@@ -71,11 +74,21 @@ def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iter
             if is_new:
                 part.rename(final)
             else:
+                files = sorted(part.iterdir(), key=lambda file: file.name == last)
+                for file in files:
+                    own_file(final / file.name, "output", f"an earlier {file.name}", _begins_as(file))
                 (final / last).unlink(missing_ok=True)
-                for file in sorted(part.iterdir(), key=lambda file: file.name == last):
+                for file in files:
                     replace(file, final / file.name)
         finally:
             remove(part)
+
+
+def _begins_as(path: Path) -> Callable[[bytes, int], bool]:
+    """For `own_file`: whether a file begins with the first four bytes of the file at `path`."""
+    with open(path, "rb") as file:
+        own = file.read(4)
+    return lambda start, _: start.startswith(own)
 
 
 def refuse_stdout(path: str, name: str) -> None:

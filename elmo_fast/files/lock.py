@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -22,6 +22,8 @@ from elmo_fast.files import stops
 
 _PAUSE = 0.1  # seconds between attempts to take a lock
 _PARTIAL = re.compile(r"\.elmo-[0-9a-f]{8}\.part")
+_GUARDED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # flags that Windows lacks
+_START = 16  # bytes by which a file of ours is told from another one
 _held: set[Path] = set()  # locked by this process: files in such a directory need no lock of their own
 
 logger = logging.getLogger(__name__)
@@ -77,9 +79,7 @@ def _lock_file(final: Path, wait: bool) -> Iterator[None]:
 
 
 def _acquire(path: Path, final: Path, wait: bool) -> filelock.BaseFileLock:
-    if _is_of_another_program(path):
-        raise ConfigurationError(f"output {final}: expected nothing or a lock of elmo-fast at {path}, found another "
-                                 "file; move it away")
+    own_file(path, f"output {final}", "a lock of elmo-fast", lambda start, names: not start and names == 1)
     lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire(blocking=False)
@@ -97,12 +97,23 @@ def _acquire(path: Path, final: Path, wait: bool) -> filelock.BaseFileLock:
     return lock
 
 
-def _is_of_another_program(path: Path) -> bool:
+def own_file(path: Path, where: str, expected: str, fits: Callable[[bytes, int], bool] = lambda *_: True) -> bool:
+    """Whether a file of ours has a name beside or in an output; False where nothing has it.
+
+    Anything but a regular file whose first bytes and number of hard links `fits` accepts is a `ConfigurationError`.
+    Links are not followed, and pipes not waited for.
+    """
     try:
-        status = path.lstat()
-    except OSError:
+        with open(path, "rb", 0, opener=lambda name, flags: os.open(name, flags | _GUARDED)) as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and fits(file.read(min(_START, status.st_size)), status.st_nlink):
+                return True
+    except FileNotFoundError:
         return False
-    return not stat.S_ISREG(status.st_mode) or status.st_size > 0 or status.st_nlink > 1
+    except OSError:  # a link, a directory, a socket, or a file that may not be read
+        if not os.path.lexists(path):
+            raise
+    raise ConfigurationError(f"{where}: expected nothing or {expected} at {path}, found something else; move it away")
 
 
 def _remove_own(partial: Path) -> None:

@@ -11,6 +11,8 @@ from elmo_fast.environment import extra, install_line
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files.atomic import atomic_path
 from elmo_fast.files.json import parse_json
+from elmo_fast.files.lock import own_file
+from elmo_fast.weights.families import SUFFIXES
 
 OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
@@ -23,6 +25,39 @@ def check_run(run: str | os.PathLike) -> None:
     """Raise `FileNotFoundError` unless a directory holds a run, which can be resumed."""
     if not all(Path(local_path(run), name).is_file() for name in (OPTIONS_FILE, RUN_FILE)):
         raise FileNotFoundError(f"run {run}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
+
+
+def check_own(run: Path) -> None:
+    """Raise `ConfigurationError` for anything but files of a run in the places of those that training writes."""
+    for name in (OPTIONS_FILE, RUN_FILE, BEST, LOG_FILE, PLOT_FILE):
+        own_file(run / name, f"run {run}", "a file of a training run")
+
+
+def check_is_new(run: Path, vocab_file: str | None) -> None:
+    """Raise `ConfigurationError` if a directory has checkpoints, a model, or files that a new run would replace.
+
+    A start makes the directory of checkpoints first: where this has nothing else in it, the other files are of a start
+    that was killed. The vocabulary of the new run may lie in its directory.
+    """
+    begun, names = folder(run), {path.name for path in run.glob("*")}
+    steps = [_NAME.fullmatch(path.name) for path in begun.glob("*")]
+    if all(steps) and steps and (RUN_FILE in names or any(int(step[1]) for step in steps)):
+        raise ConfigurationError(f"run {run}: expected a new directory, found checkpoints; continue with --resume, or "
+                                 "name another directory")
+    for path in in_order(run):
+        own_file(path, f"run {run}", "a checkpoint", lambda start, _: start.startswith(b"PK"))
+    replaced = {name for name in names if name.endswith(SUFFIXES)}
+    if not (begun.is_dir() and all(steps)):
+        replaced |= names & {OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST, LOG_FILE, PLOT_FILE, begun.name}
+    if vocab_file and VOCABULARY_FILE in replaced and _is_same(run / VOCABULARY_FILE, vocab_file):
+        replaced.remove(VOCABULARY_FILE)
+    if replaced:
+        raise ConfigurationError(f"run {run}: expected a new directory, found {min(replaced):.80}, which belongs to no "
+                                 "run that has begun here; name another directory")
+
+
+def _is_same(path: Path, other: str) -> bool:
+    return path.exists() and os.path.exists(other) and path.samefile(other)
 
 
 def folder(run: str | os.PathLike) -> Path:

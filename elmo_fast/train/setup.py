@@ -28,9 +28,18 @@ from elmo_fast.train.config import RunConfig, TrainArguments, TrainConfig, publi
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.run_files import BEST, OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run, read_log
+from elmo_fast.train.run_files import (
+    BEST,
+    OPTIONS_FILE,
+    RUN_FILE,
+    VOCABULARY_FILE,
+    check_is_new,
+    check_own,
+    check_run,
+    read_log,
+)
 from elmo_fast.weights.datasets import check_finite, check_is_hdf5, read_weights
-from elmo_fast.weights.families import SOFTMAX_FILE, SUFFIXES
+from elmo_fast.weights.families import SOFTMAX_FILE
 from elmo_fast.weights.sources import find_model
 
 logger = logging.getLogger(__name__)
@@ -52,7 +61,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     available, folder = available_device(device), Path(check_path("run", run_directory))
     refuse_stdout(os.fspath(run_directory), "run")
-    if folder.exists() and not folder.is_dir():
+    if os.path.lexists(folder) and not folder.is_dir():
         raise NotADirectoryError(f"run: expected a directory, got the file {folder}")
     if available.type == "cuda":
         torch.cuda.set_device(available)
@@ -66,6 +75,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
         with stops.stoppable(terminate=True), own as copies:  # a folder for plain copies of the text
             if replicas.is_first:
                 remove_partials(folder)
+                check_own(folder)
             if resume or resume_from:
                 run = _resume(folder, replicas, workers, arguments, resume_from, copies)
             else:
@@ -77,8 +87,9 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
 
 def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,
            copies: str | os.PathLike) -> Run:
-    _check_is_new(folder, arguments)
     run_config, vocab_file = RunConfig.from_dict(arguments.run), _absolute(arguments.vocab)
+    if replicas.is_first:
+        check_is_new(folder, vocab_file)
     data = _data(arguments, {}, replicas)
     for name, files in (("train", data["train"]), ("vocab", vocab_file)):
         if not files:
@@ -91,7 +102,7 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
     config, weights = _config_and_weights(arguments, options, vocabulary)
     trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if replicas.is_first:
-        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.folder(folder).mkdir(parents=True, exist_ok=True)
         for path in (*checkpoint.in_order(folder), folder / BEST):
             path.unlink(missing_ok=True)
         checkpoint.copy_vocabulary(vocab_file, folder)
@@ -102,23 +113,6 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
     if replicas.is_first:
         write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
     return run
-
-
-def _check_is_new(folder: Path, arguments: TrainArguments) -> None:
-    """Raise `ConfigurationError` if the directory has checkpoints, a model, or the options file of the arguments.
-
-    A start that was killed may have left the first checkpoint of a fine-tuning.
-    """
-    checkpoints, target = checkpoint.in_order(folder), folder / OPTIONS_FILE
-    if checkpoints and ((folder / RUN_FILE).exists() or [path.name for path in checkpoints] != [checkpoint.name_of(0)]):
-        raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
-                                 "or name another directory")
-    options_file = arguments.options_file and local_path(arguments.options_file)
-    weights = [path.name for path in sorted(folder.glob("*")) if path.suffix in SUFFIXES]
-    if weights or (options_file and target.exists() and os.path.exists(options_file)
-                   and target.samefile(options_file)):
-        raise ConfigurationError(f"run {folder}: expected a new directory, found {[*weights, OPTIONS_FILE][0]:.80}, "
-                                 "whose options.json and vocab.txt the run's would replace")
 
 
 def _data(arguments: TrainArguments, stored: dict[str, Any], replicas: Replicas) -> dict[str, Any]:

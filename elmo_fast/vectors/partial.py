@@ -17,7 +17,7 @@ import numpy as np
 
 from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.atomic import DeferredErrorFile, replace, to_disk
-from elmo_fast.files.lock import remove
+from elmo_fast.files.lock import own_file, remove
 from elmo_fast.vectors.layouts.parts import part_name
 from elmo_fast.vectors.layouts.table import SUFFIXES
 from elmo_fast.vectors.spec import Target
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _PROGRESS, _NEW, _PARTS = "progress.npz", "progress.npz.new", "parts"
 State = tuple[np.ndarray, np.ndarray]  # h [L, rows, 2 P], c [L, rows, 2 D]
 JOINED = "joined"  # beside the parts, while they are joined
-_PART = re.compile(rf"({JOINED}|\d{{5}}({'|'.join(map(re.escape, SUFFIXES))}))(\.json)?")
+_LEFT = re.compile(rf"{_NEW}|{_PARTS}/({JOINED}|\d{{5}}({'|'.join(map(re.escape, SUFFIXES))}))(\.json)?")
 
 
 class Done(NamedTuple):
@@ -68,8 +68,9 @@ class PartialResult:
         """
         if not os.path.lexists(self.folder):
             return None
-        is_begun = (self.folder / _PROGRESS).is_file()
-        if self.folder.is_symlink() or self.parts.is_symlink() or not (is_begun or self._is_unfinished()):
+        is_folder = not self.folder.is_symlink() and self.folder.is_dir()
+        is_begun = is_folder and own_file(self.folder / _PROGRESS, "output", "the progress of a partial result")
+        if self.parts.is_symlink() or not (is_begun or (is_folder and self._is_unfinished())):
             raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found something "
                                      "else; move it away")
         if not is_begun:
@@ -86,9 +87,13 @@ class PartialResult:
 
     def _is_unfinished(self) -> bool:
         """Whether nothing is there but what a killed run leaves without `progress.npz`: parts, or a join of parts."""
-        if not self.folder.is_dir() or {path.name for path in self.folder.iterdir()} - {_PARTS, _NEW}:
-            return False
-        return all(_PART.fullmatch(path.name) for path in self.parts.glob("*"))
+        files = [path for path in self.folder.rglob("*") if path != self.parts or not path.is_dir()]
+        return all(map(self._is_left, files))
+
+    def _is_left(self, path: Path) -> bool:
+        return bool(_LEFT.fullmatch(path.relative_to(self.folder).as_posix())) and own_file(
+            path, "output", "a part of a partial result",
+            lambda start, _: path.name != _NEW or start[:2] in (b"", b"PK"))
 
     def commit(self, texts: int, digest: str, states: State | None) -> None:
         """Count the new part, which is complete: a killed run continues after it."""

@@ -63,7 +63,7 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("embed texts/a.txt o.h5 --top --targets data.txt", "--targets: expected a word a line, found none in data.txt"),
     ("embed texts/a.txt o.h5 --top --targets texts", "--targets: expected a file, got the directory texts"),
     ("embed data.json data.npy --format jsonl --average --pool mean --model model",
-     "expected no other file at "),
+     "expected nothing or the names of data.npy at "),
     ("embed names.json names.npy --format jsonl --average --pool mean --model model",
      "expected a file other than the inputs, got names.npy, whose names go to "),
     *((command, f"{name}: expected the name of a file, got -: this output cannot be written to stdout")

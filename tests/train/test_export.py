@@ -199,7 +199,7 @@ def test_a_run_and_a_model_are_not_mixed(tmp_path, capsys):
     new = ["--train", pattern, "--vocab", out / "vocab.txt", "--max-steps", 1, "--quiet"]
     check_refusals(
         capsys, (["export", folder, folder], "output: expected a directory other than that of a training run, got"),
-        (["train", out, *new], "expected a new directory, found softmax.hdf5, whose options.json"))
+        (["train", out, *new], "expected a new directory, found options.json, which belongs to no run"))
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "options.json").write_bytes((folder / "options.json").read_bytes())
     check_refusals(capsys, (["train", tmp_path / "new", *new, "--options-file", tmp_path / "new" / "options.json"],

@@ -13,10 +13,10 @@ import numpy as np
 from elmo_fast.arguments import local_path
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
-from elmo_fast.files.atomic import DeferredErrorFile, check_target, replace, write_part
+from elmo_fast.files.atomic import DeferredErrorFile, replace, write_part
 from elmo_fast.files.hdf5 import check_unpacked, new_hdf5
 from elmo_fast.files.json import parse_json
-from elmo_fast.files.lock import locked
+from elmo_fast.files.lock import locked, own_file
 from elmo_fast.vectors.layouts.allennlp import Hdf5Writer
 from elmo_fast.vectors.layouts.embeddings import Embeddings
 from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrowed
@@ -57,18 +57,7 @@ def check(target: str, form: OutputSpec, name: str) -> None:
             raise ConfigurationError(f"{name}: expected .h5 or .npz for arrays of different lengths, got .npy, which "
                                      "needs one vector per text: --pool with --top, --average, --layer or --weights "
                                      "(seqvec: --protein)")
-        names = names_of(target)
-        check_target(names, name)
-        if os.path.lexists(names) and not _are_names(names):
-            raise ConfigurationError(f"{name}: expected no other file at {names}, where the names of {target} go, "
-                                     "found one")
-
-
-def _are_names(path: Path) -> bool:
-    if path.is_symlink():
-        return False
-    with open(path, "rb") as file:
-        return file.read(2) in _NAMES
+        own_file(names_of(target), name, f"the names of {target}", lambda start, _: start[:2] in _NAMES)
 
 
 def place(part: Path, target: str | os.PathLike) -> None:

@@ -1,0 +1,185 @@
+"""Whatever lies at the name of a helper file of an output, each command ends in one line and leaves it as it is."""
+
+import os
+import shutil
+import signal
+import socket
+import stat
+
+import pytest
+
+from elmo_fast.train.setup import start_or_resume
+from tests.support.files import run, write_model
+from tests.support.training import QUIET, corpus_arguments
+
+NOTES = "my notes\n"
+SECONDS = 60  # a command that waited for a pipe would wait for ever
+
+
+def link(path, mine):
+    mine.write_text(NOTES)
+    path.symlink_to(mine)
+
+
+def link_to_nothing(path, mine):
+    path.symlink_to(mine)
+
+
+def directory(path, _):
+    path.mkdir()
+    (path / "mine").write_text(NOTES)
+
+
+def link_to_a_directory(path, mine):
+    directory(mine, None)
+    path.symlink_to(mine)
+
+
+def pipe(path, _):
+    os.mkfifo(path)
+
+
+def link_to_a_pipe(path, mine):
+    os.mkfifo(mine)
+    path.symlink_to(mine)
+
+
+def device(path, _):
+    """A device of its own: a superuser's program that replaces a file by its name would replace /dev/null too."""
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+
+
+def link_to_a_device(path, mine):
+    device(mine, None)
+    path.symlink_to(mine)
+
+
+def text(path, _):
+    path.write_text(NOTES)
+
+
+def unix_socket(path, _):
+    with socket.socket(socket.AF_UNIX) as endpoint:
+        endpoint.bind(os.fspath(path))
+
+
+def unreadable(path, _):
+    path.write_text(NOTES)
+    path.chmod(0)
+
+
+KINDS = (link, link_to_nothing, directory, link_to_a_directory, pipe, link_to_a_pipe, device, link_to_a_device, text,
+         unix_socket, unreadable)
+EMBED = ("embed", "in.txt", "o.h5", "--model", "model", "--quiet")
+POOLED = ("embed", "in.txt", "o.npy", "--model", "model", "--quiet", "--average", "--pool", "mean")
+SEQVEC = ("seqvec", "-i", "in.fasta", "-o", "o.h5", "--model", "model", "--cpu", "--silent", "--id", "0")
+TRAIN = ("train", "o", "--train", "corpus/text/part-*.txt", "--vocab", "corpus/text/vocab.txt", "--quiet")
+COMMANDS = {
+    EMBED: ("o.h5.lock", "o.h5.part", "o.h5.part/progress.npz", "o.h5.part/progress.npz.new", "o.h5.part/parts"),
+    (*EMBED, "--resume"): ("o.h5.part", "o.h5.part/progress.npz"),
+    POOLED: ("o.npy.lock", "o.json"),
+    ("embed", "in.txt", "o", "--layout", "parquet", "--model", "model", "--quiet"): ("o", "o.lock", "o.part"),
+    ("cache", "words.txt", "o.h5", "--model", "model", "--quiet"): ("o.h5.lock",),
+    SEQVEC: ("o.h5.lock", "o.h5.part", "o.h5.part/progress.npz"),
+    ("vocab", "in.txt", "o.txt"): ("o.txt.lock",),
+    TRAIN: ("o", "o.lock", *(f"o/{name}" for name in (
+        "options.json", "vocab.txt", "run.json", "log.jsonl", "best.pt", "loss.png", "checkpoints",
+        "checkpoints/step-00000000.pt", "checkpoints/step-00000002.pt"))),
+    ("export", "run", "o", "--softmax"): ("o.lock", *(f"o/{name}" for name in (
+        "options.json", "weights.hdf5", "vocab.txt", "softmax.hdf5"))),
+    ("compare", "a", "b", "--model", "model", "-o", "o.html"): ("o.html.lock",),
+    ("nearest", "in.txt", "--word", "a", "--model", "model", "--save", "o.h5"): ("o.h5.lock",),
+}
+# An output itself may be a link, which is followed, or an old file, which is replaced.
+OUTPUTS = {EMBED: "o.h5", POOLED: "o.npy", SEQVEC: "o.h5", ("vocab", "in.txt", "o.txt"): "o.txt",
+           ("cache", "words.txt", "o.h5", "--model", "model", "--quiet"): "o.h5",
+           ("compare", "a", "b", "--model", "model", "-o", "o.html"): "o.html"}
+OF_OUTPUTS = directory, link_to_a_directory, pipe, link_to_a_pipe, device, link_to_a_device, unix_socket
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    write_model(folder / "model")
+    (folder / "in.txt").write_text("a b\nc\n")
+    (folder / "in.fasta").write_text(">p|1\nMK\n")
+    (folder / "words.txt").write_text("<S>\n</S>\n<UNK>\na\n")
+    start_or_resume(folder / "run", **corpus_arguments(folder / "corpus"), **QUIET, max_steps=1)
+    return folder
+
+
+@pytest.fixture
+def folder(inputs, tmp_path, monkeypatch):
+    for path in inputs.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def described(folder):
+    """Kind and content of every file of the user."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        content = os.readlink(path) if stat.S_ISLNK(mode) else path.read_bytes() if stat.S_ISREG(mode) else None
+        found[path.relative_to(folder).as_posix()] = mode, content
+    return found
+
+
+def refused(capsys, folder, command, place, make):
+    path = folder / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    make(path, folder / "mine")
+    before = described(folder)
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail(f"{command[0]} waits for {place}"))
+    signal.alarm(SECONDS)
+    try:
+        status, out, errors = run(capsys, *command)
+    finally:
+        signal.alarm(0)
+    assert (status, out, errors.count("\n")) == (2, "", 1), errors
+    assert place == "o" or any(part in errors for part in place.split("/") if part != "o"), errors
+    assert described(folder) == before
+
+
+def cases(commands, kinds):
+    return [pytest.param(command, place, make, id=f"{command[0]}-{place}-{make.__name__}")
+            for command, places in commands.items() for place in ([places] if isinstance(places, str) else places)
+            for make in kinds]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command, place, make", cases(COMMANDS, KINDS))
+def test_a_stranger_at_the_name_of_a_helper_file_is_refused_and_stays(capsys, folder, command, place, make):
+    is_made = place in ("o", "o/checkpoints") and make in (directory, link_to_a_directory) and command[0] == "train"
+    if is_made or (place == "o.h5.part/parts" and make is directory):
+        pytest.skip("a directory there is no stranger")
+    refused(capsys, folder, command, place, make)
+
+
+@pytest.mark.parametrize("command, place, make", [
+    (EMBED, "o.h5.part/parts", pipe), (EMBED, "o.h5.part/progress.npz.new", text),
+    (POOLED, "o.json", link), (TRAIN, "o/options.json", link_to_a_device), (TRAIN, "o/vocab.txt", text),
+    (TRAIN, "o/checkpoints", text), (("export", "run", "o", "--softmax"), "o/vocab.txt", text)])
+def test_a_stranger_is_refused_and_stays(capsys, folder, command, place, make):
+    """A case of each cause; the long tier has all."""
+    refused(capsys, folder, command, place, make)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command, place, make", cases(OUTPUTS, OF_OUTPUTS))
+def test_anything_but_a_file_in_the_place_of_an_output_is_refused(capsys, folder, command, place, make):
+    refused(capsys, folder, command, place, make)
+
+
+def test_a_start_that_was_killed_is_repeated(capsys, folder, inputs):
+    """It has made the directory of checkpoints, the vocabulary and the options."""
+    command = *TRAIN, "--options-file", "corpus/options.json", "--max-steps", "1"
+    (folder / "o" / "checkpoints").mkdir(parents=True)
+    for name in ("vocab.txt", "options.json"):
+        shutil.copy(inputs / "run" / name, folder / "o" / name)
+    assert run(capsys, *command)[0] == 0
+    assert (folder / "o" / "run.json").exists()
