@@ -45,9 +45,11 @@ LEFT_OUT = (), ("AMX",), _NEWEST, (*_NEWEST, "AVX512"), (*_NEWEST, "AVX512", "AV
 def why_no_native() -> str | None:
     """None when the native module can be built here. A compiler that is there and fails with every engine is an error,
     not a reason."""
-    include = sysconfig.get_path("include")
+    include, switch = sysconfig.get_path("include"), os.environ.get("ELMO_FAST_NO_NATIVE") or "0"
+    if switch not in ("0", "1"):
+        sys.exit(f"ELMO_FAST_NO_NATIVE: expected 0 or 1, got {switch!r}")
     reasons = {
-        "ELMO_FAST_NO_NATIVE=1 was set during installation": os.environ.get("ELMO_FAST_NO_NATIVE") == "1",
+        "ELMO_FAST_NO_NATIVE=1 was set during installation": switch == "1",
         "it is not built on Windows, whose compilers lack the vector types or align the stack too little":
             os.name == "nt",
         f"no C++ compiler was found during installation (looked for {', '.join(CXX)})": not FOUND,

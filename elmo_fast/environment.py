@@ -57,6 +57,14 @@ def may_have_gpu() -> bool:
     return True
 
 
+def is_set(name: str) -> bool:
+    """Whether an environment variable is `1`; `ConfigurationError` for values other than `0`, `1` and nothing."""
+    value = os.environ.get(name) or "0"
+    if value not in ("0", "1"):
+        raise ConfigurationError(f"{name}: expected 0 or 1, got {value!r:.80}")
+    return value == "1"
+
+
 def cache_directory() -> Path:
     """Directory of downloaded models: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache.
 
@@ -88,7 +96,8 @@ def cpu_quota(root: str | os.PathLike = "/") -> float | None:
 
     None without a quota, and on other systems. `root` replaces the root directory.
     """
-    return min((quota for folder in _control_groups(Path(root)) if (quota := _quota(folder))), default=None)
+    groups = _control_groups(Path(root), "cpu")
+    return min((quota for folder in groups if (quota := _quota(folder))), default=None)
 
 
 _quota_at_start = functools.cache(cpu_quota)
@@ -96,8 +105,8 @@ _quota_at_start = functools.cache(cpu_quota)
 _MOUNT = re.compile(r"\S+ \S+ \S+ (?P<top>/\S*) (?P<place>/\S*) .* - (?P<kind>\S+) \S+ (?P<options>\S+)")
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
-    """Directories of this process's control groups, and of their parents, that may have a CPU quota."""
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Directories of this process's control groups, and of their parents, that may limit `cpu` or `memory`."""
     try:
         groups, mounts = ((root / "proc/self" / name).read_text("utf-8", "surrogateescape").splitlines()
                           for name in ("cgroup", "mountinfo"))
@@ -106,8 +115,8 @@ def _control_groups(root: Path) -> Iterator[Path]:
     for mount in mounts:
         match = _MOUNT.match(mount)
         for _, controllers, group in (line.split(":", 2) for line in groups if match and line.count(":") >= 2):
-            has_cpu = "cpu" in controllers.split(",") and "cpu" in match["options"].split(",")
-            if (match["kind"] == "cgroup" and has_cpu) or (match["kind"] == "cgroup2" and not controllers):
+            has_it = controller in controllers.split(",") and controller in match["options"].split(",")
+            if (match["kind"] == "cgroup" and has_it) or (match["kind"] == "cgroup2" and not controllers):
                 mounted, top = root / match["place"].strip("/"), match["top"]
                 folder = mounted / os.path.relpath(group, top) if Path(group).is_relative_to(top) else mounted
                 yield from (parent for parent in (folder, *folder.parents) if parent.is_relative_to(mounted))
@@ -122,9 +131,19 @@ def _quota(folder: Path) -> float | None:
     return None
 
 
-def memory_size() -> int | None:
-    """Bytes of the machine's memory; None where the system does not report it."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
+def memory_size(root: str | os.PathLike = "/") -> int | None:
+    """Bytes of memory for this process: the machine's, or the lowest limit of its Linux control groups (v1, v2).
+
+    None where the system does not report it. `root` replaces the root directory.
+    """
+    if not hasattr(os, "sysconf"):
+        return None
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in _control_groups(Path(root), "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+                sizes.append(int((folder / name).read_text()))
+    return min(sizes)
 
 
 def peak_memory() -> int | None:

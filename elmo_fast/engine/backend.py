@@ -3,11 +3,11 @@
 import functools
 import importlib
 import logging
-import os
 from pathlib import Path
 
 from elmo_fast.arguments import BACKENDS, check_choice
 from elmo_fast.engine.precision import PRECISIONS
+from elmo_fast.environment import is_set
 
 logger = logging.getLogger(__name__)
 log_once = functools.cache(logger.info)
@@ -26,7 +26,7 @@ def native_module():
 @functools.cache
 def native_build():
     """As `native_module`, for questions about this machine: nothing is computed, so torch need not be loaded."""
-    if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
+    if is_set("ELMO_FAST_NO_NATIVE"):
         return None, "ELMO_FAST_NO_NATIVE=1 is set"
     try:
         return importlib.import_module("elmo_fast._native"), None

@@ -285,11 +285,11 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def _check_memory(size: int) -> None:
-    """Raise `ConfigurationError` for weights that exceed the machine's memory, before it begins to swap."""
+    """Raise `ConfigurationError` for weights beyond the memory of this process, before it swaps or is killed."""
     available = memory_size()
     if available is not None and size > available:
-        raise ConfigurationError(f"options: expected a model whose weights fit into the {available >> 30:,} GB of this "
-                                 f"machine, got one of {size >> 30:,} GB")
+        raise ConfigurationError(f"options: expected a model whose weights fit into the {available >> 20:,} MB of this "
+                                 f"machine or container, got one of {size >> 20:,} MB")
 
 
 def fingerprint(weights: Weights, options: Options | None = None) -> str:

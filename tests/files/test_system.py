@@ -82,6 +82,39 @@ def test_the_quota_of_control_groups(tmp_path, mountinfo, cgroup, files, quota):
     assert environment.cpu_quota(tmp_path) == quota
 
 
+MEMORY_V1 = "/ /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory"
+UNLIMITED = "9223372036854771712\n"
+
+
+@pytest.mark.parametrize("mountinfo, cgroup, files, size", [
+    ([V2], ["0::/"], {"sys/fs/cgroup/memory.max": "4096\n"}, 4096),
+    ([V2], ["0::/a/b"], {"sys/fs/cgroup/a/b/memory.max": "max\n", "sys/fs/cgroup/a/memory.max": "8192\n"}, 8192),
+    ([V2], ["0::/a/b"], {"sys/fs/cgroup/a/b/memory.max": "4096\n", "sys/fs/cgroup/a/memory.max": "8192\n"}, 4096),
+    ([V1, MEMORY_V1, V2], ["5:memory:/a", "4:cpu,cpuacct:/a", "0::/"],
+     {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096\n", "sys/fs/cgroup/cpu/a/memory.limit_in_bytes": "1\n"},
+     4096),
+    # inside a container that sees the host's paths
+    ([MEMORY_V1.replace("/ ", "/docker/x ", 1)], ["5:memory:/docker/x"],
+     {"sys/fs/cgroup/memory/memory.limit_in_bytes": "4096\n"}, 4096),
+    *((*groups, files, None) for groups in (([MEMORY_V1], ["5:memory:/"]), ([V2], ["0::/"])) for files in (
+        {}, {"sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED, "sys/fs/cgroup/memory.max": "max\n"},
+        {"sys/fs/cgroup/memory/memory.limit_in_bytes": "", "sys/fs/cgroup/memory.max": "?"})),
+])
+def test_the_memory_of_control_groups(tmp_path, mountinfo, cgroup, files, size):
+    control_groups(tmp_path, mountinfo, cgroup, files)
+    assert environment.memory_size(tmp_path) == (size or environment.memory_size(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("value", ["true", "True", "yes", "on", "2", " 1", "-1"])
+def test_a_switch_has_two_values(monkeypatch, value):
+    monkeypatch.setenv("ELMO_FAST_NO_NATIVE", value)
+    with pytest.raises(ConfigurationError, match=f"^ELMO_FAST_NO_NATIVE: expected 0 or 1, got '{value}'$"):
+        environment.is_set("ELMO_FAST_NO_NATIVE")
+    for off in ("", "0"):
+        monkeypatch.setenv("ELMO_FAST_NO_NATIVE", off)
+        assert not environment.is_set("ELMO_FAST_NO_NATIVE")
+
+
 def test_weights_larger_than_the_memory_are_refused(monkeypatch):
     monkeypatch.setattr(datasets, "memory_size", lambda: 1 << 10)
     with pytest.raises(ConfigurationError, match="expected a model whose weights fit"):
