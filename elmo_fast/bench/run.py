@@ -22,7 +22,7 @@ from elmo_fast.embed.progress import progress_bar
 from elmo_fast.engine.native import NativeModel, threads
 from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.environment import peak_memory
-from elmo_fast.files.atomic import atomic_path, check_target
+from elmo_fast.files.atomic import atomic_path, check_target, write_part
 from elmo_fast.ops import trial
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.text.readers import open_texts
@@ -172,5 +172,5 @@ def command(model: str, device: str | None, precision: str, text_file: str | Non
     with contextlib.nullcontext() if json_file is None else atomic_path(json_file) as part:
         document = bench(model, device, precision, seconds, text_file, progress=progress, **reading)
         if part is not None:
-            part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            write_part(part, json_file, (json.dumps(document, indent=1) + "\n").encode())
     yield from report(document)

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import importlib
 import io
 import itertools
@@ -24,6 +25,7 @@ COMMANDS = {  # module -> its subcommands
     "serve": ["serve"], "seqvec": ["seqvec"], "bench": ["bench"]}
 _FLAG = re.compile("--?[A-Za-z]").match
 _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_UNOPENED = (errno.ELOOP, errno.ENXIO)  # a link to itself, a socket
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +48,8 @@ def run_command(run: Callable[[], None], program: str = "elmo-fast") -> int:
     except KeyboardInterrupt as interrupt:
         return _report(program, str(interrupt) or "interrupted; no output was left behind", FAILED)
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        return _report(program, error, REFUSED if isinstance(error, _REFUSALS) else FAILED)
+        is_refusal = isinstance(error, _REFUSALS) or getattr(error, "errno", None) in _UNOPENED
+        return _report(program, error, REFUSED if is_refusal else FAILED)
     return DONE
 
 

@@ -1,6 +1,7 @@
 """Read tensors from files that `torch.save` wrote, without running code from the files."""
 
 import os
+import warnings
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str 
         import torch
     try:
         is_packed = _is_packed(path)
-        content = None if is_packed else torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of a pickle that torch did not write
+            content = None if is_packed else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle may raise any error
         raise ConfigurationError(f"{name} {path}: expected {expected}, got another or a truncated file "
                                  f"({type(error).__name__}){remedy}") from error

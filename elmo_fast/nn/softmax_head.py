@@ -81,7 +81,8 @@ class SoftmaxHead:
 
     def __init__(self, bilm: BiLm, w: np.ndarray, b: np.ndarray, vocabulary: Vocabulary):
         if vocabulary.size != len(w):
-            raise ConfigurationError(f"vocabulary: expected the {len(w)} words of the softmax, got {vocabulary.size}")
+            raise ConfigurationError(f"vocabulary {vocabulary.filename}: expected the {len(w)} words of the softmax, "
+                                     f"got {vocabulary.size}")
         vocabulary.require(*SPECIAL_WORDS)
         self.bilm, self.vocabulary = bilm, vocabulary
         device = next(bilm.parameters()).device

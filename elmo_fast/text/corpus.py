@@ -137,7 +137,7 @@ def make_vocabulary(inputs: Inputs, output: str | os.PathLike, *, min_count: int
                 counts.update(line.split())
         total = counts.total()
         if not total:
-            raise ValueError("inputs: expected words, found none")
+            raise ValueError(f"inputs: expected words, found none in {', '.join(paths):.300}")
         by_count = sorted((-counts[word], word) for word in counts.keys() - {*SPECIAL_WORDS, SKIPPED_LINE}
                           if counts[word] >= min_count)
         words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]

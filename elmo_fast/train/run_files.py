@@ -1,5 +1,6 @@
 """The files of a run, its log, and bilm-tf's checkpoints. Imports no torch, which takes seconds."""
 
+import io
 import json
 import os
 import re
@@ -9,7 +10,7 @@ from typing import Any
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.environment import extra, install_line
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.files.atomic import atomic_path
+from elmo_fast.files.atomic import write_bytes
 from elmo_fast.files.json import parse_json
 from elmo_fast.files.lock import own_file
 from elmo_fast.weights.families import SUFFIXES
@@ -118,8 +119,7 @@ class TrainLog:
     def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
         self._path = Path(local_path(run)) / LOG_FILE
         lines = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
-        with atomic_path(self._path) as partial:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        write_bytes(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
         self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
         self._events = None
         if tensorboard:
@@ -184,6 +184,7 @@ def plot_losses(run: str | os.PathLike) -> str | None:
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter())
     axes.legend()
-    with atomic_path(Path(local_path(run)) / PLOT_FILE) as partial:
-        figure.savefig(partial, format="png", dpi=120)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    write_bytes(Path(local_path(run)) / PLOT_FILE, content.getvalue())
     return None

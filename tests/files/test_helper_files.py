@@ -1,15 +1,19 @@
 """Whatever lies at the name of a helper file of an output, each command ends in one line and leaves it as it is."""
 
+import gzip
 import os
+import re
 import shutil
 import signal
 import socket
 import stat
 
 import pytest
+import torch
 
+from elmo_fast import BiLm
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import run, write_model
+from tests.support.files import full_disk, paths, run, write_model
 from tests.support.training import QUIET, corpus_arguments
 
 NOTES = "my notes\n"
@@ -107,7 +111,10 @@ def inputs(tmp_path_factory):
     (folder / "in.txt").write_text("a b\nc\n")
     (folder / "in.fasta").write_text(">p|1\nMK\n")
     (folder / "words.txt").write_text("<S>\n</S>\n<UNK>\na\n")
+    shutil.make_archive(os.fspath(folder / "model"), "zip", folder / "model")
+    torch.save(BiLm.from_files(*paths(folder / "model")).state_dict(), folder / "module.pt")
     start_or_resume(folder / "run", **corpus_arguments(folder / "corpus"), **QUIET, max_steps=1)
+    (folder / "compressed.txt.gz").write_bytes(gzip.compress(b"a b\n" * 500))
     return folder
 
 
@@ -183,3 +190,36 @@ def test_a_start_that_was_killed_is_repeated(capsys, folder, inputs):
         shutil.copy(inputs / "run" / name, folder / "o" / name)
     assert run(capsys, *command)[0] == 0
     assert (folder / "o" / "run.json").exists()
+
+
+NEAREST = ("nearest", "corpus/text/part-0.txt", "--word", "kata", "--model", "model")
+WRITERS = {
+    EMBED: "o.h5", POOLED: "o.(npy|json)", SEQVEC: "o.h5", ("vocab", "in.txt", "o.txt"): "o.txt",
+    ("embed", "in.txt", "o", "--layout", "parquet", "--model", "model", "--quiet"): "o",
+    ("embed", "in.txt", "o.arrow", "--model", "model", "--quiet"): "o.arrow",
+    ("embed", "in.txt", "o.npz", "--model", "model", "--quiet"): "o.npz",
+    ("cache", "words.txt", "o.h5", "--model", "model", "--quiet"): "o.h5",
+    (*TRAIN, "--options-file", "corpus/options.json", "--max-steps", "1"): "o",
+    (*TRAIN[:3], "compressed.txt.gz", *TRAIN[4:], "--options-file", "corpus/options.json", "--max-steps", "1"): "o",
+    ("export", "run", "o", "--softmax"): "o",
+    ("export", "o", "--from-module", "module.pt", "--options-file", "model/options.json"): "o",
+    ("compare", "a", "b", "--model", "model", "-o", "o.html"): "o.html",
+    ("compare", "a", "b", "--model", "model", "-o", "o.png"): "o.png",
+    (*NEAREST, "--save", "o.h5"): "o.h5", (*NEAREST, "-o", "o.txt"): "o.txt",
+    ("embed", "in.txt", "o.h5", "--model", "model.zip", "--quiet"): "cache",
+    ("bench", "--model", "model", "--seconds", "1", "--json", "o.json"): "o.json",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [0, 1, 900, 5000])
+@pytest.mark.parametrize("command, name", WRITERS.items(), ids=str)
+def test_a_failed_write_names_its_file_and_the_reason(capsys, folder, monkeypatch, command, name, size):
+    """On a disk that takes no file of more than `size` bytes; a file that fits is written."""
+    monkeypatch.setenv("ELMO_FAST_CACHE", os.fspath(folder / "cache"))
+    with full_disk(size):
+        status, _, errors = run(capsys, *command)
+    if status == 0 and size:
+        return
+    assert status == 1 and errors.count("\n") == 1, errors
+    assert re.search(rf"File too large.*'(.*/)?{name}(\.elmo-\w+\.part)?(/.*)?'$", errors.strip()), errors
