@@ -19,6 +19,7 @@ AGAINST_FLOAT64 = {name: operands.tolerance for name, operands in OPERANDS.items
 AGAINST_FLOAT64["bf16 weights"] = 5e-3  # where products are fp32
 GRADIENT_AGAINST_FLOAT64 = GRADIENT_TOLERANCE
 AGAINST_TENSORFLOW = 1e-5  # largest absolute error against embeddings that TensorFlow wrote
+PERPLEXITY = {"high": 1e-4, "medium": 1e-3, "low": 7e-3}  # largest relative difference from that in `highest`
 SAME_MODEL = 2e-6  # largest absolute error between two fp32 runs of a model whose sums may be ordered differently
 
 SIZES = {"tiny": (32, 16, 1), **arguments.SIZES}  # tiny is for dry runs

@@ -21,7 +21,7 @@ from elmo_fast.environment import cores
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, check_target, write_part
-from elmo_fast.files.compressed import STDIN, split_suffix
+from elmo_fast.files.compressed import STDIN, split_suffix, undecodable
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.readers import find_files, format_of, open_texts
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
@@ -206,7 +206,7 @@ def _decode(text: bytes, path: str, start: int) -> str:
     except UnicodeDecodeError as error:
         with open(path, "rb") as file:
             line = file.read(start + error.start).count(b"\n") + 1
-        raise ValueError(f"{path}, line {line}: expected UTF-8 text, got undecodable bytes ({error.reason} at byte "
+        raise ValueError(f"{path}, line {line}: expected UTF-8 text, got {undecodable(error)} ({error.reason} at byte "
                          f"{start + error.start})") from None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from elmo_fast.arguments import check_file, shown
-from elmo_fast.files.compressed import read_words
+from elmo_fast.files.compressed import read_words, undecodable
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"
@@ -27,7 +27,8 @@ class Vocabulary:
         try:
             text = read_words(filename, "vocabulary").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
+            raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got {undecodable(error)} ({error})"
+                             ) from error
         words = [line.strip() for line in io.StringIO(text, newline=None)]
         self.words: Sequence[str] = [word for word in words if word != SKIPPED_LINE]  # in file order
         self.size = len(self.words)

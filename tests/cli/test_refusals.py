@@ -1,5 +1,6 @@
 """Wrong calls that users make: the one line on stderr says what to write instead."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -24,6 +25,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "data.json").write_text('{"text": "a b"}\n')
     (tmp_path / "names.json").write_text('["a"]')
     (tmp_path / "run").mkdir()
+    (tmp_path / "zipped.txt").write_bytes(gzip.compress(b"<S>\n</S>\n<UNK>\na\n" * 40))
+    (tmp_path / "wide.txt").write_text("a b\n", encoding="utf-16")
+    (tmp_path / "plain.txt.gz").write_text("a b\n")
     (tmp_path / "run" / "options.json").write_bytes((tmp_path / "model" / "options.json").read_bytes())
     return tmp_path
 
@@ -75,6 +79,23 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("seqvec -i p.fasta -o o.h5 --model typo", "found nothing at typo; --model seqvec downloads the published model"),
     ("score texts/a.txt --model model", "a model that you train and write with `elmo-fast export --softmax` has it"),
     ("train vocab.txt --train texts/a.txt --vocab vocab.txt", "run: expected a directory, got the file vocab.txt"),
+    *((command, "expected UTF-8 text, got gzip data, whose name must end in .gz") for command in (
+        "vocab zipped.txt o.txt", "embed zipped.txt o.h5 --model model", "cache zipped.txt o.h5 --model model",
+        "seqvec -i zipped.txt -o o.h5 --model model", "train r --train zipped.txt --vocab vocab.txt --size small",
+        "train r --train texts/a.txt --vocab zipped.txt --size small")),
+    *((command, "expected UTF-8 text, got UTF-16") for command in (
+        "vocab wide.txt o.txt", "embed wide.txt o.h5 --model model", "cache wide.txt o.h5 --model model")),
+    *((command, "expected a complete gzip file, got plain.txt.gz (Not a gzipped file") for command in (
+        "vocab plain.txt.gz o.txt", "embed plain.txt.gz o.h5 --model model", "cache plain.txt.gz o.h5 --model model")),
+    ("embed texts/a.txt o.h5 --layers top --model model", "arguments: --layers top; did you mean --layer?"),
+    ("embed texts/a.txt no/o.h5 --model model", "output file: expected an existing directory, found none at"),
+    ("embed o.h5 texts/a.txt --model model", "input: expected files, found none at o.h5"),
+    ("train r --train texts/a.txt --vocab texts/a.txt --size small", "missing <S>, </S>, <UNK>"),
+    ("train model --resume", "run model: expected a run to resume, found no options.json and run.json"),
+    ("compare a b --model model -o x.gif", "expected a file that ends in .png, .svg, .pdf, .html, got x.gif"),
+    ("nearest texts/a.txt --word dog --model model", "expected a word that the corpus has at least twice"),
+    ("perplexity model texts/a.txt", "softmax: expected softmax.hdf5, which export writes with --softmax"),
+    ("serve --api-key-file zipped.txt --model model", "expected one line with a key in UTF-8 in zipped.txt"),
     ("seqvec -i p.fasta -o o.npy --model model --protein maybe",
      "argument --protein: expected True or False, got 'maybe'"),
 ])

@@ -8,14 +8,16 @@ import pytest
 import torch
 
 import elmo_fast
+from benchmarks.workloads import running_text
 from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, dump_bilm_embeddings
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.embed.scoring import load_head
+from elmo_fast.engine.precision import PRECISIONS
 from elmo_fast.nn.lookup import TokenEncoder
-from elmo_fast.testing import SAME_MODEL
+from elmo_fast.testing import PERPLEXITY, SAME_MODEL
 from tests.support.files import paths, run, tiny
 from tests.support.softmax import SENTENCES, write_softmax_model
 
@@ -132,3 +134,29 @@ def test_a_command_makes_its_model_in_the_given_precision(command, model, tmp_pa
     monkeypatch.setattr(Embedder, "__init__", recording)
     status, _, err = run(capsys, *command.split(), "--model", model, "--precision", "low")
     assert (status, precisions) == (0, ["low"]), err
+
+
+@pytest.mark.long
+def test_perplexity_of_a_trained_model_in_every_precision(shared, tmp_path, capsys, monkeypatch):
+    """The bundled model, fine-tuned with a softmax of the frequent words until it is far better than chance."""
+    monkeypatch.chdir(tmp_path)
+    lines = [" ".join(words) + "\n" for words in running_text(3200)[0]]
+    (tmp_path / "train.txt").write_text("".join(lines[:3000]), encoding="utf-8")
+    training = ("--max-steps 30 --batch-size 64 --full-softmax --optimizer adamw --learning-rate 0.003 "
+                "--warmup-steps 5 --precision highest --quiet")
+    for command in ("vocab train.txt vocab.txt --min-count 3",
+                    f"train run --from-model bundled --train train.txt --vocab vocab.txt {training}",
+                    "export run model --softmax"):
+        assert run(capsys, *command.split())[0] == 0
+    found = {name: perplexity(tmp_path / "model", [line.split() for line in lines[3000:]], name) for name in PRECISIONS}
+    assert 10 < found["highest"] < 150 and found["low"] != found["highest"]
+    for name, limit in PERPLEXITY.items():
+        assert found[name] == pytest.approx(found["highest"], rel=limit), name
+
+
+def perplexity(model, sentences, precision):
+    """exp of the mean loss of all tokens in both directions, in the warm state."""
+    head = load_head(model, None, None, precision=precision, state="warm")
+    scores = [score for begin in range(0, len(sentences), 50) for score in head.score(sentences[begin : begin + 50])]
+    losses = [-value for score in scores for value in (*score.forward, *score.backward, score.begin, score.end)]
+    return np.exp(np.mean(losses))
