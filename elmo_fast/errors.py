@@ -3,6 +3,16 @@
 import contextlib
 from collections.abc import Iterator
 
+_KINDS = {b"\x1f\x8b": "gzip data, whose name must end in .gz,", b"BZh": "bzip2 data, whose name must end in .bz2,",
+          b"\xfd7zXZ": "xz data, whose name must end in .xz,", b"PK\3\4": "a ZIP file",
+          b"\x28\xb5\x2f\xfd": "Zstandard data, whose name must end in .zst,",
+          b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+def undecodable(error: UnicodeDecodeError) -> str:
+    """What bytes are that are no UTF-8, in words, by the first of them."""
+    return next((kind for start, kind in _KINDS.items() if error.object.startswith(start)), "undecodable bytes")
+
 
 class ConfigurationError(ValueError):
     """Raised for an invalid model, option or file. The name is AllenNLP's."""

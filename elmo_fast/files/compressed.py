@@ -14,21 +14,13 @@ from types import ModuleType
 from typing import IO, Any, BinaryIO
 
 from elmo_fast.environment import extra
+from elmo_fast.errors import undecodable
 from elmo_fast.files import stops
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}  # suffix -> name
-_KINDS = {  # first bytes -> what they are, in words
-    **{start: f"{COMPRESSIONS[suffix]} data, whose name must end in {suffix}," for start, suffix in (
-        (b"\x1f\x8b", ".gz"), (b"BZh", ".bz2"), (b"\xfd7zXZ", ".xz"), (b"\x28\xb5\x2f\xfd", ".zst"))},
-    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"PK\3\4": "a ZIP file"}
 STDIN = "-"
 MOST_UNPACKED, MOST_EXPANSION = 32 << 20, 20  # bytes of a list of words, or times those of its file
 MOST_LINE = 1 << 28  # characters of a line, all of which is read into memory
-
-
-def undecodable(error: UnicodeDecodeError) -> str:
-    """What bytes are that are no UTF-8, in words: compressed data or UTF-16 by their beginning, else undecodable."""
-    return next((kind for start, kind in _KINDS.items() if error.object.startswith(start)), "undecodable bytes")
 
 
 def split_suffix(name: str) -> tuple[str, str]:

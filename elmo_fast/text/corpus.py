@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elmo_fast.environment import cores
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, undecodable
 from elmo_fast.files import stops
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, check_target, write_part
-from elmo_fast.files.compressed import STDIN, split_suffix, undecodable
+from elmo_fast.files.compressed import STDIN, split_suffix
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.readers import find_files, format_of, open_texts
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS

@@ -14,17 +14,9 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
 from elmo_fast.arguments import check_choice, check_path, shown
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, undecodable
 from elmo_fast.files import stops
-from elmo_fast.files.compressed import (
-    MOST_LINE,
-    STDIN,
-    check_line,
-    find_zstd,
-    open_text,
-    split_suffix,
-    undecodable,
-)
+from elmo_fast.files.compressed import MOST_LINE, STDIN, check_line, find_zstd, open_text, split_suffix
 from elmo_fast.text.records import FORMATS, Record, read_text
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer, is_tokenized
 
@@ -230,9 +222,8 @@ def _decoded(file: IO[str], name: str = "") -> Iterator[str]:
             if text := line.removeprefix("\ufeff") if number == 0 and may_have_mark else line:
                 yield text
     except UnicodeDecodeError as error:
-        where = f"{_position(file)}{_of(name)}"
-        raise ConfigurationError(f"input file: expected UTF-8 text, got {undecodable(error)}{where} ({error})"
-                                 ) from error
+        raise ConfigurationError(f"input file: expected UTF-8 text, got {undecodable(error)}{_position(file)}"
+                                 f"{_of(name)} ({error})") from error
 
 
 def _waits(file: IO[str]) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from elmo_fast.arguments import check_file, shown
-from elmo_fast.files.compressed import read_words, undecodable
+from elmo_fast.errors import undecodable
+from elmo_fast.files.compressed import read_words
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"

@@ -50,15 +50,11 @@ def check_is_new(run: Path, vocab_file: str | None) -> None:
     replaced = {name for name in names if name.endswith(SUFFIXES)}
     if not (begun.is_dir() and all(steps)):
         replaced |= names & {OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST, LOG_FILE, PLOT_FILE, begun.name}
-    if vocab_file and VOCABULARY_FILE in replaced and _is_same(run / VOCABULARY_FILE, vocab_file):
-        replaced.remove(VOCABULARY_FILE)
+    if vocab_file and os.path.realpath(vocab_file) == os.path.realpath(run / VOCABULARY_FILE):
+        replaced.discard(VOCABULARY_FILE)
     if replaced:
         raise ConfigurationError(f"run {run}: expected a new directory, found {min(replaced):.80}, which belongs to no "
                                  "run that has begun here; name another directory")
-
-
-def _is_same(path: Path, other: str) -> bool:
-    return path.exists() and os.path.exists(other) and path.samefile(other)
 
 
 def folder(run: str | os.PathLike) -> Path:

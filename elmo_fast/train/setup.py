@@ -22,22 +22,13 @@ from elmo_fast.nn.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.ops.device import available_device
 from elmo_fast.text.corpus import Shard, read_shards
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train import checkpoint
+from elmo_fast.train import checkpoint, run_files
 from elmo_fast.train.checkpoint import write_json
 from elmo_fast.train.config import RunConfig, TrainArguments, TrainConfig, published_size
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
-from elmo_fast.train.run_files import (
-    BEST,
-    OPTIONS_FILE,
-    RUN_FILE,
-    VOCABULARY_FILE,
-    check_is_new,
-    check_own,
-    check_run,
-    read_log,
-)
+from elmo_fast.train.run_files import BEST, OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, check_run, read_log
 from elmo_fast.weights.datasets import check_finite, check_is_hdf5, read_weights
 from elmo_fast.weights.families import SOFTMAX_FILE
 from elmo_fast.weights.sources import find_model
@@ -75,7 +66,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
         with stops.stoppable(terminate=True), own as copies:  # a folder for plain copies of the text
             if replicas.is_first:
                 remove_partials(folder)
-                check_own(folder)
+                run_files.check_own(folder)
             if resume or resume_from:
                 run = _resume(folder, replicas, workers, arguments, resume_from, copies)
             else:
@@ -89,7 +80,7 @@ def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArgum
            copies: str | os.PathLike) -> Run:
     run_config, vocab_file = RunConfig.from_dict(arguments.run), _absolute(arguments.vocab)
     if replicas.is_first:
-        check_is_new(folder, vocab_file)
+        run_files.check_is_new(folder, vocab_file)
     data = _data(arguments, {}, replicas)
     for name, files in (("train", data["train"]), ("vocab", vocab_file)):
         if not files:

@@ -19,12 +19,11 @@ def check_output(layout: str, target: str | os.PathLike, form: OutputSpec, name:
     target = check_path(name, target)
     if hasattr(module, "check"):
         module.check(target, form, name)
-    if not is_directory(layout, target):
-        check_target(target, name)
-    elif os.path.lexists(target.rstrip(f"/{os.sep}")):
-        raise ConfigurationError(f"{name}: expected a new directory, found {target} there already")
-    else:
-        check_target(target.rstrip(f"/{os.sep}"), name)
+    if is_directory(layout, target):
+        target = target.rstrip(f"/{os.sep}")
+        if os.path.lexists(target):
+            raise ConfigurationError(f"{name}: expected a new directory, found {target} there already")
+    check_target(target, name)
 
 
 def segment(layout: str, path: Path, target: str | os.PathLike, form: OutputSpec,
