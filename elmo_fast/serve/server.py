@@ -60,7 +60,7 @@ def bind(host: str, port: int) -> socket.socket:
 def read_api_key(path: str | os.PathLike) -> str:
     """Read the API key, which is the only line of a file."""
     key = Path(check_file("--api-key-file", path)).read_bytes().decode("utf-8-sig", "replace").strip()
-    if not key or any(letter.isspace() or letter == "\ufffd" for letter in key):
+    if not key.isprintable() or not key or not {" ", "\ufffd"}.isdisjoint(key):
         raise ValueError(f"--api-key-file: expected one line with a key in UTF-8 in {os.fspath(path)}, without spaces")
     return key
 

@@ -95,7 +95,6 @@ COMMANDS = [
     ("perplexity", "lm", "in.txt", "--vocab", "FILE.txt"),
     ("perplexity", "run", "in.txt", "--checkpoint", "FILE.pt"), ("export", "run", "out", "--checkpoint", "FILE.pt"),
     ("export", "out", "--from-module", "FILE.pt", "--options-file", "model/options.json"),
-    ("serve", "--port", "0", *MODEL, "--api-key-file", "FILE.txt", "--index", "FILE.txt"),
 ]
 ABOUT_OTHERS = ("expected a word that the corpus has", "expected at most")  # a text is read, and too short
 

@@ -138,9 +138,10 @@ def test_a_port_in_use_and_a_bad_key_are_a_line(serve, capsys, tmp_path):
     port = url.rsplit(":", 1)[1]
     status, _, errors = run(capsys, "serve", "--port", port)
     assert status == 1 and errors.count("\n") == 1 and "--port: expected a free address of this machine" in errors
-    (tmp_path / "key").write_text("\n")
-    status, _, errors = run(capsys, "serve", "--api-key-file", tmp_path / "key")
-    assert status == 2 and "--api-key-file: expected one line with a key" in errors
+    for key in (b"\n", b"a b", b"a\nb", b"\xff\xfea", b"PK\5\6\0"):
+        (tmp_path / "key").write_bytes(key)
+        status, _, errors = run(capsys, "serve", "--api-key-file", tmp_path / "key")
+        assert status == 2 and "--api-key-file: expected one line with a key" in errors
     status, _, errors = run(capsys, "serve", "--api-key-file", tmp_path / "none")
     assert status == 2 and "none" in errors
     for flags in (("--state", "carry"), ("--backend", "numpy")):
