@@ -161,7 +161,7 @@ def test_every_command_reads_or_refuses_a_foreign_file(capsys, folder, kind):
     ("embed FILE.txt out.h5 --model model", "loop", "symbolic links: 'foreign.txt'"),
     ("embed FILE.txt out.h5 --model model", "socket", "No such device or address: 'foreign.txt'"),
     ("embed in.txt out.h5 --model model --token-table FILE.h5", "HDF5 of a scalar", "foreign.h5: embedding: expected"),
-    ("info FILE.zip", "npz header", "foreign.zip: expected options.json and *.hdf5 or *.h5 inside, found a.npy"),
+    ("info FILE.zip", "npz header", "foreign.zip: expected options.json and *.hdf5, *.h5 or *.safetensors inside, found"),
     ("score in.txt --model lm --vocab-file FILE.txt", "text",
      "vocabulary foreign.txt: expected the 28 words of the softmax, got 300"),
     ("vocab FILE.txt out.txt", "newline", "inputs: expected words, found none in foreign.txt"),
