@@ -87,7 +87,6 @@ struct LstmEngine {
 
 struct LstmTrainingEngine {
   size_t (*saved_size)(const LstmShape&, int64_t packed_rows);       // all sizes are per direction
-  void (*run_saving)(const LstmDirection&, Team);   // as LstmEngine::run, and fills `saved`
   size_t (*packed_size)(const LstmShape&);
   void (*pack)(const LstmShape&, const LstmWeights&, char* packed);  // no bias
   size_t (*scratch_size)(const LstmDirection&, int team_size);

@@ -9,7 +9,6 @@
 #include "threads/threads.h"
 
 namespace elmo_fast {
-namespace {
 
 using namespace cpu;
 
@@ -31,7 +30,7 @@ struct Product {
   }
 };
 
-std::vector<float> copied(const float* values, int64_t count) { return {values, values + count}; }
+static std::vector<float> copied(const float* values, int64_t count) { return {values, values + count}; }
 
 // The char encoder. The char-CNN reads its weights as they are.
 class Encoder {
@@ -114,8 +113,6 @@ class Encoder {
   const int64_t word_dim_, word_rows_, outputs_;
   std::vector<Product> highways_, projection_;
 };
-
-}  // namespace
 
 struct Model::Parts {
   std::unique_ptr<const Encoder> encoder;

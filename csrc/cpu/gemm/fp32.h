@@ -202,8 +202,8 @@ struct Fp32Gemm {
   static void fill(Tile (&table)[5][Vec::rows + 1]) {
     fill_tiles<PackedTile<Vec, Of, 0>, Vec::rows>(table[0]);
     fill_tiles<PackedTile<Vec, Of, 1>, Vec::rows>(table[1]);
-    fill_tiles<PackedTile<Vec, Of, 2>, Vec::rows>(table[2]);
-    fill_tiles<PackedTile<Vec, Of, 4>, Vec::rows>(table[4]);
+    if constexpr (Columns::lines >= 2) fill_tiles<PackedTile<Vec, Of, 2>, Vec::rows>(table[2]);
+    if constexpr (Columns::lines >= 4) fill_tiles<PackedTile<Vec, Of, 4>, Vec::rows>(table[4]);
   }
 
   void widen(const char* unit, int64_t k) const {

@@ -148,7 +148,7 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
   Int8Gemm() {
     fill_tiles<QuantizedTile<Vec, 0>, block_rows>(table_[0]);
     fill_tiles<QuantizedTile<Vec, 1>, block_rows>(table_[1]);
-    fill_tiles<QuantizedTile<Vec, 2>, block_rows>(table_[2]);
+    if constexpr (all_lines == 2) fill_tiles<QuantizedTile<Vec, 2>, block_rows>(table_[2]);
   }
 
   void begin(int64_t /*rows*/) const {}
@@ -174,9 +174,7 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
   template <class Between>
   void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const RightUnit& right,
                 Start start, float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
-    // Four k of 2 x 16 columns are two cache lines, which two blocks share.
-    constexpr int all = Vec::width == 16 ? 2 : 1;
-    const int sharing = parts < 2 ? 1 : all, lines = part < sharing ? all / sharing : 0;
+    const int sharing = parts < 2 ? 1 : all_lines, lines = part < sharing ? all_lines / sharing : 0;
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
     const char* const next = right.next + part * (padded(k) / 4) * (64 * lines);
@@ -185,6 +183,8 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
   }
 
  private:
+  static constexpr int all_lines = Vec::width == 16 ? 2 : 1;  // of four k and 2 x 16 columns, which two blocks share
+
   template <class Char>
   static Char* scale_at(Char* row, int64_t k_total, int64_t k0) {
     return row + padded(k_total) * Dots<Vec>::bytes + k0 / unit * 4;

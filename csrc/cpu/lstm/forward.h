@@ -5,16 +5,19 @@
 // cells that it wrote. A team of one projects a unit of m while it is in the cache. Without a projection the cells
 // write the next h operand and there is no second barrier.
 //
-// With Save the activations of the gates, the cells and m W_P before its clip are stored in `saved` for the gradients
-// (layout.h); results are bitwise equal.
+// In `highest`, the activations of the gates, the cells and m W_P before its clip are also stored in `saved`, if it is
+// not null, for the gradients (layout.h); results are bitwise equal.
 #pragma once
 
+#include <type_traits>
+
+#include "../gemm/fp32.h"
 #include "cell_rows.h"
 #include "input_gemm.h"
 
 namespace elmo_fast::cpu {
 
-template <class Gemm, bool Save>
+template <class Gemm>
 class LstmLoop : InputGemm<Gemm> {
   using Base = InputGemm<Gemm>;
   using Base::d_, Base::team_, Base::shape_, Base::weights_, Base::scratch_, Base::tiles_, Base::gemm_;
@@ -46,12 +49,12 @@ class LstmLoop : InputGemm<Gemm> {
   template <class, class>
   friend class CellRows;
 
+  bool saves() const { return std::is_same_v<Gemm, Fp32Gemm<Vec>> && d_.saved; }
   void meet() const { team_.barrier->wait(); }
   float* h_of(int64_t slot) const { return d_.h + slot * 2 * shape_.projection; }
   // [slots, gate_width]
-  float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
-    if constexpr (Save) return saved_.gates + (tile * d_.packed_rows + d_.row_begin[t]) * gate_width;
-    else return own_sums();
+  float* gates(int64_t t, int64_t tile) const {
+    return saves() ? saved_.gates + (tile * d_.packed_rows + d_.row_begin[t]) * gate_width : own_sums();
   }
   Left<Gemm> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
   // The unit of m that holds `cell`.
@@ -183,7 +186,6 @@ class LstmLoop : InputGemm<Gemm> {
   // As make_cells, but a tile's cells are computed between the dots of the next tile's product, so a unit of m is
   // projected after the gates of the next unit.
   void make_cells_between(int64_t t, const Blocks& blocks) {
-    static_assert(!Save, "CellRows saves nothing");
     for (int64_t slot = 0; slot < blocks.rows; ++slot) this->prefetch_projections(tiles_.begin, unique_index(t, slot));
     CellRows<Gemm, LstmLoop> rows(*this, t);
     for (int64_t unit = 0; unit < scratch_.units; ++unit) {
@@ -204,7 +206,7 @@ class LstmLoop : InputGemm<Gemm> {
       this->prefetch_projections(tile + 1, index);
       update_cell(this->projections(tile) + index * gate_width, z + slot * gate_width, cells(tile, slot));
     }
-    if constexpr (Save)
+    if (saves())
       copy_floats(saved_.cells + (tile * d_.packed_rows + d_.row_begin[t] + begin) * Vec::width, cells(tile, begin),
                   (end - begin) * Vec::width);
     float* const all_m = own_sums();
@@ -222,7 +224,7 @@ class LstmLoop : InputGemm<Gemm> {
     }
   }
 
-  // x W + B and z = h W_h [gate_width], c [vector] -> c, and sigmoid(o) replaces o in z; with Save all activations do.
+  // x W + B and z = h W_h [gate_width], c [vector] -> c, and sigmoid(o) replaces o in z; if saved, all activations do.
   void update_cell(const float* x, float* z, float* c) const {
     const auto gate = [x, z](int64_t number) {
       return Vec::load(z + number * Vec::width) + Vec::load(x + number * Vec::width);
@@ -230,7 +232,7 @@ class LstmLoop : InputGemm<Gemm> {
     const F forget = Gemm::Activations::sigmoid(gate(2) + Vec::set1(1.0f));
     const F input = Gemm::Activations::sigmoid(gate(0));
     const F candidate = Gemm::Activations::tanh(gate(1));
-    if constexpr (Save) {
+    if (saves()) {
       Vec::store(z, input);
       Vec::store(z + Vec::width, candidate);
       Vec::store(z + 2 * Vec::width, forget);
@@ -291,7 +293,7 @@ class LstmLoop : InputGemm<Gemm> {
     float h[panel_width];
     for (int64_t v = 0; v < 2; ++v) {
       const F sum = Vec::load(Gemm::sum_at(sums, panel_width, slot, v));
-      if constexpr (Save)
+      if (saves())
         Vec::store(saved_.projected + (panel * d_.packed_rows + packed_row(t, slot)) * panel_width + v * Vec::width,
                    sum);
       Vec::store(h + v * Vec::width, clip(sum, proj_limit_));
@@ -305,16 +307,16 @@ class LstmLoop : InputGemm<Gemm> {
   const F cell_limit_, proj_limit_;
 };
 
-template <class Gemm, bool Save>
+template <class Gemm>
 void run_lstm(const LstmDirection& direction, Team team) {
-  LstmLoop<Gemm, Save>(direction, team).run();
+  LstmLoop<Gemm>(direction, team).run();
 }
 
 template <class Gemm>
 constexpr LstmEngine lstm_engine() {
   return {[](const LstmShape& s) { return WeightLayout<Gemm>(s).size; }, lstm_pack_direction<Gemm>,
           [](const LstmDirection& direction, int team_size) { return ScratchLayout<Gemm>(direction, team_size).size; },
-          run_lstm<Gemm, false>};
+          run_lstm<Gemm>};
 }
 
 }  // namespace elmo_fast::cpu

@@ -170,9 +170,7 @@ void run_directions(const LstmCall& call, const Run& run) {
   else run_together(threads, task);
 }
 
-// Runs a call with the engine's `run` or `run_saving`.
-void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& engine, decltype(LstmEngine::run) run,
-                 void* saved) {
+void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& engine, void* saved) {
   if (given.packed_rows == 0) return;
   const LstmCall call = with_worthwhile_threads(given);
   const LstmSchedule schedule(call, inputs.data(), most_unique(call.batch_sizes[0]));
@@ -182,14 +180,13 @@ void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& 
   const int teams = teams_of(call.threads);
   const size_t scratch_size = engine.scratch_size(directions[0], call.threads / teams);
   give_memory(directions, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
-  run_directions(call, [&](int d, Team team) { run(directions[d], team); });
+  run_directions(call, [&](int d, Team team) { engine.run(directions[d], team); });
 }
 
 template <class From>
 void forward(const LstmCall& call, const From& from, Precision precision) {
   check_forward(call, precision);
-  const LstmEngine& engine = engine_for(precision).lstm;
-  run_forward(call, inputs_of(call, from), engine, engine.run, nullptr);
+  run_forward(call, inputs_of(call, from), engine_for(precision).lstm, nullptr);
 }
 
 LstmBackward make_backward(const LstmBackwardCall& call, int d, const float* inputs, const LstmDirection& forward) {
@@ -259,7 +256,7 @@ void lstm_forward_saving(const LstmCall& call, const LstmRows& from, void* saved
   check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
   const Label label = saved_label(call.shape, call.packed_rows);
   std::memcpy(saved, &label, sizeof label);
-  run_forward(call, inputs, engine_for(Precision::highest).lstm, training_engine().run_saving, saved);
+  run_forward(call, inputs, engine_for(Precision::highest).lstm, saved);
 }
 
 size_t lstm_backward_packed_size(const LstmShape& shape) {

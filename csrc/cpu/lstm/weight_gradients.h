@@ -186,7 +186,6 @@ constexpr LstmTrainingEngine lstm_training_engine() {
             const Saved<Vec> saved(s, packed_rows, nullptr);
             return float_bytes(saved.end - saved.gates);
           },
-          run_lstm<Fp32Gemm<Vec>, true>,
           [](const LstmShape& s) { return float_bytes(BackwardWeights<Vec>(s).size); },
           backward_pack_direction<Vec>,
           [](const LstmDirection& direction, int team_size) { return BackwardScratch<Vec>(direction, team_size).size; },
