@@ -1,0 +1,53 @@
+"""The core, without torch, on the oldest versions of its dependencies and on other Pythons, where they can be had."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elmo_fast.testing import SAME_MODEL
+from tests.support.engines import EXACT
+from tests.support.files import ROOT, python, read_hdf5
+
+pytestmark = pytest.mark.long
+# The oldest NumPy 1.26 and the oldest h5py with wheels for each Python, and the newest of both.
+VERSIONS = [("3.11", "numpy==1.26.0", "h5py==3.8.0"), ("3.12", "numpy==1.26.0", "h5py==3.10.0"),
+            ("3.13", "numpy", "h5py"), ("3.14", "numpy", "h5py")]
+THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+EMBED = "-m", "elmo_fast.cli", "embed", str(ROOT / "examples" / "sentences.txt")
+
+
+def interpreter(version: str) -> str:
+    """A Python of a version, with pip: this one, one on PATH, or one of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    others = [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
+    for name in [sys.executable] if version == THIS else others:
+        try:
+            if subprocess.run([name, "-m", "pip", "--version"], capture_output=True).returncode == 0:
+                return name
+        except OSError:
+            continue
+    pytest.skip(f"no Python {version} with pip")
+
+
+@pytest.mark.parametrize("version, numpy, h5py", VERSIONS)
+def test_the_core_embeds(version, numpy, h5py, tmp_path):
+    program, packages = interpreter(version), tmp_path / "packages"
+    install = subprocess.run([program, "-m", "pip", "install", "-q", "--only-binary=:all:", "--target", packages, numpy,
+                              h5py, "tqdm", "filelock>=4"], capture_output=True, text=True)
+    if install.returncode:
+        pytest.skip(f"no {numpy} and {h5py} for Python {version}: {install.stderr.strip().splitlines()[-1]}")
+    without_native = {} if version == THIS else {"ELMO_FAST_NO_NATIVE": "1"}  # the module is of this Python
+    run = subprocess.run([program, *EMBED, tmp_path / "actual.hdf5", "--all"], capture_output=True, text=True, cwd=ROOT,
+                         env={**os.environ, **without_native, "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"})
+    assert run.returncode == 0, run.stderr[-2000:]
+    python(*EMBED, tmp_path / "expected.hdf5", "--all")
+    actual, expected = read_hdf5(tmp_path / "actual.hdf5"), read_hdf5(tmp_path / "expected.hdf5")
+    assert actual.keys() == expected.keys()
+    arrays = [key for key in expected if expected[key].dtype == np.float32]
+    assert arrays
+    for key in arrays:
+        np.testing.assert_allclose(actual[key], expected[key], rtol=0, atol=SAME_MODEL if without_native else EXACT)
