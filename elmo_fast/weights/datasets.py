@@ -17,7 +17,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from elmo_fast.arguments import check_count, check_file
+from elmo_fast.arguments import check_count, check_file, check_path
 from elmo_fast.environment import extra, memory_size
 from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files import stops
@@ -124,7 +124,7 @@ def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]
 @contextlib.contextmanager
 def _datasets(path: str | os.PathLike) -> Iterator[dict[str, Dataset]]:
     """The datasets of an open file by name, those of a one-layer dump by the names of other models."""
-    if not os.fspath(path).endswith(SAFETENSORS):
+    if not check_path("weight_file", path).endswith(SAFETENSORS):
         with open_hdf5(path, "weight_file") as file:
             yield _renamed(datasets_of(file, f"weight_file {os.fspath(path)}"))
         return

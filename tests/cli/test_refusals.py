@@ -95,7 +95,6 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("compare a b --model model -o x.gif", "expected a file that ends in .png, .svg, .pdf, .html, got x.gif"),
     ("nearest texts/a.txt --word dog --model model", "expected a word that the corpus has at least twice"),
     ("perplexity model texts/a.txt", "softmax: expected softmax.hdf5, which export writes with --softmax"),
-    ("serve --api-key-file zipped.txt --model model", "expected one line with a key in UTF-8 in zipped.txt"),
     ("seqvec -i p.fasta -o o.npy --model model --protein maybe",
      "argument --protein: expected True or False, got 'maybe'"),
 ])
