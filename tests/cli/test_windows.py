@@ -1,4 +1,4 @@
-"""The command on a simulated Windows (`tests/support/windows.py`): a killed run is resumed."""
+"""The command on a simulated Windows (`tests/support/windows.py`): a killed run is resumed, without torch."""
 
 import pytest
 
@@ -20,6 +20,7 @@ EMBED = "embed", "in.txt", "out.h5", "--all", "--batch-size", 1, "--quiet", "--m
 
 def test_a_killed_command_is_resumed_on_windows(tmp_path):
     write_model(tmp_path / "model")
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch')\n")  # the core alone
     (tmp_path / "in.txt").write_text("a b c\n" * 100)
     (tmp_path / "slow.py").write_text(SLOW)
     windows.command(tmp_path, *EMBED)
