@@ -39,7 +39,7 @@ LINTERS := $(VENV)/.elmo-fast-linters
 # Tests of code that works with optional libraries.
 WITH_LIBRARIES := tests/integrations tests/scale tests/serve tests/compat/test_elmoformanylangs.py \
 	tests/project/test_site.py tests/project/test_notebooks.py tests/vectors/test_layouts.py \
-	tests/vectors/test_open_embeddings.py
+	tests/vectors/test_open_embeddings.py tests/files/test_helper_files.py
 SITE := $(VENV)/.elmo-fast-docs
 LIBRARIES := $(VENV)/.elmo-fast-test-all
 FLAIR := $(VENV)-flair

@@ -119,7 +119,10 @@ def inputs(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(inputs, tmp_path, monkeypatch):
+def folder(request, inputs, tmp_path, monkeypatch):
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if not {"parquet", "o.arrow"}.isdisjoint(parameters.get("command", ())):
+        pytest.importorskip("pyarrow")
     for path in inputs.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
