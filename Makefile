@@ -125,11 +125,11 @@ $(LIBRARIES): pyproject.toml $(TESTED)
 test-flair: $(FLAIR)/.elmo-fast-flair
 	$(FLAIR)/bin/python -m pytest -q -m long tests/integrations/test_flair.py $(PYTEST_FLAGS)
 
-# flair wants a transformers before 5, which the other libraries have left.
+# flair wants a transformers before 5, which the other libraries have left, and so has the datasets that fits it.
 $(FLAIR)/.elmo-fast-flair: pyproject.toml $(TESTED)
 	$(PY) -m venv $(VENV_FLAGS) --without-pip $(FLAIR)
 	$(PY) -c '$(SEES_PACKAGES)' $(FLAIR)
-	$(FLAIR)/bin/python -m pip install -q $(PIP_FLAGS) "elmo-fast[flair]"
+	$(FLAIR)/bin/python -m pip install -q $(PIP_FLAGS) "elmo-fast[flair]" "datasets<5"
 	touch $@
 
 bench: $(TESTED)
