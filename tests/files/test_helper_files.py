@@ -34,18 +34,8 @@ def directory(path, _):
     (path / "mine").write_text(NOTES)
 
 
-def link_to_a_directory(path, mine):
-    directory(mine, None)
-    path.symlink_to(mine)
-
-
 def pipe(path, _):
     os.mkfifo(path)
-
-
-def link_to_a_pipe(path, mine):
-    os.mkfifo(mine)
-    path.symlink_to(mine)
 
 
 def device(path, _):
@@ -56,9 +46,16 @@ def device(path, _):
         pytest.skip("only root makes devices")
 
 
-def link_to_a_device(path, mine):
-    device(mine, None)
-    path.symlink_to(mine)
+def link_to(make):
+    def make_link(path, mine):
+        make(mine, None)
+        path.symlink_to(mine)
+
+    make_link.__name__ = f"link_to_a_{make.__name__}"
+    return make_link
+
+
+link_to_a_directory, link_to_a_pipe, link_to_a_device = map(link_to, (directory, pipe, device))
 
 
 def text(path, _):
