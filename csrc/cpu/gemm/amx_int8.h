@@ -72,16 +72,18 @@ struct AmxInt8Gemm : QuantizedCells<Avx512Vec>, QuantizedPanels<Avx512Vec, 16> {
       std::memcpy(&of_row, block + (r >> 4) * row_tile + scales_at(k_total, k0) + 4 * (r & 15), sizeof of_row);
       for (int64_t v = 0; v < 2; ++v) {
         const __m512 sum = Vec::convert(Vec::load_bytes(reinterpret_cast<char*>(sum_at(sums, panel_width, r, v))));
-        const float* const from = start.rows ? start_at(start, r, v) : zeros;
-        __m512 c_v = Vec::fma(sum, of_columns[v] * Vec::set1(of_row), Vec::load(from));
+        const __m512 from = Vec::load(start.rows ? start_at(start, r, v) : zeros);
+        float* const to = sum_at(c, static_cast<int64_t>(ldc), r, v);
+        Vec::store(to, Vec::fma(sum, of_columns[v] * Vec::set1(of_row), from));
         if (has_infinity || of_row == INFINITY) {
           const char* const left = block + k0 / tile_k * tile_bytes + (r >> 4) * row_tile + (r & 15) * tile_k;
-          c_v = Panels::with_infinities(
-              c_v, from, of_row,
+          float from_v[Vec::width];
+          Vec::store(from_v, from);
+          Panels::add_infinities(
+              to, from_v, of_row,
               [&](int64_t at) { return static_cast<int8_t>(left[at / tile_k * tile_bytes + at % tile_k]); }, right.data,
               padded(k), v);
         }
-        Vec::store(sum_at(c, static_cast<int64_t>(ldc), r, v), c_v);
       }
     }
   }

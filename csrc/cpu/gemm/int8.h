@@ -93,7 +93,6 @@ struct QuantizedTile {
                   float* c, size_t ldc, const char* next) {
     using Panels = QuantizedPanels<Vec, 1>;
     const int64_t bytes = k * Panels::bytes_per_k;
-    const char* const rows = left;
     typename Vec::I sum[R][2];
     ELMO_FAST_UNROLL
     for (int r = 0; r < R; ++r)
@@ -104,21 +103,15 @@ struct QuantizedTile {
       Dots<Vec>::add(left, step, at, sum);
     }
     const typename Vec::F of_columns[] = {Panels::scales(right, bytes, 0), Panels::scales(right, bytes, 1)};
-    const bool has_infinity = Panels::has_infinity(right, bytes);
     ELMO_FAST_UNROLL
     for (int r = 0; r < R; ++r) {
       float of_row;
       std::memcpy(&of_row, scales + r * step, sizeof of_row);
       const float* const from = start.rows + r * start.stride;
       float* const to = c + r * ldc;
-      for (int v = 0; v < 2; ++v) {
-        const float* const at = from + v * Vec::width;
-        typename Vec::F c_v = Vec::fma(Vec::convert(sum[r][v]), of_columns[v] * Vec::set1(of_row), Vec::load(at));
-        if (has_infinity || of_row == INFINITY)
-          c_v = Panels::with_infinities(
-              c_v, at, of_row, [&](int64_t byte) { return Dots<Vec>::get(rows + r * step, byte); }, right, k, v);
-        Vec::store(to + v * Vec::width, c_v);
-      }
+      for (int v = 0; v < 2; ++v)
+        Vec::store(to + v * Vec::width, Vec::fma(Vec::convert(sum[r][v]), of_columns[v] * Vec::set1(of_row),
+                                                 Vec::load(from + v * Vec::width)));
     }
   }
 };
@@ -178,8 +171,22 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
     const char* const next = right.next + part * (padded(k) / 4) * (64 * lines);
-    table_[lines][rows](block + k0 * Dots<Vec>::bytes, row_bytes(k_total), scale_at(block, k_total, k0), right.data,
-                        padded(k), start, c, ldc, next);
+    const char *const left = block + k0 * Dots<Vec>::bytes, *const scales = scale_at(block, k_total, k0);
+    const int64_t step = row_bytes(k_total);
+    const auto sum = [&](Start from) {
+      table_[lines][rows](left, step, scales, right.data, padded(k), from, c, ldc, next);
+    };
+    bool has_infinity = Panels::has_infinity(right.data, padded(k) * bytes_per_k);
+    for (int r = 0; r < rows; ++r) has_infinity |= scale_of(scales + r * step) == INFINITY;
+    if (!has_infinity) return sum(start);
+    float from[block_rows][panel_width];  // c may be where the sums start
+    for (int r = 0; r < rows; ++r) std::memcpy(from[r], start.rows + r * start.stride, sizeof from[r]);
+    sum({from[0], panel_width});
+    for (int r = 0; r < rows; ++r)
+      for (int v = 0; v < 2; ++v)
+        Panels::add_infinities(
+            sum_at(c, static_cast<int64_t>(ldc), r, v), sum_at(from[0], panel_width, r, v), scale_of(scales + r * step),
+            [&](int64_t at) { return Dots<Vec>::get(left + r * step, at); }, right.data, padded(k), v);
   }
 
  private:
@@ -188,6 +195,12 @@ struct Int8Gemm : QuantizedCells<Vec_>, QuantizedPanels<Vec_, 1> {
   template <class Char>
   static Char* scale_at(Char* row, int64_t k_total, int64_t k0) {
     return row + padded(k_total) * Dots<Vec>::bytes + k0 / unit * 4;
+  }
+
+  static float scale_of(const char* at) {
+    float scale;
+    std::memcpy(&scale, at, sizeof scale);
+    return scale;
   }
 
   typename QuantizedTile<Vec, 0>::Function* table_[3][block_rows + 1];  // by the Lines of QuantizedTile

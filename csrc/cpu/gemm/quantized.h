@@ -20,7 +20,7 @@ constexpr int64_t quantized_unit = 512;
 
 // Quantizes x [count] to integers from -127 to 127, and returns their scale. If all |x| are below 2^-100, all become 0.
 // If some x are infinite, they become +-127, all others -1, 0 or 1 by their sign, and the scale is infinite; see
-// QuantizedPanels::with_infinities. If some x is NaN, the scale is NaN.
+// QuantizedPanels::add_infinities. If some x is NaN, the scale is NaN.
 inline float quantize(const float* x, int64_t count, int8_t* to) {
   const auto bits_of = [](float value) {
     int32_t bits;
@@ -96,26 +96,24 @@ struct QuantizedPanels {
     return found;
   }
 
-  // `value`, a row of c of vector v, where the scale of the row or of the column is infinite: `from` + the infinite
+  // Where the scale of the row or of a column is infinite, sets vector v of a row of c to `from` + the infinite
   // products, so that infinities of both signs, and an infinity times zero, give NaN. A finite value that rounds to
   // zero counts as zero. `left`(k) is byte k of the row.
   template <class Left>
-  [[gnu::noinline]] static typename Vec::F with_infinities(typename Vec::F value, const float* from, float of_row,
-                                                           Left left, const char* unit, int64_t k, int64_t v) {
-    float values[Vec::width], of_columns[Vec::width];
-    Vec::store(values, value);
+  [[gnu::noinline]] static void add_infinities(float* c, const float* from, float of_row, Left left, const char* unit,
+                                               int64_t k, int64_t v) {
+    float of_columns[Vec::width];
     Vec::store(of_columns, scales(unit, k * bytes_per_k, v));
     for (int64_t column = 0; column < Vec::width; ++column) {
       const bool is_row = of_row == INFINITY, is_column = of_columns[column] == INFINITY;
       if (!is_row && !is_column) continue;
-      values[column] = from[column];
+      c[column] = from[column];
       for (int64_t at = 0; at < k; ++at) {
         const int a = left(at), b = static_cast<int8_t>(unit[place(at, v, column)]);
         if ((is_row && std::abs(a) == 127) || (is_column && std::abs(b) == 127))
-          values[column] += INFINITY * static_cast<float>(a * b);
+          c[column] += INFINITY * static_cast<float>(a * b);
       }
     }
-    return Vec::load(values);
   }
 
  private:
