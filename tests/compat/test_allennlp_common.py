@@ -18,7 +18,6 @@ from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
 from elmo_fast.weights.sources import cache_path
 from tests.support.files import python, read_hdf5
-from tests.support.migrating import runs
 
 TEXT = "First sentence .\nSecond\n"
 
@@ -37,7 +36,6 @@ def command(tmp_path, files, monkeypatch):
     return run_main
 
 
-@runs("`allennlp elmo IN OUT --all ...`", "`from allennlp.commands import main`")
 @pytest.mark.parametrize("layers, mixed", [("--all", lambda x: x), ("--top", lambda x: x[-1]),
                                            ("--average", lambda x: x.mean(0))])
 def test_elmo_command_writes_the_embedders_vectors(command, files, monkeypatch, layers, mixed):
@@ -111,7 +109,6 @@ def test_subcommands_of_the_caller(monkeypatch):
     assert packages == [[], []]
 
 
-@runs("`allennlp.common.file_utils.cached_path(")
 def test_cached_path(files, tmp_path, monkeypatch):
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     assert cached_path(files[0]) == files[0]
@@ -123,7 +120,6 @@ def test_cached_path(files, tmp_path, monkeypatch):
         cached_path("nowhere")
 
 
-@runs("`allennlp.common.checks.ConfigurationError`")
 def test_util():
     assert list(lazy_groups_of(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
     assert list(lazy_groups_of([], 2)) == []
@@ -136,8 +132,6 @@ def test_util():
     assert checks.ConfigurationError is ConfigurationError  # without AllenNLP
 
 
-@runs("`Vocabulary`, `Token`, `Instance`", "`TextField`, `Batch`", "`SingleIdTokenIndexer`", "`Embedding`",
-     "`nn.util` but for", "`Params`, `Registrable`", "the subcommands `train`")
 @pytest.mark.parametrize("module, name", [
     ("data", "Vocabulary"), ("data", "Token"), ("data", "Instance"), ("data.fields", "TextField"),
     ("data.dataset", "Batch"), ("data.iterators", "BasicIterator"), ("data.dataset_readers", "DatasetReader"),

@@ -9,7 +9,6 @@ import elmo_fast
 from elmo_fast import batch_to_ids
 from elmo_fast.compat import allennlp
 from elmo_fast.testing import SAME_MODEL
-from tests.support.migrating import runs
 
 SENTENCES = [["The", "sea", "rose", "."], ["A"], [], ["dogs", "run"]]
 B, T, P, LAYERS = 4, 4, 11, 2
@@ -33,7 +32,6 @@ def watch(module):
     return calls
 
 
-@runs("`register_forward_hook`")
 @CLASSES
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
 def test_hooks_get_arguments_and_results_and_change_nothing(files, make, state):

@@ -11,7 +11,6 @@ from elmo_fast.compat.allennlp import ELMoCharacterMapper, ELMoTokenCharactersIn
 from tests.support.allennlp import STAND_IN
 from tests.support.files import start
 from tests.support.grid import mostly_long
-from tests.support.migrating import runs
 
 
 class Long(ELMoCharacterMapper):
@@ -122,7 +121,6 @@ BROKEN = """
     """
 
 
-@runs('`"type": "elmo_token_embedder"`')
 @pytest.mark.parametrize("code, logged", mostly_long([
     (STAND_IN, ""),
     *((BROKEN.format(error), logged) for error, logged in (

@@ -12,7 +12,6 @@ from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids,
 from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import LstmCellWithProjection
 from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
-from tests.support.migrating import runs
 from tests.support.models import SENTENCES, bilm
 from tests.support.plain import Counts, lstm_layers, run_direction
 
@@ -71,7 +70,6 @@ def test_new_weights_train():
     assert (bias[1] == 1).all() and not bias[[0, 2, 3]].any()
 
 
-@runs("`..._elmo_lstm._elmo_lstm.stateful = False`")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_load_weights_and_carry_states(files, requires_grad):
     ours = lstm(11, 11, 37, 2, requires_grad=requires_grad, memory_cell_clip_value=3, state_projection_clip_value=3)
@@ -137,7 +135,6 @@ def test_a_cell_by_itself(go_forward, starts):
         ours(inputs, lengths[:3])
 
 
-@runs("`..._elmo_lstm._elmo_lstm.forward_layers`")
 def test_layers_of_a_stack_share_its_weights():
     ours = lstm(memory_cell_clip_value=0.2, state_projection_clip_value=0.1, stateful=False)
     inputs, mask = batch([7, 3, 1])

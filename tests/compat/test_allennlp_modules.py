@@ -17,7 +17,6 @@ from elmo_fast.compat.allennlp import Elmo, ElmoEmbedder, ElmoTokenEmbedder, _El
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
 from tests.support.files import read_hdf5
-from tests.support.migrating import runs
 from tests.support.models import SENTENCES
 
 WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
@@ -38,7 +37,6 @@ def check_same(actual, expected):
         assert torch.allclose(layer, expected_layer, atol=SAME_MODEL)
 
 
-@runs("`from allennlp.commands.elmo import ElmoEmbedder`", "`from allennlp.modules.elmo import Elmo")
 @pytest.mark.parametrize("module, names", [
     ("allennlp.commands.elmo", "ElmoEmbedder DEFAULT_OPTIONS_FILE DEFAULT_WEIGHT_FILE DEFAULT_BATCH_SIZE batch_to_ids"),
     ("allennlp.modules.elmo", "Elmo _ElmoBiLm _ElmoCharacterEncoder batch_to_ids ElmoLstm ScalarMix Highway"),
@@ -101,7 +99,6 @@ def test_character_encoder_arguments(files):
     assert encoder._end_of_sentence_characters.tolist()[:4] == [259, 258, 260, 261]
 
 
-@runs("`embedder.elmo_bilm`", "`allennlp.commands.elmo.empty_embedding()`")
 def test_the_embedder(files, plain, tmp_path):
     def embedder():
         return ElmoEmbedder(*files, -1)
@@ -150,7 +147,6 @@ def test_parts_of_the_bilm_by_allennlps_paths(files, plain):
     check_same({"activations": list(plain[0]), "mask": plain[1].long()}, output)
 
 
-@runs("`vocab_to_cache=[...]`")
 def test_table_of_cached_words(files):
     cached = _ElmoBiLm(*files)
     assert cached._word_embedding is None and cached._bos_embedding is None and cached._eos_embedding is None
@@ -165,7 +161,6 @@ def test_table_of_cached_words(files):
     assert not any("bos" in name or "boundaries" in name for name in cached.state_dict())
 
 
-@runs("`elmo(word_ids, word_ids)`")
 def test_word_numbers_in_place_of_characters(files):
     """As in AllenNLP's documentation; no char encoder is needed."""
     ids, numbers = batch_to_ids([["The", "children", "."], ["rained"]]), torch.tensor([[2, 3, 5], [4, 0, 0]])
@@ -212,7 +207,6 @@ def test_fine_tuning_warns_and_trains_the_table(files, caplog):
     assert cached._word_embedding.weight.grad[2].any() and not cached._word_embedding.weight.grad[[0, 1, 3]].any()
 
 
-@runs("`Elmo.from_params`")
 def test_from_params(files):
     model = {"options_file": files[0], "weight_file": files[1], "dropout": 0}
     params = {**model, "num_output_representations": "2", "do_layer_norm": "true", "keep_sentence_boundaries": False,
@@ -268,7 +262,6 @@ class Flair:
             [each.to(torch.device("cpu")) for each in self.ee.elmo_bilm._elmo_lstm._states])
 
 
-@runs("`import allennlp.commands.elmo`")
 @pytest.mark.parametrize("copied", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
 def test_flair(files, copied):
     ours = Flair(*files)

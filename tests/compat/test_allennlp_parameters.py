@@ -11,7 +11,6 @@ from torch.nn.utils import parametrize
 from elmo_fast import batch_to_ids
 from elmo_fast.compat.allennlp import Elmo
 from elmo_fast.testing import SAME_MODEL
-from tests.support.migrating import runs
 from tests.support.models import SENTENCES
 
 IDS = batch_to_ids(SENTENCES)
@@ -50,7 +49,6 @@ def test_values_that_are_written(files, write, requires_grad):
     assert torch.equal(layers(elmo), layers(loaded)) and not torch.allclose(layers(elmo), before, atol=1e-2)
 
 
-@runs("names of parameters, values in place")
 def test_names(files):
     elmo = model(files, requires_grad=True)
     names = list(elmo.state_dict())

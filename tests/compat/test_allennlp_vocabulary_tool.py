@@ -12,7 +12,6 @@ from elmo_fast.compat.allennlp import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.allennlp.tools import create_elmo_embeddings_from_vocab as tool
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names
-from tests.support.migrating import runs
 
 WORDS = ["@@UNKNOWN@@", "the", "naïve", "x" * 60, "東京", "."]
 
@@ -63,7 +62,6 @@ def test_refuses(files, tmp_path, text, out, arguments, message):
     assert names(tmp_path) == ["in"] and names(tmp_path / "in") == ["tokens.txt"] and path.read_bytes() == text
 
 
-@runs("`python -m allennlp.tools.create_elmo_embeddings_from_vocab ...`")
 @pytest.mark.parametrize("more, status", [
     ([], 2), (["--use_custom_oov_token", "False"], 2), (["--use_custom_oov_token", "perhaps"], 2),
     *((["--use_custom_oov_token", *more], 0) for more in ([], ["True"], ["true"]))])

@@ -16,11 +16,9 @@ from elmo_fast.compat import bilm
 from elmo_fast.compat.bilm import data as module
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset, UnicodeCharsVocabulary, Vocabulary
 from tests.support import plain_training
-from tests.support.migrating import runs
 from tests.support.training import TINY, write_corpus
 
 
-@runs("`from bilm import ...`")
 def test_names():
     """The classes are those of `elmo_fast`, tested in tests/text; 261 or 262 characters are no error."""
     assert {"Batcher", "TokenBatcher", "BidirectionalLanguageModel", "dump_token_embeddings", "dump_bilm_embeddings",

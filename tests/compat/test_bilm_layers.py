@@ -8,7 +8,6 @@ from elmo_fast import ConfigurationError
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeights, Variables, weight_layers
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, write_model
-from tests.support.migrating import runs
 
 W, GAMMA = [0.1, -0.4, 0.9], 1.3
 MASK = np.array([[True] * 4, [True, True, False, False], [True, False, False, False]])
@@ -52,7 +51,6 @@ def ids(vocab):
     return Batcher(vocab, 50).batch_sentences([["a", "b", "c", "d"], ["a", "e"], ["f"]])
 
 
-@runs("layers read from a file and fed to `weight_layers`")
 @pytest.mark.parametrize("layers, settings", [
     (3, {}), (3, {"l2_coef": 0.5}), (3, {"do_layer_norm": True, "l2_coef": 0}),
     (3, {"use_top_only": True, "l2_coef": 1.0}), (3, {"use_top_only": True, "do_layer_norm": True}),
@@ -77,7 +75,6 @@ def test_gradients_reach_the_layers():
     assert all(layer.any() for layer in layers.grad.unbind(1))
 
 
-@runs("the next `session.run` of a training loop")
 def test_gradients_reach_the_weights_of_the_name_alone(model, ids):
     elmo, output = (weight_layers(name, model(ids), l2_coef=0.1) for name in ("input", "output"))
     set_weights(elmo.weights)
@@ -87,8 +84,6 @@ def test_gradients_reach_the_weights_of_the_name_alone(model, ids):
     assert all(value.grad is None for value in output.parameters())
 
 
-@runs("`tf.get_variable('input_ELMo_W')`", "`tf.trainable_variables()`",
-     "`tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)`")
 def test_the_trainable_weights_of_a_model(model, ids):
     """bilm-tf's tf.trainable_variables() and its collection of regularization losses."""
     for name, settings in (("0", {"l2_coef": 1.0}), ("1", {"l2_coef": 0.5}), ("2", {"use_top_only": True})):
@@ -102,7 +97,6 @@ def test_the_trainable_weights_of_a_model(model, ids):
     assert np.allclose([loss.item() for loss in model.variables.regularization_losses()], [0.98, 0.49])
 
 
-@runs("`with tf.variable_scope('', reuse=True)")
 def test_names(tmp_path, model, ids):
     """A name is new or shared on request, and belongs to its model or to the caller's `Variables`."""
     context = weight_layers("input", model(ids), l2_coef=0.5)
@@ -147,7 +141,6 @@ def test_refuses(name, ops, l2_coef, message):
         weight_layers(name, ops, l2_coef)
 
 
-@runs("weights that a model of yours owns")
 def test_weights_by_themselves(model, ids):
     ops = model(ids)
     assert torch.allclose(LayerWeights(3, 0.1)(ops)["weighted_op"], ops["lm_embeddings"].mean(1), atol=SAME_MODEL)

@@ -19,7 +19,6 @@ from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddi
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
 from tests.support.files import ROOT, read_hdf5
-from tests.support.migrating import runs
 
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],
@@ -47,8 +46,6 @@ def ids(vocab):
     return Batcher(vocab, 50).batch_sentences(BATCHES[0])
 
 
-@runs("`ops = bilm(placeholder)`", "`ops['lm_embeddings']`", "`sess.run(ops['token_embeddings'], ...)` alone",
-     "`model._graphs[placeholder].lstm_init_states`")
 def test_results_and_states(files, vocab):
     model, bilm = BidirectionalLanguageModel(*files, max_batch_size=5).to("cpu"), BiLm.from_files(*files)
     states = BidirectionalLanguageModel(*files).lstm_init_states()
@@ -73,7 +70,6 @@ def test_results_and_states(files, vocab):
                 assert (values[:4] - expected).abs().max() < SAME_MODEL and not values[4:].any() and len(values) == 5
 
 
-@runs("two placeholders", "`sess.run(tf.global_variables_initializer())`")
 def test_streams_have_separate_states(model, ids):
     def run(stream):
         return model(ids, stream=stream)["lm_embeddings"]
@@ -87,7 +83,6 @@ def test_streams_have_separate_states(model, ids):
     assert torch.equal(run("question"), first)
 
 
-@runs("nothing")
 @pytest.mark.parametrize("state", ["zero", "warm"])
 def test_without_carried_states_calls_repeat_with_ids_of_every_integer_type(files, ids, state):
     model = BidirectionalLanguageModel(*files, state=state)
@@ -235,7 +230,6 @@ def test_dumps_refuse(tmp_path, inputs, change, message):
     assert not (tmp_path / "out.hdf5").exists()
 
 
-@runs("`BidirectionalLanguageModelGraph`, `_pretrained_initializer`", "`bilm.training.LanguageModel`")
 @pytest.mark.parametrize("module, name", [
     ("model", "BidirectionalLanguageModelGraph"), ("model", "_pretrained_initializer"), ("training", "LanguageModel"),
     ("training", "average_gradients"), ("training", "clip_grads"), ("training", "print_variable_summary")])

@@ -22,7 +22,6 @@ from elmo_fast.weights.datasets import read_weights
 from elmo_fast.weights.options import Options
 from tests.support import plain_training
 from tests.support.files import names, run
-from tests.support.migrating import runs
 from tests.support.tf_checkpoints import import_values, made_up, write_folder
 from tests.support.training import KINDS, VOCABULARY, write_corpus, write_options
 
@@ -70,8 +69,6 @@ def plain_run(options, corpus, folder, gpus, runs):
     return model.weights()
 
 
-@runs("`from bilm.training import train", "`train(options, data, n_gpus", "`options['n_train_tokens']`",
-     "`test(options, ckpt_file, data, batch_size=256)`", "`load_options_latest_checkpoint(")
 @pytest.mark.parametrize("kind, gpus", [
     ("characters", 2), ("words", 1), ("shared table", 2), *(pytest.param(kind, 1, marks=pytest.mark.long) for kind in (
         "characters", "one direction", "full softmax"))])  # also trained by tests/train
@@ -97,7 +94,6 @@ def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
     assert training.test(config, last, data_of(options, corpus, test=True), batch_size=5) == pytest.approx(total, 1e-6)
 
 
-@runs("`dump_weights(dir, outfile)`")
 @pytest.mark.parametrize("n_characters, n_layers", [(261, 2), (262, 1)])
 def test_dumped_weights(tmp_path, corpus, n_characters, n_layers):
     options = options_of("characters")
@@ -118,8 +114,6 @@ def test_dumped_weights(tmp_path, corpus, n_characters, n_layers):
         training.dump_weights(tmp_path / "forward", tmp_path / "none.hdf5")
 
 
-@runs("`python bin/train_elmo.py", "`python bin/restart.py --save_dir", "`python bin/run_test.py --save_dir",
-     "`python bin/dump_weights.py --save_dir")
 def test_scripts(tmp_path, corpus, monkeypatch, capsys, caplog):
     """Every flag of bilm-tf's four scripts. Options of published models have no key `bidirectional`."""
     def script(*arguments):
@@ -189,7 +183,6 @@ def test_data_and_checkpoint_decide_the_directions_without_the_key(tmp_path, cor
     assert results[0] == results[1]
 
 
-@runs("`bin/restart.py` of a TensorFlow checkpoint", "`bin/run_test.py`, `bin/dump_weights.py` of a TensorFlow")
 def test_a_checkpoint_of_tensorflow(tmp_path, capsys):
     """The variables are random: only TensorFlow reads the file itself."""
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")

@@ -20,7 +20,6 @@ from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from elmo_fast.weights.families.manylangs import read_config
 from tests.support.files import read_hdf5, run
 from tests.support.manylangs import CHARACTERS, CONFIG, SENTENCES, config, plain_layers, write_manylangs
-from tests.support.migrating import runs
 
 AGAINST_THE_ORIGINAL = 1e-5
 MANY_CHARACTERS = [*map(chr, range(0x4E00, 0x4E00 + 400)), *CHARACTERS]
@@ -60,8 +59,6 @@ def near(actual, expected):
             assert not layer.size or relative_error(*map(torch.from_numpy, (layer, exact))) < AGAINST_FLOAT64["ieee"]
 
 
-@runs("`from elmoformanylangs import Embedder`", "`Embedder(model_dir, batch_size=64)`",
-     "`embedder.model`, `.config`")
 def test_attributes(common):
     embedder = Embedder(str(common), batch_size=64, precision="highest")
     assert embedder.batch_size == 64 and embedder.model_dir == str(common) and isinstance(embedder.model, BiLm)
@@ -84,7 +81,6 @@ def test_layers_are_those_of_float64(model, backend):
     near(embedder.sents2elmo(SENTENCES, -2), expected)
 
 
-@runs("`sents2elmo(sents, output_layer=-1)`")
 def test_output_layers(common):
     expected = [plain_layers(common, sentence)[0] for sentence in SENTENCES]
     for state in ("zero", "carry"):
@@ -112,7 +108,6 @@ def test_boundaries_are_the_models_own(common):
     near([inner.numpy()], [plain_layers(common, SENTENCES[0])[0]])
 
 
-@runs("`random.seed(n)` before it", "nothing")
 def test_states_are_carried_in_the_order_of_random(common):
     sentences = [sentence for sentence in SENTENCES if sentence] * 3
     random.seed(5)
@@ -139,7 +134,6 @@ def test_archives_copies_and_checkpoints(common, tmp_path):
     close(elmo_fast.LoadedElmo(clone.bilm).embed(SENTENCES), expected, SAME_MODEL)
 
 
-@runs("`model_dir` without the JSON file")
 def test_the_json_file_with_the_sizes(common):
     """The file lies beside config.json, by its path or by its name, or in the original's package."""
     (common / "elsewhere").mkdir()
@@ -191,7 +185,6 @@ class Harmful:
         return exec, ("import sys; sys.harmed = True",)
 
 
-@runs("`python -m elmoformanylangs.biLM train`")
 def test_training_is_refused():
     with pytest.raises(ImportError, match=r"elmo_fast.compat.elmoformanylangs.biLM"):
         runpy.run_module("elmo_fast.compat.elmoformanylangs.biLM")
@@ -237,7 +230,6 @@ def test_unsupported_calls_are_refused(common, tmp_path):
         embedder.model.token_table = table
 
 
-@runs("`python -m elmoformanylangs test")
 def test_the_command(common, tmp_path, capsys):
     text, output = tmp_path / "in.txt", tmp_path / "out.hdf5"
     text.write_text("the cat sat .\n東京 abcdefg\n", encoding="utf-8")

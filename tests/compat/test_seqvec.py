@@ -12,7 +12,6 @@ from elmo_fast.arguments import SEQVEC_LAYERS
 from elmo_fast.compat import allennlp, seqvec
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, paths, read_hdf5, run, tiny, write_model
-from tests.support.migrating import runs
 
 PROTEINS = {"P3": "MKTAYIAKQR", "P1": "SEQWENCE", "P2": "ACDEFGHIKLMNPQRSTVWYX", "P4": "mkt*"}
 
@@ -74,7 +73,6 @@ def test_datasets_have_the_name_of_bio_embeddings(folder, fasta, tmp_path, capsy
         assert sorted(open_embeddings(tmp_path / f"x{suffix}").keys) == sorted(names_of)
 
 
-@runs("`get_elmo_model(model_dir, cpu)`", "`ElmoEmbedder(options, weights, cuda_device)` of AllenNLP")
 def test_embedders(folder, tmp_path, monkeypatch):
     layers = expected(folder, [list(PROTEINS)])
     for embedder in (seqvec.get_elmo_model(folder, True),
@@ -96,7 +94,6 @@ def test_embedders(folder, tmp_path, monkeypatch):
         seqvec.get_elmo_model(tmp_path, True)
 
 
-@runs("`save_from_generator(emb_path, per_protein, generator)`")
 def test_a_generator_is_saved(folder, fasta, tmp_path):
     sequences: dict[str, str] = {}
     seqvec.read_fasta(sequences, fasta, "|", 1)
@@ -117,7 +114,6 @@ def test_a_sequence_under_two_identifiers(folder, tmp_path):
     np.testing.assert_allclose(arrays["3"], truth, rtol=0, atol=SAME_MODEL)
 
 
-@runs("`create_arg_parser()`, `main()`")
 @pytest.mark.parametrize("name", ["create_arg_parser", "main"])
 def test_parts_of_the_command_are_absent(name):
     with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
@@ -220,7 +216,6 @@ def test_a_stand_in_for_the_embedder(folder, caplog):
     assert len(caplog.messages) == 7 and caplog.messages[:3] == SEQVEC_LOG[:3]
 
 
-@runs("`seqvec -i FASTA")
 @pytest.mark.parametrize("layer, mixed", [("all", lambda layers: np.concatenate(list(layers), axis=1)),
                                           ("sum", lambda layers: layers.sum(0))])
 @pytest.mark.parametrize("suffix", ["h5", "npz", "npy"])

@@ -13,7 +13,6 @@ from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, tiny, write_model
 from tests.support.manylangs import write_manylangs
-from tests.support.migrating import runs
 from tests.support.softmax import write_softmax_model
 
 TEXTS = ["The cat sat on the mat".split(), ["One"], "A much longer sentence than all of the others".split(),
@@ -53,7 +52,6 @@ def check(vectors, averages, layers, texts, arrays):
         np.testing.assert_allclose(average, mean / norm, rtol=0, atol=1e-5)
 
 
-@runs("`from simple_elmo import ElmoModel`", "`ElmoModel().load(", "`get_elmo_vectors(", "`get_elmo_vector_average(")
 @pytest.mark.parametrize("layers, warmup, size", [("average", True, 2), ("top", True, 1), ("top", False, 2),
                                                   ("all", True, 32), ("all", False, 3)])
 def test_a_call_begins_from_zeros_and_runs_its_first_batch_twice(folder, layers, warmup, size):
@@ -117,7 +115,6 @@ def test_sentences_that_do_not_depend_on_others(folder, state):
               model.get_elmo_vector_average(TEXTS, layers="all", **arguments), "all", TEXTS, arrays)
 
 
-@runs("`vector_size`, `n_layers`, `batch_size`, `vocab`", "`ElmoModel.warmup(session, texts)`")
 def test_sizes_no_sentences_and_a_zip(full, tmp_path):
     for model, count in ((load(full, 7), 0), (load(shutil.make_archive(tmp_path / "193", "zip", full), 7), 5)):
         assert (model.n_layers, model.vector_size, model.batch_size, model.vocab.size) == (3, 8, 7, 8)
@@ -135,7 +132,6 @@ def test_an_archive_without_a_vocabulary(folder, tmp_path):
         load(archive, full=True)
 
 
-@runs("`from simple_elmo import Batcher")
 @pytest.mark.parametrize("name", ["Batcher", "BidirectionalLanguageModel", "weight_layers", "divide_chunks"])
 def test_bilm_tfs_names(name):
     assert name == "divide_chunks" or hasattr(bilm, name)
@@ -157,7 +153,6 @@ def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_pa
     assert abs(load(folder).get_elmo_vectors(TEXTS) - second).max() > 1e-3
 
 
-@runs("`get_elmo_substitutes(")
 @pytest.mark.parametrize("topn, nodelimiters", [(3, True), (8, False), (1000, True)])
 def test_substitutes_of_each_direction(full, topn, nodelimiters):
     model = load(full, full=True, state="zero")
