@@ -11,9 +11,11 @@ from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids, remove_sentence_boundaries
 from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import LstmCellWithProjection
 from elmo_fast.testing import SAME_MODEL
+from elmo_fast.weights.datasets import LSTM_DATASETS, lstm_name
+from elmo_fast.weights.options import LstmOptions
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, bilm
-from tests.support.plain import Counts, lstm_layers, run_direction
+from tests.support.plain_elmo import PlainElmo
 
 LENGTHS = [4, 0, 1, 6, 2]
 
@@ -39,8 +41,8 @@ def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, tr
     backend = way if way in ("torch", "auto") else "reference"
     ours = lstm(*sizes, **clips, backend=backend, recurrent_dropout_probability=1e-9 if "dropout" in way else 0)
     dtype, limit = (torch.float64, 1e-12) if way == "float64" else (torch.float32, SAME_MODEL)
-    states, counts, of = [None] * 7, Counts(), Options(ours.options, None)
-    weights = {name: value.double().numpy() for name, value in ours.weights().items()}
+    exact = PlainElmo(Options(ours.options, None), {name: value.numpy() for name, value in ours.weights().items()})
+    states = [exact.initial] * 7
     for seed, lengths in enumerate([LENGTHS, [3, 2, 0], [0, 0], [1, 1, 0, 0, 2, 7, 0]]):
         inputs, mask = batch(lengths, sizes[0], seed)
         with torch.set_grad_enabled(trains):
@@ -48,15 +50,15 @@ def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, tr
         assert actual.shape == (sizes[3], len(lengths), 7, 2 * sizes[1]) and actual.dtype == dtype
         assert not actual[:, mask == 0].any()
         for row, length in filter(lambda pair: pair[1], enumerate(lengths)):
-            expected, states[row] = lstm_layers(inputs[row, :length].double().numpy(), weights, of, states[row], counts)
-            assert np.abs(actual[:, row, :length].detach().numpy() - expected).max() < limit
-    assert counts.cell and counts.projection
+            expected, states[row] = exact.run(inputs[row, :length].double(), states[row])
+            assert (actual[:, row, :length].detach() - expected).abs().max() < limit
+    assert exact.counts.cell and exact.counts.projection
     h, c = ours._states
     assert h.shape == (sizes[3], 7, 2 * sizes[1]) and c.shape == (sizes[3], 7, 2 * sizes[2]) and not h.requires_grad
     for row, carried in enumerate(states):
         for d, halves in enumerate(zip(h[:, row].chunk(2, dim=1), c[:, row].chunk(2, dim=1))):
-            for values, expected in zip(halves, zip(*carried[d]) if carried else (0, 0)):
-                assert np.abs(values.numpy() - np.array(expected)).max() < limit
+            for values, expected in zip(halves, zip(*carried[d])):
+                assert (values - torch.stack(expected)).abs().max() < limit
 
 
 def test_new_weights_train():
@@ -114,17 +116,18 @@ def test_a_cell_by_itself(go_forward, starts):
     inputs, lengths = torch.randn(4, 6, 3, dtype=torch.float64), [6, 4, 1, 3]
     initial = tuple(torch.rand(1, 4, size, dtype=torch.float64) for size in (5, 7)) if starts else None
     outputs, (h, c) = ours(inputs, lengths, initial)
-    weights, counts, of = [value.detach().numpy() for value in ours.weights()], Counts(), SimpleNamespace(
-        lstm=SimpleNamespace(cell_clip=0.2, proj_clip=0.05))
+    of = LstmOptions(7, 5, 1, use_skip_connections=False, cell_clip=0.2, proj_clip=0.05)
+    exact = PlainElmo(Options(of, None), {lstm_name(0, 0, name): value.detach().numpy()
+                                          for name, value in zip(LSTM_DATASETS, ours.weights())})
     for row, length in enumerate(lengths):
-        state = [value[0, row].numpy() for value in initial] if starts else [np.zeros(5), np.zeros(7)]
-        order = slice(None) if go_forward else slice(None, None, -1)
-        expected, final = run_direction(inputs[row, :length].numpy()[order], state, *weights, of, counts)
-        np.testing.assert_allclose(outputs[row, :length].detach().numpy()[order], expected, atol=1e-12)
+        state = [tuple(value[0, row] for value in initial)] if starts else exact.initial[0]
+        backward = () if go_forward else (0,)
+        (expected,), (final,) = exact.run_direction(inputs[row, :length].flip(backward), state, 0)
+        assert torch.allclose(outputs[row, :length].detach().flip(backward), expected, atol=1e-12)
         assert not outputs[row, length:].any()
         for actual, truth in zip((h, c), final):
-            np.testing.assert_allclose(actual[0, row].detach().numpy(), truth, atol=1e-12)
-    assert counts.cell and counts.projection
+            assert torch.allclose(actual[0, row].detach(), truth, atol=1e-12)
+    assert exact.counts.cell and exact.counts.projection
     clone = cell(go_forward).double()
     torch.nn.init.zeros_(clone.input_linearity.weight)
     clone.load_state_dict(ours.state_dict())

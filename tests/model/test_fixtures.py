@@ -19,8 +19,9 @@ from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.nn.layers.batch_layout import remove_boundaries
 from elmo_fast.testing import AGAINST_TENSORFLOW
 from elmo_fast.weights.options import Options
-from tests.support import models, plain
+from tests.support import models
 from tests.support.files import paths, read_hdf5
+from tests.support.plain_elmo import PlainElmo
 
 SENTENCES = {"allennlp": "sentences.json", "bilm-tf": "lm_embeddings_sentences.json"}
 BACKENDS = ["reference", "torch", "auto"]
@@ -69,14 +70,9 @@ def by_tensorflow(folder, source):
 def by_hand(folder, sizes):
     """9 sentences, one of them empty, with tokens longer than the model reads and letters of several bytes."""
     models.files(folder, sizes)
-    weights, states = models.weights(sizes), [None] * 3
     sentences = [[word for word in sentence if word] for sentence in models.SENTENCES]
-    case = Case(folder, [(sentences[start : start + 3], []) for start in (0, 3, 1)])
-    for ids, (batch, expected) in zip(case.ids(bounded=True), case.batches):
-        for row, words in enumerate(batch):
-            layers, states[row] = plain.layers(ids[row, : len(words) + 2].numpy(), weights, sizes, states[row])
-            expected.append(layers[:, 1:-1])
-    return case
+    batches, model = [sentences[start : start + 3] for start in (0, 3, 1)], PlainElmo(sizes, models.weights(sizes))
+    return Case(folder, [(batch, [layers[:, 1:-1].numpy() for layers in model.batch(batch)]) for batch in batches])
 
 
 @pytest.fixture(scope="module", params=["allennlp", "bilm-tf", "short tokens"])

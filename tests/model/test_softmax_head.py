@@ -5,10 +5,9 @@ import pytest
 
 from elmo_fast import ConfigurationError, Options, read_weights
 from elmo_fast.nn.softmax_head import SentenceScore, SoftmaxHead, read_softmax
-from elmo_fast.text.characters import encode_tokens, to_model_ids
 from elmo_fast.train.evaluate import perplexity_of
-from tests.support import plain
 from tests.support.files import tiny
+from tests.support.plain_elmo import PlainElmo
 from tests.support.softmax import SENTENCES, WORDS, head_of, write_softmax_model
 
 
@@ -26,11 +25,10 @@ def head(files):
 def by_hand(files, sentence):
     """float64 log-probabilities over the vocabulary at every position and boundary: forward, backward [n + 2, V]."""
     options = Options.from_file(files / "options.json")
-    ids = to_model_ids(encode_tokens(["<S>", *sentence, "</S>"], 50, {"<S>": 256, "</S>": 257}))
-    layers, _ = plain.layers(ids, read_weights(files / "weights.hdf5", options), options)
+    layers, = PlainElmo(options, read_weights(files / "weights.hdf5", options)).batch([sentence])
     softmax = read_softmax(files / "softmax.hdf5", 4)
     w, b = (value.astype(np.float64) for value in softmax.values())
-    for half in np.split(layers[-1], 2, axis=1):
+    for half in np.split(layers[-1].numpy(), 2, axis=1):
         scores = half @ w.T + b
         yield scores - np.log(np.exp(scores).sum(1, keepdims=True))
 

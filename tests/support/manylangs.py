@@ -5,8 +5,6 @@ import json
 import numpy as np
 import torch
 
-from tests.support.plain import sigmoid
-
 CHARACTERS = ["<bos>", "<eos>", "<oov>", "<pad>", "<bow>", "<eow>", *"abcdefghijklmnopqrstuvwxyzé.,<>SCE/bos東 "]
 WORDS = ["<bos>", "<oov>", "the", "<eos>", "<pad>", "cat", "東京", "a b", "abcdefg"]
 SENTENCES = [["the", "cat", "sat", "."], [], ["東京", "a b", "naïve", "x" * 30],
@@ -17,6 +15,10 @@ CONFIG = {
                        "word_dim": 5, "char_dim": 8, "max_characters_per_token": 9},
     "classifier": {"name": "sampled_softmax", "n_samples": 8}, "dropout": 0.1,
 }
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
 def config(**changes):

@@ -5,7 +5,6 @@ import torch
 
 from elmo_fast import Options
 from elmo_fast.weights.datasets import lstm_name
-from tests.support.plain import Counts
 
 MARKS = {"<S>": 256, "</S>": 257}
 
@@ -14,6 +13,13 @@ def character_ids(token, count):
     """A token as the model reads it, 1 to 261: int64 [count]."""
     inner = [MARKS[token]] if token in MARKS else list(token.encode("utf-8", "ignore")[: count - 2])
     return torch.tensor([258, *inner, 259, *[260] * (count - 2 - len(inner))]) + 1
+
+
+class Counts:
+    """How many values each clip changed."""
+
+    cell = 0
+    projection = 0
 
 
 class PlainElmo:
@@ -59,11 +65,20 @@ class PlainElmo:
                                   for layer in range(self.options.lstm.n_layers)]) for part in (0, 1))
 
     def token_vector(self, token):
-        """[P]: convolution, maximum, bias, activation, highways, projection."""
+        """The vector of a token, [P]."""
         if token in self.cached:
             return self.cached[token]
+        return self.encode(character_ids(token, self.options.char_cnn.max_characters_per_token))
+
+    def encode(self, ids):
+        """ids of a token's characters [C] -> [P]: convolution, maximum, bias, activation, highways, projection.
+
+        For a model of words, the id of a word.
+        """
         weights, cnn, pooled = self.weights, self.options.char_cnn, []
-        characters = weights["char_embed"][character_ids(token, cnn.max_characters_per_token) - 1]  # [C, E]
+        if cnn is None:
+            return weights["embedding"][ids - 1]
+        characters = weights["char_embed"][ids - 1]  # [C, E]
         for index, (width, _) in enumerate(cnn.filters):
             windows = characters.unfold(0, width, 1).transpose(1, 2).flatten(1)  # [C - width + 1, width * E]
             kernel = weights[f"CNN/W_cnn_{index}"].flatten(0, 2)  # [width * E, n]
@@ -78,20 +93,22 @@ class PlainElmo:
 
     def run(self, vectors, state):
         """vectors [T, P], (h, c) of each direction and layer -> [L, T, 2 P] and the states after it, detached."""
-        halves, after = [], []
-        for direction, order in enumerate((1, -1)):
-            x, ends, outputs = list(vectors)[::order], [], []
-            for layer, (h, c) in enumerate(state[direction]):
-                out = []
-                for value in x:
-                    h, c = self.step(value, h, c, direction, layer)
-                    out.append(h + value if layer and self.options.lstm.use_skip_connections else h)
-                x = out
-                outputs.append(torch.stack(out[::order]))
-                ends.append((h.detach(), c.detach()))
-            halves.append(torch.stack(outputs))
-            after.append(ends)
-        return torch.cat(halves, dim=2), after
+        forward, ends = self.run_direction(vectors, state[0], 0)
+        backward, backward_ends = self.run_direction(vectors.flip(0), state[1], 1)
+        return torch.cat([forward, backward.flip(1)], dim=2), [ends, backward_ends]
+
+    def run_direction(self, x, states, direction, masks=None):
+        """x [T, P], (h, c) of each layer -> [L, T, P] and the states after it; `masks` [T, P] of the layers' inputs."""
+        outputs, ends = [], []
+        for layer, (h, c) in enumerate(states):
+            x, out = x if masks is None else x * masks[layer], []
+            for value in x:
+                h, c = self.step(value, h, c, direction, layer)
+                out.append(h + value if layer and self.options.lstm.use_skip_connections else h)
+            x = torch.stack(out)
+            outputs.append(x)
+            ends.append((h.detach(), c.detach()))
+        return torch.stack(outputs), ends
 
     def step(self, x, h, c, direction, layer):
         """The next h and c of a cell."""

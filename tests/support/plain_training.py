@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from elmo_fast.nn.softmax_head import SOFTMAX
-from tests.support import plain
+from tests.support.plain_elmo import PlainElmo
 from tests.support.training import update
 
 
@@ -54,7 +54,7 @@ class Masks:
 def zero_states(config, rows=None):
     """Zero (h, c) of every direction, row and layer."""
     lstm = config.model.lstm
-    layers = [(np.zeros(lstm.projection_dim), np.zeros(lstm.dim))] * lstm.n_layers
+    layers = [(torch.zeros(lstm.projection_dim).double(), torch.zeros(lstm.dim).double())] * lstm.n_layers
     return [[list(layers) for _ in range(rows or config.training.batch_size)] for _ in range(1 + config.bidirectional)]
 
 
@@ -73,34 +73,26 @@ def softmax_loss(h, target, weights, samples=None, direction=0, position=0):
     return np.log(np.exp(scores).sum()) - scores[0]
 
 
-def token_vector(i, weights, config):
-    """ids int [C] of a token, or its word id -> [P]."""
-    if config.model.char_cnn is None:
-        return weights["embedding"][i - 1].astype(np.float64)
-    return plain.token_vector(i, weights, config.model)
-
-
 def losses(weights, config, batch, states, masks=None):
     """Mean loss of every direction and the states of every row after the batch, position by position."""
     count, steps, size = config.training.batch_size, config.training.unroll_steps, config.model.lstm.projection_dim
-    n_layers, means, after, counts = config.model.lstm.n_layers, [], [], plain.Counts()
-    for k, numbers in enumerate(batch.rows.numpy()):
+    n_layers, means, after, model = config.model.lstm.n_layers, [], [], PlainElmo(config.model, weights)
+    for k, numbers in enumerate(batch.rows):
         total, ends = np.zeros(steps * count), []
         for row in range(count):
             positions = np.arange(steps) * count + row
-            ids = batch.tokens[numbers[positions]].numpy()
-            x = np.array([token_vector(i, weights, config) for i in ids])
+            x = torch.stack([model.encode(i) for i in batch.tokens[numbers[positions]]])
             half = slice(k * size, (k + 1) * size)
-            of_layers = masks and [masks[layer][positions][:, half] for layer in range(n_layers)]
-            (*_, x), end = plain.run_layers(x, states[k][row], k, weights, config.model, counts, of_layers)
-            x = x if masks is None else x * masks[n_layers + k][positions]
+            of_layers = masks and [torch.from_numpy(masks[layer][positions][:, half]) for layer in range(n_layers)]
+            (*_, x), end = model.run_direction(x, states[k][row], k, of_layers)
+            x = x.numpy() if masks is None else x.numpy() * masks[n_layers + k][positions]
             for h, position in zip(x, positions):
                 target = int(batch.targets[k][position])
                 total[position] = softmax_loss(h, target, weights, batch.samples, k, position)
             ends.append(end)
         means.append(total.mean())
         after.append(ends)
-    assert counts.cell > 0 and (counts.projection > 0 or not config.model.lstm.is_projected)
+    assert model.counts.cell > 0 and (model.counts.projection > 0 or not config.model.lstm.is_projected)
     return np.array(means), after
 
 

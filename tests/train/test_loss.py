@@ -10,7 +10,7 @@ from elmo_fast.train import evaluate
 from elmo_fast.train.optimizer import Replicas, Updater
 from tests.support import plain_training as plain
 from tests.support.grid import mostly_long
-from tests.support.plain import Counts, run_layers
+from tests.support.plain_elmo import PlainElmo
 from tests.support.training import KINDS, make_config, model, update, write_batches, write_corpus
 
 
@@ -75,16 +75,15 @@ def test_adamw_decays_matrices_only_and_moves_unused_rows_too(tmp_path):
 def single_step_losses(language_model, vocabulary, folder, rows):
     """Mean losses of batches of a step, [batches, D]."""
     config, weights, numbering = language_model.config, language_model.weights(), language_model.numbering(vocabulary)
-    states, vectors, losses = plain.zero_states(config, rows), {}, []
+    states, vectors, losses, exact = plain.zero_states(config, rows), {}, [], PlainElmo(config.model, weights)
     for batch in zip(*(plain.rows(plain.sentences(folder, bool(k)), rows, 1) for k in range(len(states)))):
         losses.append(np.zeros((len(states), rows)))
         for k, pairs in enumerate(batch):
             for row, ((token, target),) in enumerate(pairs):
                 if token not in vectors:
-                    vectors[token] = plain.token_vector(numbering.tokens([token])[0], weights, config)
-                tops, states[k][row] = run_layers(vectors[token][None], states[k][row], k, weights, config.model,
-                                                  Counts())
-                losses[-1][k, row] = plain.softmax_loss(tops[-1, 0], vocabulary.word_to_id(target), weights)
+                    vectors[token] = exact.encode(numbering.tokens([token])[0])
+                tops, states[k][row] = exact.run_direction(vectors[token][None], states[k][row], k)
+                losses[-1][k, row] = plain.softmax_loss(tops[-1, 0].numpy(), vocabulary.word_to_id(target), weights)
     return np.mean(losses, axis=2)
 
 
