@@ -1,12 +1,10 @@
 """bilm-tf's `BidirectionalLanguageModel` on characters and on word ids, its two dumps and its usage scripts."""
 
 import copy
-import gzip
 import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -197,17 +195,6 @@ def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, input
     np.testing.assert_allclose(arrays["0"], arrays["6"], rtol=0, atol=SAME_MODEL)
 
 
-def test_a_compressed_text_is_dumped(tmp_path, inputs):
-    vocabulary, text, *model = inputs
-    (tmp_path / "text.gz").write_bytes(gzip.compress(Path(text).read_bytes()))
-    for name, output in ((text, "plain.hdf5"), (tmp_path / "text.gz", "packed.hdf5")):
-        dump_bilm_embeddings(vocabulary, name, *model, tmp_path / output, progress=False)
-    plain, packed = (read_hdf5(tmp_path / f"{name}.hdf5") for name in ("plain", "packed"))
-    assert plain.keys() == packed.keys()
-    for key, values in plain.items():
-        np.testing.assert_array_equal(packed[key], values)
-
-
 @pytest.mark.parametrize("change, message", [
     ({0: "bare.txt"}, "vocabulary .*missing <S>, </S>"),
     ({2: "words/options.json", 3: "words/weights.hdf5"}, "vocabulary .*: expected the 9 words of the model, got 10"),
@@ -228,14 +215,6 @@ def test_dumps_refuse(tmp_path, inputs, change, message):
         with pytest.raises(error, match=f"^{message}"):
             dump_token_embeddings(paths[0], *paths[2:])
     assert not (tmp_path / "out.hdf5").exists()
-
-
-@pytest.mark.parametrize("module, name", [
-    ("model", "BidirectionalLanguageModelGraph"), ("model", "_pretrained_initializer"), ("training", "LanguageModel"),
-    ("training", "average_gradients"), ("training", "clip_grads"), ("training", "print_variable_summary")])
-def test_parts_of_a_graph_are_an_import_error(module, name):
-    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
-        exec(f"from elmo_fast.compat.bilm.{module} import {name}")
 
 
 @pytest.mark.parametrize("script, has_model, shows", [

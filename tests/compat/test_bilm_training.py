@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError
+from elmo_fast import ConfigurationError
 from elmo_fast.compat.bilm import __main__ as scripts
 from elmo_fast.compat.bilm import training
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
@@ -21,8 +21,7 @@ from elmo_fast.train.optimizer import Replicas, Updater
 from elmo_fast.weights.datasets import read_weights
 from elmo_fast.weights.options import Options
 from tests.support import plain_training
-from tests.support.files import names, run
-from tests.support.tf_checkpoints import import_values, made_up, write_folder
+from tests.support.files import names
 from tests.support.training import KINDS, VOCABULARY, write_corpus, write_options
 
 
@@ -181,18 +180,6 @@ def test_data_and_checkpoint_decide_the_directions_without_the_key(tmp_path, cor
         np.testing.assert_array_equal(values, weights[name])
     results = [training.test(content, last, data_of(options, corpus, test=True), 4) for content in (silent, config)]
     assert results[0] == results[1]
-
-
-def test_a_checkpoint_of_tensorflow(tmp_path, capsys):
-    """The variables are random: only TensorFlow reads the file itself."""
-    folder, pattern, vocabulary = write_folder(tmp_path / "tf")
-    import_values(made_up(), folder, tmp_path / "run", vocab_file=vocabulary)
-    assert run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 8, "--quiet")[0] == 0
-    assert checkpoint.in_order(tmp_path / "run")[-1].name == "step-00000008.pt"
-    status, printed, _ = run(capsys, "perplexity", tmp_path / "run", pattern, "--batch-size", 2, "--quiet")
-    assert status == 0 and "perplexity" in printed
-    assert run(capsys, "export", tmp_path / "run", tmp_path / "exported")[0] == 0
-    assert BiLm.from_model(tmp_path / "exported").num_layers == 3
 
 
 def test_refuses(tmp_path, corpus):

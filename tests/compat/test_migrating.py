@@ -29,3 +29,13 @@ def test_an_import_of_the_page(module, names):
 def test_a_public_name_is_on_the_page(module):
     public = getattr(importlib.import_module(module), "__all__", ())
     assert [name for name in public if not re.search(rf"\b{name}\b", TEXT)] == []
+
+
+@pytest.mark.parametrize("module, names", [
+    ("bilm.model", "BidirectionalLanguageModelGraph _pretrained_initializer"),
+    ("bilm.training", "LanguageModel average_gradients clip_grads print_variable_summary"),
+    ("simple_elmo", "Batcher BidirectionalLanguageModel weight_layers divide_chunks"),
+    ("seqvec", "create_arg_parser main"), ("allennlp.commands.elmo", "empty_embedding")])
+def test_names_that_are_not_offered_cannot_be_imported(module, names):
+    imported = importlib.import_module(f"elmo_fast.compat.{module}")
+    assert [name for name in names.split() if hasattr(imported, name)] == []

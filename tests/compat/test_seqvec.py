@@ -104,22 +104,6 @@ def test_a_generator_is_saved(folder, fasta, tmp_path):
         np.testing.assert_allclose(arrays[key], layers[key].sum(0).mean(0), rtol=0, atol=SAME_MODEL)
 
 
-def test_a_sequence_under_two_identifiers(folder, tmp_path):
-    (tmp_path / "twins.fasta").write_text(">a|1\nMKTAY\n>b|2\nmktay\n>c|3\nMKX*#\n")
-    seqvec.embed_fasta(tmp_path / "twins.fasta", tmp_path / "x.h5", folder, state="zero", progress=False)
-    arrays = read_hdf5(tmp_path / "x.h5")
-    assert {key: values.shape for key, values in arrays.items()} == dict.fromkeys("123", (5, 8))
-    np.testing.assert_allclose(arrays["1"], arrays["2"], rtol=0, atol=SAME_MODEL)
-    truth = ElmoEmbedder(*paths(folder), state="zero").embed_sentence(list("MKX*#")).sum(0)
-    np.testing.assert_allclose(arrays["3"], truth, rtol=0, atol=SAME_MODEL)
-
-
-@pytest.mark.parametrize("name", ["create_arg_parser", "main"])
-def test_parts_of_the_command_are_absent(name):
-    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
-        exec(f"from elmo_fast.compat.seqvec import {name}")
-
-
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 @pytest.mark.parametrize("name, message", [
     ("seqvec", "seqvec: expected `elmo-fast seqvec`"),

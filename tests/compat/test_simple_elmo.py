@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
-from elmo_fast.compat import bilm
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, tiny, write_model
@@ -130,13 +129,6 @@ def test_an_archive_without_a_vocabulary(folder, tmp_path):
     np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS), load(folder).get_elmo_vectors(TEXTS))
     with pytest.raises((FileNotFoundError, ValueError), match="^full: "):
         load(archive, full=True)
-
-
-@pytest.mark.parametrize("name", ["Batcher", "BidirectionalLanguageModel", "weight_layers", "divide_chunks"])
-def test_bilm_tfs_names(name):
-    assert name == "divide_chunks" or hasattr(bilm, name)
-    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
-        exec(f"from elmo_fast.compat.simple_elmo import {name}")
 
 
 def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_path):

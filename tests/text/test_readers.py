@@ -308,16 +308,6 @@ def test_the_cache_command_reads_any_input(write, capsys, tmp_path):
     assert status == 2 and "output file: expected a file other than the inputs, got b.jsonl" in errors
 
 
-@pytest.mark.parametrize("name, content", [("a.txt.gz", "a b\nc\n"), ("a.jsonl", '{"text": "a\\nb"}\n{"text": "c"}')])
-def test_scores_and_substitutes_of_any_input(write, capsys, tmp_path, name, content):
-    model = write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
-    write("plain.txt", "a b\nc\n")
-    write(name, content)
-    for command in (["score"], ["score", "--tokens"], ["substitutes", "--top", "2"]):
-        plain = run(capsys, command[0], "plain.txt", *command[1:], "--model", model)
-        assert run(capsys, command[0], name, *command[1:], "--model", model) == plain and plain[0] == 0
-
-
 def test_a_column_is_named_in_every_command(write, capsys, tmp_path):
     """A CSV is read by column, with the same results as its texts a line, or refused by the column's name."""
     model = write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
