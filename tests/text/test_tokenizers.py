@@ -1,22 +1,14 @@
 # ruff: noqa: RUF001
-import json
-import os
 import random
 import re
-import shutil
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elmo_fast.arguments import TOKENIZERS
 from elmo_fast.text.tokenizers import find_tokenizer, is_tokenized
-from tests.support.files import ROOT
 
 auto, penn, simple = map(find_tokenizer, ("auto", "penn", "simple"))
 PIECES = ["don't", "n't", "'s", "it's", "Mr.", "U.S.", "e.g.", "I.", "J.", "No.", "5", "3.5", "1,000", "...", "—", "--",
@@ -107,49 +99,6 @@ def _watch(pauses, is_done):
         began = time.process_time()
         time.sleep(0.001)
         pauses.append(time.process_time() - began)
-
-
-# Prints the tokens of the texts on stdin; the modules import only the standard library.
-TOKENS = """
-import json, sys
-from elmo_fast.text.tokenizers import find_tokenizer
-texts, names = json.load(sys.stdin)
-print(json.dumps([[list(find_tokenizer(name)(text)) for text in texts] for name in names]))
-"""
-
-
-def interpreters():
-    """Other supported interpreters of the machine by version: the system's, those on PATH, and pyenv's."""
-    paths = {}
-    for folder in ["/usr/bin", *os.get_exec_path(), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]:
-        for name in ("python3", *(f"python3.{minor}" for minor in range(11, 16))):
-            if path := shutil.which(name, path=folder):
-                process = subprocess.run([path, "-c", "import sys; print(*sys.version_info[:3])"], capture_output=True,
-                                         text=True, timeout=60)
-                version = tuple(map(int, process.stdout.split()))
-                if version >= (3, 11) and version != sys.version_info[:3]:
-                    paths.setdefault(version, path)
-    return paths
-
-
-@pytest.mark.long
-def test_every_interpreter_has_the_same_tokens(shared):
-    """CPython's `re` has differed: possessive groups match wrongly in 3.11.0 to 3.11.4."""
-    if not (paths := interpreters()):
-        pytest.skip("no other interpreter of Python 3.11 or newer on this machine")
-    draw = random.Random(0)
-    texts = [*RAW, *TOKENIZED, *("".join(draw.choices(PIECES, k=12)) for _ in range(2000)),
-             *(shared / "corpus" / "heldout.txt").read_text(encoding="utf-8").splitlines()[:2000],
-             *(shared / "text" / "rt-polarity.pos.txt").read_text(encoding="utf-8").splitlines()[:2000]]
-    texts += [text.replace(" ", "") for text in texts[-1000:]]
-    expected = [[list(find_tokenizer(name)(text)) for text in texts] for name in TOKENIZERS]
-    assert expected[TOKENIZERS.index("penn")][texts.index("They saw a play.")] == "They saw a play .".split()
-    for version, path in paths.items():
-        child = subprocess.run([path, "-c", TOKENS], input=json.dumps([texts, TOKENIZERS]), capture_output=True,
-                               text=True, timeout=300, env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]})
-        assert not child.returncode, child.stderr
-        for name, ours, theirs in zip(TOKENIZERS, expected, json.loads(child.stdout), strict=True):
-            assert theirs == ours, (version, name)
 
 
 def test_a_long_text_has_the_tokens_of_a_short_one():
