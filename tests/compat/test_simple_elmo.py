@@ -30,17 +30,6 @@ def full(folder):
     return write_softmax_model(folder, tiny(lstm__dim=12), "<S> </S> <UNK> the cat sat on mat".split())
 
 
-def by_batches(bilm, texts, size, warmup):
-    """Layers of each text, [layers, T, 2 P], in batches of `size` from the states that the biLM carries."""
-    batches = [texts[start : start + size] for start in range(0, len(texts), size)]
-    arrays = []
-    for number, batch in enumerate([*batches[:1], *batches] if warmup else batches):
-        activations = np.stack(bilm(batch_to_ids(batch)).activations, axis=1)
-        if number >= warmup:
-            arrays += [layers[:, 1 : len(text) + 1] for layers, text in zip(activations, batch)]
-    return arrays
-
-
 def check(vectors, averages, layers, texts, arrays):
     for row, average, text, values in zip(vectors, averages, texts, arrays, strict=True):
         expected = {"all": values, "top": values[2], "average": (values[0] + values[1] + values[2]) / 3}[layers]
@@ -53,11 +42,11 @@ def check(vectors, averages, layers, texts, arrays):
 
 @pytest.mark.parametrize("layers, warmup, size", [("average", True, 2), ("top", True, 1), ("top", False, 2),
                                                   ("all", True, 32), ("all", False, 3)])
-def test_a_call_begins_from_zeros_and_runs_its_first_batch_twice(folder, layers, warmup, size):
-    """Every call has the same result; an empty sentence runs as `<S> </S>`, also alone in its batch."""
+def test_vectors_and_averages_of_layers(folder, layers, warmup, size):
+    """Of those that tests/compat/test_carried_states.py compares with the plain model."""
     model = load(folder, size)
     for texts in (TEXTS, TEXTS[3:], TEXTS):
-        arrays = by_batches(BiLm.from_model(folder), texts, size, warmup)
+        arrays = [layers[:, : len(text)] for layers, text in zip(model.get_elmo_vectors(texts, warmup, "all"), texts)]
         settings = () if warmup and layers == "average" else (warmup, layers)
         check(model.get_elmo_vectors(texts, *settings), model.get_elmo_vector_average(texts, *settings), layers, texts,
               arrays)
