@@ -112,14 +112,6 @@ def test_a_model_trained_on_word_ids(tmp_path):
         BidirectionalLanguageModel(*files, use_token_inputs=False)
 
 
-def test_word_inputs(files, vocab, model, table):
-    words = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=table)
-    sentences = [["the", "grey", "sea"], ["wind"]]
-    actual = words(TokenBatcher(vocab).batch_sentences(sentences))
-    expected = model(Batcher(vocab, 50).batch_sentences(sentences))
-    assert torch.allclose(actual["lm_embeddings"], expected["lm_embeddings"], atol=SAME_MODEL)
-
-
 def test_copies_and_pickles_keep_the_states(files, vocab, table):
     ids = TokenBatcher(vocab).batch_sentences([["sea", "salt"]])
     model = BidirectionalLanguageModel(*files, False, table)
