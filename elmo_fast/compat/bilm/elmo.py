@@ -1,6 +1,5 @@
 """bilm-tf's `weight_layers`: trainable mixtures of a biLM's layers, with weights that are shared by name."""
 
-import dataclasses
 import math
 import numbers
 from collections.abc import Iterator, Mapping
@@ -25,14 +24,6 @@ class WeightedLayers(dict):
         return self.weights.parameters()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    n_layers: int
-    l2_coef: float | None
-    use_top_only: bool
-    do_layer_norm: bool
-
-
 class LayerWeights(nn.Module):
     """`gamma * sum_k softmax(W + 1/n)_k h_k` over n layers, with trainable `W` [n], initially zero, and `gamma` [1].
 
@@ -48,20 +39,21 @@ class LayerWeights(nn.Module):
             if isinstance(l2_coef, bool) or not isinstance(l2_coef, numbers.Real) or not math.isfinite(l2_coef):
                 raise ValueError(f"l2_coef: expected a number or None, got {shown(l2_coef)}")
             l2_coef = float(l2_coef)
-        self.settings = _Settings(n_layers, l2_coef, bool(use_top_only), bool(do_layer_norm))
+        self.settings = {"n_layers": n_layers, "l2_coef": l2_coef, "use_top_only": bool(use_top_only),
+                         "do_layer_norm": bool(do_layer_norm)}
         self.register_parameter("W", None if use_top_only else nn.Parameter(torch.zeros(n_layers, dtype=torch.float32)))
         self.gamma = nn.Parameter(torch.ones(1, dtype=torch.float32))
 
     def forward(self, bilm_ops: Mapping[str, Any]) -> WeightedLayers:
         """Mix `lm_embeddings` [n, layers, T, 2 P] with `mask` [n, T]; both are tensors or arrays."""
         layers, mask = _inputs(bilm_ops, self.gamma.device)
-        if layers.shape[1] != self.settings.n_layers:
-            raise ConfigurationError(f"bilm_ops: expected lm_embeddings of {self.settings.n_layers} layers, "
+        if layers.shape[1] != self.settings["n_layers"]:
+            raise ConfigurationError(f"bilm_ops: expected lm_embeddings of {self.settings['n_layers']} layers, "
                                      f"got {layers.shape[1]}")
         mixed = layers[:, -1]
         if self.W is not None:
             weights = torch.softmax(self.W + 1.0 / len(self.W), dim=0)
-            mixed = sum(weight * (masked_layer_norm(layer, mask) if self.settings.do_layer_norm else layer)
+            mixed = sum(weight * (masked_layer_norm(layer, mask) if self.settings["do_layer_norm"] else layer)
                         for weight, layer in zip(weights, layers.unbind(1)))
         result = WeightedLayers(weighted_op=mixed * self.gamma, regularization_op=self.regularization())
         result.weights = self
@@ -71,10 +63,10 @@ class LayerWeights(nn.Module):
         """`l2_coef * sum W^2`, a scalar; zero without a coefficient or with `use_top_only`."""
         if self.W is None:
             return self.gamma.new_zeros(())
-        return (self.settings.l2_coef or 0.0) * self.W.square().sum()
+        return (self.settings["l2_coef"] or 0.0) * self.W.square().sum()
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in vars(self.settings).items())
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
 
 class Variables(nn.Module):
@@ -102,8 +94,8 @@ class Variables(nn.Module):
             self.add_module(_key(name), weights)
             return weights
         stored, settings = self[name].settings, weights.settings
-        if settings.l2_coef is None:
-            settings = dataclasses.replace(settings, l2_coef=stored.l2_coef)
+        if settings["l2_coef"] is None:
+            settings = {**settings, "l2_coef": stored["l2_coef"]}
         if settings != stored:
             raise ConfigurationError(f"name: expected the settings that {name!r} was made with ({stored}), "
                                      f"got {settings}")

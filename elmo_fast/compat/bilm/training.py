@@ -10,13 +10,13 @@ import numbers
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from elmo_fast.arguments import check_count, check_path, shown
-from elmo_fast.compat.bilm.data import BidirectionalLMDataset
+from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
 from elmo_fast.compat.bilm.import_tf import bilm_tf_config
 from elmo_fast.errors import ConfigurationError
 from elmo_fast.files import stops
@@ -43,15 +43,7 @@ logger = logging.getLogger(__name__)
 _N_TRAIN_TOKENS = 768648884  # bilm-tf's default: the 1B Word Benchmark
 
 Arrays = Mapping[str, np.ndarray]
-
-
-class Dataset(Protocol):
-    """Input of `train` and `test`: an `LMDataset`, a `BidirectionalLMDataset`, or a class of the caller."""
-
-    vocab: Vocabulary
-
-    def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[Arrays]:
-        """Yield batches like those of `BidirectionalLMDataset`."""
+Dataset = LMDataset | BidirectionalLMDataset  # or a class of the caller with their `vocab` and `iter_batches`
 
 
 def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: str | os.PathLike,
