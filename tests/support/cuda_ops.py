@@ -17,6 +17,7 @@ from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
 from elmo_fast.ops.projected_lstm.cuda import lstm
 
+OPS = {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run, "projected_lstm_backward": lstm.run_backward}
 # The char encoder's operands: precision, and whether fp16 is known to fit.
 PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
 MAY_BE_REGISTERED = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # by this torch
@@ -64,10 +65,8 @@ def registered_on_cpu(of=""):
     with (torch.library._scoped_library("elmo_fast", "FRAGMENT") as library,
           mock.patch("elmo_fast.nn.layers.encoder.CharacterEncoder.is_packed", return_value=False)):
         with warnings.catch_warnings(action="ignore"):  # torch warns of every one
-            implementations = {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run,
-                               "projected_lstm_backward": lstm.run_backward}
-            for name in filter(lambda name: name.startswith(of), implementations):
-                library.impl(name, implementations[name], "CPU", allow_override=True)
+            for name in filter(lambda name: name.startswith(of), OPS):
+                library.impl(name, OPS[name], "CPU", allow_override=True)
         yield
 
 

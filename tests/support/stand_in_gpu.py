@@ -10,11 +10,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from elmo_fast.ops import backend, doctor
-from elmo_fast.ops.char_cnn import cuda as char_cnn_cuda
-from elmo_fast.ops.linear import cuda as linear_cuda
 from elmo_fast.ops.projected_lstm.cuda import lstm, persistent
+from tests.support.cuda_ops import OPS
 
-OPS = {**char_cnn_cuda.OPS, **linear_cuda.OPS, "projected_lstm": lstm.run, "projected_lstm_backward": lstm.run_backward}
 GPU = torch.device("cuda", 0)
 _TO_HOST = torch.Tensor.cpu, torch.Tensor.numpy
 _WITHOUT_EFFECT = torch.Tensor.pin_memory, torch.Tensor.record_stream
