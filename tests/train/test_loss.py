@@ -25,12 +25,12 @@ def set_up(kind, folder, **changes):
 def test_losses_over_carried_batches(kind, drops, tmp_path):
     """Dropout is on every layer's input and on the top; skip connections add the dropped input."""
     language_model, _, batches = set_up(kind, tmp_path)
-    config, weights = language_model.config, language_model.weights()
+    config, exact = language_model.config, PlainElmo(language_model.config.model, language_model.weights())
     state, plain_state = language_model.zero_state(config.training.batch_size), plain.zero_states(config)
     for batch in batches:
         drop = plain.Masks() if drops else None
         losses, state, _ = language_model.losses(batch, state, drop)
-        expected, plain_state = plain.losses(weights, config, batch, plain_state, drop and drop.drawn)
+        expected, plain_state = plain.losses(exact, config, batch, plain_state, drop and drop.drawn)
         np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
         assert not drops or len(drop.drawn) == config.model.lstm.n_layers + 2
     if batches[0].samples is not None:  # every batch has new samples
@@ -61,7 +61,8 @@ def test_updates_are_adagrads_with_the_gradients_of_the_reference(kind, clip, tm
 def test_adamw_decays_matrices_only_and_moves_unused_rows_too(tmp_path):
     language_model, updater, batches = set_up("characters", tmp_path, optimizer="adamw", weight_decay=0.1,
                                               learning_rate=0.01)
-    before, gradients = language_model.weights(), plain.gradients(language_model, batches[0])
+    before = language_model.weights()
+    gradients = plain.gradients(before, language_model.config, batches[0])
     _, norm = update(language_model, updater, batches[0])
     for name, value in language_model.weights().items():
         gradient = gradients[name].numpy() * min(1, 10 / norm)
@@ -74,8 +75,9 @@ def test_adamw_decays_matrices_only_and_moves_unused_rows_too(tmp_path):
 
 def single_step_losses(language_model, vocabulary, folder, rows):
     """Mean losses of batches of a step, [batches, D]."""
-    config, weights, numbering = language_model.config, language_model.weights(), language_model.numbering(vocabulary)
-    states, vectors, losses, exact = plain.zero_states(config, rows), {}, [], PlainElmo(config.model, weights)
+    config, numbering = language_model.config, language_model.numbering(vocabulary)
+    states, vectors, losses = plain.zero_states(config, rows), {}, []
+    exact = PlainElmo(config.model, language_model.weights())
     for batch in zip(*(plain.rows(plain.sentences(folder, bool(k)), rows, 1) for k in range(len(states)))):
         losses.append(np.zeros((len(states), rows)))
         for k, pairs in enumerate(batch):
@@ -83,7 +85,7 @@ def single_step_losses(language_model, vocabulary, folder, rows):
                 if token not in vectors:
                     vectors[token] = exact.encode(numbering.tokens([token])[0])
                 tops, states[k][row] = exact.run_direction(vectors[token][None], states[k][row], k)
-                losses[-1][k, row] = plain.softmax_loss(tops[-1, 0].numpy(), vocabulary.word_to_id(target), weights)
+                losses[-1][k, row] = plain.softmax_loss(tops[-1, 0], vocabulary.word_to_id(target), exact)
     return np.mean(losses, axis=2)
 
 
