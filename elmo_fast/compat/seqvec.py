@@ -107,10 +107,8 @@ def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) 
 
     In a directory, files with `fasta` in their names are read.
     """
-    sequences: dict[str, str] = {}
-    for path in _fasta_files(seq_dir):
-        read_fasta(sequences, path, split_char, id_field)
-    return sequences
+    records = _records(_fasta_files(seq_dir), split_char, id_field)
+    return {identifier: record.sequence for identifier, record in records}
 
 
 def _fasta_files(seq_dir: str | os.PathLike) -> list[Path]:
@@ -304,11 +302,9 @@ def _embed_alone(identifier: str, sequence: str, model: "Embedder", model_dir) -
             raise
         logger.error("RuntimeError for %s with %d residues: %s", identifier, len(sequence), error)
         logger.error("Single sequence processing failed. Switching to CPU now. This slows down the embedding process.")
-        names = ("state", "precision", "backend") if hasattr(model, "elmo_bilm") else ()
-        settings = {name: getattr(model.elmo_bilm, name) for name in names}
-        if names and not all(weights.isfinite().all() for weights in model.elmo_bilm.parameters()):
-            settings["allow_nonfinite"] = True
-        return _cpu_model(model_dir, **settings).embed_sentence(list(sequence))
+        settings = {"state": model.state, "precision": model.model.precision} if hasattr(model, "state") else {}
+        # NaN in the weights was refused or allowed when the model was read.
+        return _cpu_model(model_dir, allow_nonfinite=True, **settings).embed_sentence(list(sequence))
 
 
 def _batches(ordered: Iterable[tuple], batchsize: int, place: int = 1) -> Iterator[list]:

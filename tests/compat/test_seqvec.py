@@ -1,6 +1,7 @@
 import logging
 import runpy
 import sys
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -188,7 +189,7 @@ def test_fallbacks(folder, caplog, limit, device):
 
 
 def test_a_stand_in_for_the_embedder(folder, caplog):
-    """SeqVec's own tests use a stand-in with two methods, and read the log."""
+    """SeqVec's own tests use a stand-in with two methods, and read the log. The CPU has the settings of the GPU."""
     class StandIn:
         def embed_batch(self, batch):
             raise RuntimeError("no room")
@@ -198,6 +199,11 @@ def test_a_stand_in_for_the_embedder(folder, caplog):
     vectors = dict(seqvec.embed_with_fallback([("P1", "SEQWENCE"), ("P4", "MKT")], StandIn(), folder))
     assert {name: values.shape for name, values in vectors.items()} == {"P1": (3, 8, 8), "P4": (3, 3, 8)}
     assert len(caplog.messages) == 7 and caplog.messages[:3] == SEQVEC_LOG[:3]
+    on_gpu = StandIn()
+    on_gpu.state, on_gpu.model = "warm", SimpleNamespace(device="cuda:0", precision="highest")
+    (_, values), = seqvec.embed_with_fallback([("P4", "MKT")], on_gpu, folder)
+    truth = ElmoEmbedder(*paths(folder), state="warm").embed_sentence(list("MKT"))
+    np.testing.assert_allclose(values, truth, rtol=0, atol=SAME_MODEL)
 
 
 @pytest.mark.parametrize("layer, mixed", [("all", lambda layers: np.concatenate(list(layers), axis=1)),
