@@ -66,17 +66,17 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
         _check_formats(sources, fits, f"tokenizer: expected files of {', '.join(fits)}")
     for source in sources:
         source.check()
-    split, raw = find_tokenizer(tokenizer), _RawTexts() if tokenizer == "whitespace" else None
-    return Texts(sources, field or "text", split, allow_blank, raw)
+    return Texts(sources, field or "text", find_tokenizer(tokenizer), allow_blank, tokenizer == "whitespace")
 
 
 class Texts:
     """The texts of `open_texts`, to be iterated over once, or as long as a `with` block leaves them open."""
 
     def __init__(self, sources: "Sequence[_Source]", field: str, tokenize: Tokenizer, allow_blank: bool,
-                 raw: "_RawTexts | None" = None):
+                 warns: bool):
+        """`warns`: a warning is logged if most of the first texts are not tokenized."""
         self._sources, self._field, self._allow_blank = sources, field, allow_blank
-        self._texts = self._read(tokenize, raw)
+        self._texts = self._read(tokenize, warns)
 
     @property
     def paths(self) -> list[str]:
@@ -102,41 +102,31 @@ class Texts:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _read(self, tokenize: Tokenizer, raw: "_RawTexts | None"):
-        numbers = itertools.count()
+    def _read(self, tokenize: Tokenizer, warns: bool):
+        numbers, judged, raw = itertools.count(), 0, []
         for source in self._sources:
             for index, (key, text, tokens) in enumerate(source.read(self._field)):
                 is_blank = not (text if tokens is None else tokens)
                 if tokens is None:
                     tokens = tokenize(text)
-                    if raw and raw.judged < _JUDGED_TEXTS:
-                        raw.judge(text)
+                    judged += 1
+                    if warns and judged <= _JUDGED_TEXTS and not is_tokenized(text):
+                        raw.append(text)
+                    if judged == _JUDGED_TEXTS:
+                        _warn_of_raw_texts(raw, judged)
                 if (is_blank or not tokens) and not self._allow_blank:
                     raise source.without_tokens(index, text)
                 number = next(numbers)
                 yield Text(str(number) if key is None else key, text, tokens)
-        if raw and raw.judged < _JUDGED_TEXTS:
-            raw.warn()
+        if judged < _JUDGED_TEXTS:
+            _warn_of_raw_texts(raw, judged)
 
 
-class _RawTexts:
-    """Warns once if most of the first texts are not tokenized."""
-
-    judged = raw = 0
-    example = ""
-
-    def judge(self, text: str) -> None:
-        self.judged += 1
-        if not is_tokenized(text):
-            self.raw, self.example = self.raw + 1, self.example or text
-        if self.judged == _JUDGED_TEXTS:
-            self.warn()
-
-    def warn(self) -> None:
-        if 2 * self.raw > self.judged:
-            _logger.warning("input file: expected tokens separated by spaces, but %d of the first %d texts have "
-                            "punctuation attached to words, as in %s; --tokenizer auto separates it", self.raw,
-                            self.judged, shown(self.example))
+def _warn_of_raw_texts(raw: list[str], judged: int) -> None:
+    if 2 * len(raw) > judged:
+        _logger.warning("input file: expected tokens separated by spaces, but %d of the first %d texts have "
+                        "punctuation attached to words, as in %s; --tokenizer auto separates it", len(raw), judged,
+                        shown(raw[0]))
 
 
 @dataclass(frozen=True)
