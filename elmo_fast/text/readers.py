@@ -84,7 +84,7 @@ class Texts:
         return [source.name for source in self._sources if source.name != STDIN]
 
     def count(self) -> int | None:
-        """The number of texts; None where an input is stdin or a pipe. Reads all inputs, with the same errors."""
+        """The number of texts; None where an input is a pipe. Reads all inputs, with the same errors."""
         if not all(source.is_regular() for source in self._sources):
             return None
         return sum(source.count(self._field, self._allow_blank) for source in self._sources)
@@ -145,7 +145,7 @@ class _Source:
             find_zstd()
 
     def is_regular(self) -> bool:
-        return self.name != STDIN and stat.S_ISREG(os.stat(self.name).st_mode)
+        return stat.S_ISREG(os.stat(sys.stdin.fileno() if self.name == STDIN else self.name).st_mode)
 
     def read(self, field: str) -> Iterator[Record]:
         record = None
@@ -165,11 +165,12 @@ class _Source:
     def count(self, field: str, allow_blank: bool) -> int:
         if count_texts := FORMATS[self.format].count_texts:
             return count_texts(self.name, field)
-        texts = 0
-        for texts, (_, text, tokens) in enumerate(stops.checked(self.read(field)), start=1):
-            if not (text if tokens is None else tokens) and not allow_blank:
-                raise self.without_tokens(texts - 1, text)
-        return texts
+        with _rewound(self.name):
+            texts = 0
+            for texts, (_, text, tokens) in enumerate(stops.checked(self.read(field)), start=1):
+                if not (text if tokens is None else tokens) and not allow_blank:
+                    raise self.without_tokens(texts - 1, text)
+            return texts
 
     def without_tokens(self, index: int, text: str) -> ConfigurationError:
         """The error for a text, by its number in the file."""
@@ -274,6 +275,17 @@ def _check_formats(sources: Sequence[_Source], accepted: Sequence[str], expected
     for source in sources:
         if source.format not in accepted:
             raise ConfigurationError(f"{expected}, got {source.name} of {source.format}")
+
+
+@contextlib.contextmanager
+def _rewound(name: str) -> Iterator[None]:
+    """Restore the position of stdin, which must be a file, after the body; do nothing for other files."""
+    start = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) if name == STDIN else 0
+    try:
+        yield
+    finally:
+        if name == STDIN:
+            os.lseek(sys.stdin.fileno(), start, os.SEEK_SET)
 
 
 def _blank_line(index: int, name: str = "") -> ConfigurationError:

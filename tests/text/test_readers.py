@@ -272,10 +272,14 @@ def test_a_stop_ends_the_wait_for_a_pipe(write, suffix):
     os.close(pipe)
 
 
-def test_stdin():
+def test_stdin(write):
     code = "from elmo_fast import open_texts\nt = open_texts('-')\nprint(t.count(), [x.tokens for x in t], t.paths)"
     process = start(code, stdin=-1)
     assert process.communicate("a b\nc\n", timeout=60) == ("None [['a', 'b'], ['c']] []\n", "")
+    write("a.jsonl", '{"text": "a b"}\n{"text": "c"}\n')
+    with open("a.jsonl") as file:
+        process = start(code.replace("'-'", "'-', format='jsonl'"), stdin=file)
+        assert process.communicate(timeout=60) == ("2 [['a', 'b'], ['c']] []\n", "")
 
 
 def test_a_closed_stdin_is_refused(monkeypatch):
