@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import h5py
 import numpy as np
@@ -51,32 +50,37 @@ class Hdf5Writer:
         for name, encoding in (("ascii", h5py.h5t.CSET_ASCII), ("utf-8", h5py.h5t.CSET_UTF8)):
             self._links[name] = h5py.h5p.create(h5py.h5p.LINK_CREATE)
             self._links[name].set_char_encoding(encoding)
+            self._links[name].set_create_intermediate_group(True)
 
     def write(self, key: str, values: np.ndarray) -> h5py.h5d.DatasetID:
         """Add a dataset; `ConfigurationError` when the key exists or is not a valid name in HDF5."""
         values = np.ascontiguousarray(values)
-        dataset = self.create(key, values.shape, values.dtype)
-        if values.size:
-            self._disk.seek(dataset.get_offset())
-            self._disk.write(values)
-        self.check()
-        return dataset
-
-    def create(self, key: str, shape: tuple[int, ...], dtype: np.dtype) -> h5py.h5d.DatasetID:
-        """Add a dataset without writing its values."""
         try:
-            if "\0" in key or key.rpartition("/")[2] in ("", "."):
+            if "\0" in key or not key.rpartition("/")[2] or "." in key.split("/"):
                 raise ValueError("HDF5 would cut the name or read it as a group's")
             if key.count("/") > MOST_DEPTH:
                 raise ValueError(f"it names more than {MOST_DEPTH} nested groups")
-            parent, _, name = key.rpartition("/")
-            group = self._file.require_group(parent).id if parent else self._file.id
-            links = self._links["ascii" if name.isascii() else "utf-8"]
-            return h5py.h5d.create(group, name.encode(), self._type(dtype), self._space(shape), self._properties, links)
-        except (ValueError, TypeError) as error:
+            links = self._links["ascii" if key.isascii() else "utf-8"]
+            dataset = h5py.h5d.create(self._file.id, key.encode(), self._type(values.dtype), self._space(values.shape),
+                                      self._properties, links)
+        except (ValueError, TypeError, KeyError) as error:
             raise self._refused(key, error) from error
+        if values.size:
+            self._disk.seek(dataset.get_offset())
+            self._disk.write(values)
+        self._check()
+        return dataset
 
-    def check(self) -> None:
+    def copy(self, source: h5py.File, link: bytes) -> None:
+        """Copy a dataset and its attributes from another file; errors as in `write`."""
+        try:
+            links = self._links["ascii" if link.isascii() else "utf-8"]
+            h5py.h5o.copy(source.id, link, self._file.id, link, None, links)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise self._refused(link.decode("utf-8", "surrogateescape"), error) from error
+        self._check()
+
+    def _check(self) -> None:
         """Raise the error of a failed write, or a requested stop."""
         self._disk.check()
         stops.check()
@@ -150,38 +154,27 @@ def segment(path: Path, target, form: OutputSpec, *, fingerprint: dict | None = 
 
 def join(segments: Sequence[Path], part: Path, target, form: OutputSpec, *, use_sentence_keys: bool = False,
          forget_sentences: bool = False, **_) -> None:
-    """Join segments. Values are copied from file to file directly; HDF5 only creates the datasets."""
-    indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
+    """Join segments."""
+    indexed = not (forget_sentences or use_sentence_keys)
     with new_hdf5(part, target, **_OPTIONS) as (file, disk):
         writer, index = Hdf5Writer(file, disk, sentences=use_sentence_keys), Index()
         for path in segments:
-            with h5py.File(path, "r") as source, open(path, "rb") as content:
+            with h5py.File(path, "r") as source:
                 limit_cache(source)
                 file.attrs[_ABOUT] = source.attrs[_ABOUT]
                 for link in _links(source):
-                    item = h5py.h5o.open(source.id, link)
-                    if isinstance(item, h5py.h5d.DatasetID) and not (indexed and link == INDEX.encode()):
-                        _copy(item, content, writer.create(_name(link), item.shape, dtype), disk)
-                        writer.check()
+                    is_index = indexed and link == INDEX.encode()
+                    if not is_index and isinstance(h5py.h5o.open(source.id, link), h5py.h5d.DatasetID):
+                        writer.copy(source, link)
                 if indexed:
                     index.extend(source[INDEX][0])
         if indexed:
             writer.write_index(index)
 
 
-def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.DatasetID, disk: DeferredErrorFile) -> None:
-    if offset := dataset.get_offset():
-        content.seek(offset)
-        disk.seek(copy.get_offset())
-        disk.write(content.read(dataset.get_storage_size()))
-    if h5py.h5a.get_num_attrs(dataset):
-        for name, value in h5py.Dataset(dataset).attrs.items():
-            h5py.Dataset(copy).attrs[name] = value
-
-
 def _keys(file: h5py.File) -> list[str]:
     """Paths of all datasets except AllenNLP's index, sorted by name. A path with children is a group."""
-    names = [_name(link) for link in _links(file)]
+    names = [link.decode("utf-8", "surrogateescape") for link in _links(file)]
     inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if has_index(file) else set())
     return [name for name in names if name not in inner]
 
@@ -190,10 +183,6 @@ def _links(file: h5py.File) -> list[bytes]:
     links: list[bytes] = []
     file.id.links.visit(links.append)
     return links
-
-
-def _name(link: bytes) -> str:
-    return link.decode("utf-8", "surrogateescape")
 
 
 def _check_content(file: h5py.File, where: str) -> None:
