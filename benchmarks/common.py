@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workloads import batches, running_text, shared_folder, text_facts  # noqa: F401
-from elmo_fast.bench.machine import machine, version_of
+from elmo_fast.bench.machine import machine
 from elmo_fast.bench.timing import generated_sentences, rounded, take_turns  # noqa: F401
+from elmo_fast.environment import version
 from elmo_fast.testing import FILTERS, SIZES, standard_options  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,7 +106,7 @@ def document(name: str, settings: dict, results) -> dict:
         "name": name,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "revision": revision(),
-        "version": version_of("elmo-fast"),
+        "version": version("elmo-fast"),
         "machine": machine(),
         "settings": settings,
         "results": results,

@@ -1,6 +1,5 @@
 """Collects the facts about a machine that decide a timing, without host names and paths."""
 
-import importlib.metadata
 import platform
 import re
 import sys
@@ -9,15 +8,7 @@ from types import ModuleType
 
 import numpy as np
 
-from elmo_fast.environment import cores
-
-
-def version_of(package: str) -> str | None:
-    """Return the version of a package, or None if it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+from elmo_fast.environment import cores, version
 
 
 def _cpu() -> dict:
@@ -56,6 +47,6 @@ def machine() -> dict:
         "torch_threads": torch and torch.get_num_threads(),
         "cuda": torch and torch.version.cuda,
         "cudnn": torch and torch.backends.cudnn.version(),
-        "triton": version_of("triton"),
+        "triton": version("triton"),
         "numpy": np.__version__,
     }

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.bench.machine import machine, version_of
+from elmo_fast.bench.machine import machine
 from elmo_fast.bench.timing import generated_sentences, rounded, take_turns
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.embed.opening import default_device, embedder_of, read_files
 from elmo_fast.embed.progress import progress_bar
 from elmo_fast.engine.native import NativeModel, threads
 from elmo_fast.engine.precision import PRECISIONS
-from elmo_fast.environment import peak_memory
+from elmo_fast.environment import peak_memory, version
 from elmo_fast.files.atomic import atomic_path, check_target, write_part
 from elmo_fast.ops import trial
 from elmo_fast.ops.backend import OPS, resolve
@@ -67,7 +67,7 @@ def bench(model: str | os.PathLike = "bundled", device: str | None = None, preci
         "parameters": sum(values.size for values in weights.values()), "backends": backends,
         "memory_mib": _memory(), "limit": limit}
     return {"schema": 1, "name": "bench", "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "version": version_of("elmo-fast"), "machine": machine(), "settings": settings, "results": rounded(rows)}
+            "version": version("elmo-fast"), "machine": machine(), "settings": settings, "results": rounded(rows)}
 
 
 def _backends(embedder: Embedder) -> dict[str, str]:
