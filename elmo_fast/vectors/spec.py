@@ -131,11 +131,7 @@ def _factors(layers: Sequence[float]) -> tuple:
         raise ValueError(expected) from error
     if not np.isfinite(factors).all():
         raise ValueError(expected)
-    return _tuples(factors.tolist())
-
-
-def _tuples(values):
-    return tuple(map(_tuples, values)) if isinstance(values, list) else values
+    return tuple(np.atleast_1d(factors).tolist())
 
 
 def _first_last(vectors: np.ndarray) -> np.ndarray:
