@@ -1,15 +1,10 @@
-import errno
-
 import h5py
 import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.text.corpus import make_vocabulary
-from elmo_fast.train.checkpoint import copy_vocabulary, write_json
 from elmo_fast.vectors.layouts.allennlp import hdf5_file
-from elmo_fast.vectors.layouts.arrays import write_arrays
-from tests.support.files import full_disk, names
+from tests.support.files import names
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -35,26 +30,3 @@ def test_a_key_that_is_taken_or_no_name_is_refused(tmp_path, keys):
                                        f"HDF5, got {keys[-1]!r}")
     assert str(error.value).endswith("line numbers always work")
     assert names(tmp_path) == []
-
-
-# ---- a full disk is reported with the name of the file that did not fit, and leaves nothing of it ----
-
-
-def arrays(*shape):
-    return ((f"name-{number}", np.zeros(shape, np.float32)) for number in range(6))
-
-
-@pytest.mark.parametrize("name, write", [
-    ("out.npz", lambda path: write_arrays(path, arrays(1000))),
-    ("out.npz", lambda path: write_arrays(path, arrays(240))),  # the archive's directory does not fit
-    ("out.npy", lambda path: write_arrays(path, arrays(1000))),
-    ("out.h5", lambda path: write_arrays(path, arrays(1000))),
-    ("out.json", lambda path: write_arrays(path.with_suffix(".npy"), ((f"{k:06000}", np.zeros(1)) for k in range(2)))),
-    ("vocab.txt", lambda path: make_vocabulary(str(path.parent / "text"), path)),
-    ("vocab.txt", lambda path: copy_vocabulary(str(path.parent / "text"), path.parent)),
-    ("options.json", lambda path: write_json(path, {"text": "a" * 7000}))])
-def test_a_full_disk_names_the_file(tmp_path, name, write):
-    (tmp_path / "text").write_text("".join(f"word{number}\n" for number in range(1000)))
-    with full_disk(), pytest.raises(OSError, match=f"File too large: '{tmp_path / name}'$") as error:
-        write(tmp_path / name)
-    assert error.value.errno == errno.EFBIG and names(tmp_path) == ["text"]

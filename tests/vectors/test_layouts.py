@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.vectors.layouts import check_output, segment
+from elmo_fast.vectors.layouts import check_output
 from elmo_fast.vectors.layouts.table import is_directory, layout_of
 from elmo_fast.vectors.layouts.text_vectors import TextVectors, narrow
 from elmo_fast.vectors.spec import OutputSpec
-from tests.support.files import full_disk, names
-from tests.support.vectors import FORMS, LIBRARY, holds, kinds, make_items, write
+from tests.support.files import names
+from tests.support.vectors import LIBRARY, kinds, make_items, write
 
 
 @pytest.mark.parametrize("name, layout, expected", [
@@ -64,39 +64,6 @@ def test_an_unusable_output_path_is_refused_before_any_work(tmp_path, layout, na
     assert names(tmp_path) == ["there"]
 
 
-def contents(path):
-    """All stored data of a file or directory, by name."""
-    if path.is_dir():
-        return [entry for shard in sorted(path.glob("0*")) for entry in contents(shard)]
-    if path.suffix in (".h5", ".hdf5"):
-        entries = []
-        with h5py.File(path) as file:
-            entries += [(name, str(value)) for name, value in file.attrs.items()]
-            file.visititems(lambda name, item: entries.append((name, item[()], dict(item.attrs))))
-        return entries
-    if path.suffix == ".npz":
-        return list(np.load(path).items())
-    if path.suffix == ".npy":
-        return [np.load(path), json.loads(path.with_suffix(".json").read_text())]
-    from pyarrow import feather, parquet
-
-    table = parquet.read_table(path) if path.suffix == ".parquet" else feather.read_table(path)
-    return [table.schema.metadata, table.to_pylist()]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("layout, name", kinds(without=["parts"]))
-def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form):
-    if not holds(layout, form):
-        pytest.skip(f"{layout} is for pooled vectors of one layer")
-    items = make_items(form)
-    whole = contents(write(layout, tmp_path / name, form, items, fingerprint={"model": "m"}))
-    for cuts in ([10, 20], [0, 7, 7, 30]):
-        joined = contents(write(layout, tmp_path / name, form, items, cuts, fingerprint={"model": "m"}))
-        np.testing.assert_equal(joined, whole)
-    assert len(whole) >= 1
-
-
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("value", [65520.0, -70000.0, np.inf, -np.inf])
 def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path, layout, name, value):
@@ -122,17 +89,6 @@ def test_values_that_a_gpu_rounded_to_infinity_are_refused(tmp_path, layout, nam
     items[1].vectors[0, 1] = np.inf
     with pytest.raises(ConfigurationError, match=f"dtype: .* for float16, found inf in text {items[1].key}"):
         write(layout, tmp_path / name, form, items)
-
-
-@pytest.mark.parametrize("layout, name", kinds())
-def test_a_full_disk_names_the_output(tmp_path, layout, name):
-    form = OutputSpec("top", "mean") if layout == "npy" else OutputSpec()
-    items, part = make_items(form, 200, dim=64), tmp_path / "part"
-    with (full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught,
-          segment(layout, part, tmp_path / name, form) as writer):
-        for item in items:
-            writer.write(item)
-    assert caught.value.filename == str(tmp_path / name)
 
 
 def test_sentences_and_their_numbers_in_joined_files(tmp_path):
