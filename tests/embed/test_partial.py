@@ -86,26 +86,6 @@ def test_damaged_progress_is_refused(interrupted, damage):
         embed(interrupted, resume=True)
 
 
-def directory_of_a_file(path):
-    path.mkdir()
-    (path / "mine").touch()
-
-
-def link_to_a_directory(path):
-    path.with_name("mine").mkdir()
-    path.symlink_to(path.with_name("mine"))
-
-
-@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), directory_of_a_file, link_to_a_directory,
-                                  os.mkfifo])
-def test_other_files_at_the_partial_results_name_are_left_alone(tmp_path, make):
-    make(tmp_path / "o.h5.part")
-    for resume in (False, True):
-        with pytest.raises(ConfigurationError, match="^output: expected nothing or a partial result at .*o.h5.part"):
-            embed(tmp_path / "o.h5", resume=resume)
-    assert [name for name in names(tmp_path) if name != "mine"] == ["o.h5.part"]
-
-
 def test_files_of_killed_processes_are_removed_but_not_partial_results(interrupted):
     (interrupted.parent / "o.h5.lock").touch()
     (interrupted.parent / "o.h5.elmo-0123abcd.part").mkdir()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -146,59 +145,6 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
 
     until(is_free, 20)  # the child first has to close the file
     os.kill(child, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("content", [b"# This file is generated\n", b'{"version": 1}', b"\xff \xfe \xfd"])
-def test_a_lock_file_of_another_program_stays(tmp_path, content):
-    (tmp_path / "a.lock").write_bytes(content)
-    with (pytest.raises(ConfigurationError, match="expected nothing or a lock of elmo-fast at .*a.lock, found"),
-          locked(tmp_path / "a")):
-        pytest.fail("locked")
-    assert names(tmp_path) == ["a.lock"] and (tmp_path / "a.lock").read_bytes() == content
-
-
-def pipe_at(path):
-    os.mkfifo(path)
-
-
-def socket_at(path):
-    with socket.socket(socket.AF_UNIX) as endpoint:
-        endpoint.bind(os.fspath(path))
-
-
-def link_to(content):
-    def make(path):
-        if content is not None:
-            path.with_name("mine").write_text(content)
-        path.symlink_to(path.with_name("mine"))
-    return make
-
-
-def second_name(path):
-    path.with_name("mine").touch()
-    os.link(path.with_name("mine"), path)
-
-
-def directory_at(path):
-    path.mkdir()
-
-
-def kinds_in(folder):
-    return {path.name: (path.lstat().st_mode, path.lstat().st_nlink, path.lstat().st_size) for path in folder.iterdir()}
-
-
-FOREIGN = [pipe_at, socket_at, link_to("text"), link_to(""), link_to(None)]
-
-
-@pytest.mark.parametrize("make", [*FOREIGN, second_name, directory_at])
-def test_anything_but_a_file_at_the_name_of_the_lock_is_refused_at_once(tmp_path, make):
-    make(tmp_path / "a.lock")
-    before = kinds_in(tmp_path)
-    for wait in (False, True):
-        with (pytest.raises(ConfigurationError, match="expected nothing or a lock of elmo-fast at .*a.lock, found"),
-              locked(tmp_path / "a", wait)):
-            pytest.fail("locked")
-    assert kinds_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["a.0123abcd.part", "a.part", "b.elmo-0123abcd.part", "a.elmo-0123abcd.part.old"])

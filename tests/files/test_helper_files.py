@@ -67,6 +67,11 @@ def unix_socket(path, _):
         endpoint.bind(os.fspath(path))
 
 
+def second_name(path, mine):
+    mine.touch()
+    os.link(mine, path)
+
+
 def unreadable(path, _):
     path.write_text(NOTES)
     path.chmod(0)
@@ -74,6 +79,7 @@ def unreadable(path, _):
 
 KINDS = (link, link_to_nothing, directory, link_to_a_directory, pipe, link_to_a_pipe, device, link_to_a_device, text,
          unix_socket, unreadable)
+QUICK = (link, link_to_nothing, directory, pipe, text, unix_socket, second_name)
 EMBED = ("embed", "in.txt", "o.h5", "--model", "model", "--quiet")
 POOLED = ("embed", "in.txt", "o.npy", "--model", "model", "--quiet", "--average", "--pool", "mean")
 SEQVEC = ("seqvec", "-i", "in.fasta", "-o", "o.h5", "--model", "model", "--cpu", "--silent", "--id", "0")
@@ -168,6 +174,7 @@ def test_a_stranger_at_the_name_of_a_helper_file_is_refused_and_stays(capsys, fo
 
 
 @pytest.mark.parametrize("command, place, make", [
+    *((EMBED, "o.h5.lock", make) for make in QUICK), *((EMBED, "o.h5.part", make) for make in QUICK[:-1]),
     (EMBED, "o.h5.part/parts", pipe), (EMBED, "o.h5.part/progress.npz.new", text),
     (POOLED, "o.json", link), (TRAIN, "o/options.json", link_to_a_device), (TRAIN, "o/vocab.txt", text),
     (TRAIN, "o/checkpoints", text), (("export", "run", "o", "--softmax"), "o/vocab.txt", text)])
