@@ -1,6 +1,5 @@
 """Corpora in parts: a resumed run gives the output of an uninterrupted run."""
 
-import io
 import json
 from importlib.util import find_spec
 
@@ -69,16 +68,6 @@ def test_the_batch_size_may_change_where_states_are_not_carried(tmp_path):
     with power_cut(2):
         embed(tmp_path / "o.h5", "warm")
     embed(tmp_path / "o.h5", "warm", 7, resume=True)
-    assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
-
-
-def test_files_of_text_are_resumed(tmp_path):
-    lines = "".join(f"{' '.join(tokens)}\n" for tokens in TEXTS)
-    settings = {"allow_blank": True, "batch_size": 3, "progress": False}
-    model().embed_file(io.StringIO(lines), tmp_path / "whole.h5", **settings)
-    with power_cut(3):
-        model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **settings)
-    model().embed_file(io.StringIO(lines), tmp_path / "o.h5", **settings, resume=True)
     assert content(tmp_path / "o.h5") == content(tmp_path / "whole.h5")
 
 

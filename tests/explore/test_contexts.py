@@ -37,11 +37,6 @@ def test_maps_of_layers_and_of_a_mixture(elmo):
     np.testing.assert_allclose(maps.mixed(weights), mixed, atol=1e-6)
     for layer in range(3):
         np.testing.assert_allclose(maps.mixed(np.eye(3)[layer]), maps.layers()[layer], atol=1e-7)
-    cross, first, second = maps.products()
-    assert cross.shape == (3, 3, 4, 2) and first.shape == (3, 3, 4) and second.shape == (3, 3, 2)
-    norms = [np.sqrt(np.einsum("k,klt,l->t", weights, part, weights)) for part in (first, second)]
-    mixed = np.einsum("k,klst,l->st", weights, cross, weights) / np.outer(*norms)
-    np.testing.assert_allclose(mixed, maps.mixed(weights), atol=1e-6)
 
 
 def test_proteins_and_texts_of_readers(elmo):
@@ -149,28 +144,12 @@ def test_inputs_that_give_no_index(elmo, tmp_path):
     elmo.save_vectors(tmp_path / "vectors.npz", TEXTS)
     with pytest.raises(ConfigurationError, match="expected a file that stores tokens"):
         open_index(tmp_path / "vectors.npz")
-    other_model = LoadedElmo(bilm(elmo_fast.Options.from_dict(tiny()), seed=1, state="warm"))
-    with pytest.raises(ConfigurationError, match="index: expected vectors of this model .8 values."):
-        ContextIndex.build(elmo, TEXTS).check(other_model)
-
-
-def test_files_that_are_no_index(elmo, tmp_path):
-    import h5py
-
     elmo.save_vectors(tmp_path / "vectors.h5", TEXTS)
     with pytest.raises(ConfigurationError, match="expected a file that ContextIndex.save wrote"):
         ContextIndex.load(tmp_path / "vectors.h5")
-    path = tmp_path / "index.h5"
-    for name, change in (("places", [99, 0]), ("places", [0, 3]), ("places", [-1, 0]), ("token_ends", -3),
-                         ("text_ends", 10**6)):
-        ContextIndex.build(elmo, TEXTS).save(path)
-        with h5py.File(path, "r+") as file:
-            file[name][0] = change
-        with pytest.raises(ConfigurationError, match="damaged"):
-            ContextIndex.load(path)
-    path.write_bytes(path.read_bytes()[:-900])
-    with pytest.raises(ConfigurationError, match="cut short"):
-        ContextIndex.load(path)
+    other_model = LoadedElmo(bilm(elmo_fast.Options.from_dict(tiny()), seed=1, state="warm"))
+    with pytest.raises(ConfigurationError, match="index: expected vectors of this model .8 values."):
+        ContextIndex.build(elmo, TEXTS).check(other_model)
 
 
 @pytest.mark.parametrize("call, message", [

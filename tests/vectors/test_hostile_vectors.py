@@ -36,10 +36,12 @@ def index(tmp_path):
     ("places", np.zeros((5, 3), "i8"), r"places: expected .* of shape \[any, 2\]"),
     ("places", None, "dataset places, found a group"),
     ("places", np.zeros((4, 2), "i8"), r"vectors: .* shape \[4, any\]"),
+    *(("places", np.array([place] * 5), "places: expected occurrences in the texts")
+      for place in ([99, 0], [0, 3], [-1, 0])),
     ("vectors", None, "dataset vectors, found a group"), ("vectors", np.zeros((5, 4)), "vectors: expected float32"),
     ("lines", np.zeros(2, "i8"), r"lines: .* shape \[3\]"), ("lines", np.zeros(3), "lines: expected signed integers"),
     ("token_ends", np.array([1, 0, 3, 4, 5]), "token_ends: expected strings"),
-    ("text_ends", np.array([2, 1, 5]), "text_ends: expected offsets that rise to 5"),
+    *(("text_ends", np.array(ends), "text_ends: expected offsets that rise to 5") for ends in ([2, 1, 5], [10**6] * 3)),
 ])
 def test_an_index_of_other_shapes_and_types_is_refused(index, name, value, message):
     with h5py.File(index, "r+") as file:
