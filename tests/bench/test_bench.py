@@ -43,17 +43,3 @@ def test_the_command(tmp_path, capsys):
     report = json.loads((tmp_path / "found.json").read_text())
     assert f"{report['results'][0]['tokens_per_s']:,.0f}" in out and "peak memory" in out
     assert report["settings"]["precision"] == "low"
-
-
-@pytest.mark.parametrize("arguments, message", [
-    (["--json", "absent/x.json"], "--json: expected an existing directory"),
-    (["--seconds", "0"], "expected a number from 1 to 3600, got '0'"),
-    (["--model", "absent"], "absent"),
-    (["--precision", "lowest"], "argument --precision: invalid choice: 'lowest'"),
-    (["--text", "absent.txt"], "absent.txt"), (["--text", "empty.txt"], "input file: expected one tokenized"),
-])
-def test_refusals(arguments, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.txt").touch()
-    status, _, err = run(capsys, "bench", *arguments)
-    assert status == 2 and message in err and err.count("\n") == 1

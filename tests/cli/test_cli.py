@@ -119,56 +119,6 @@ def test_layers_weights_and_pooled_blanks(capsys, folder, model):
     assert arrays["all"]["3"].shape == (3, 0, 8) and arrays["both"]["3"].tolist() == [0] * 8
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({0: "no.txt"}, "input: expected files, found none at no.txt"),
-    ({0: "blank.txt"}, ("input file: expected a sentence on every line, got none on line 2 of blank.txt; remove it, or "
-                        "allow texts without tokens (--allow-blank; in Python allow_blank=True)")),
-    ({0: "-"}, "input file: expected text on stdin, which is closed"),
-    ({1: "."}, "output file: expected a file's path, got the directory ."),
-    ({1: "o.csv"}, ("output: expected a name that ends in .h5, .hdf5, .parquet, .arrow, .feather, .npz or .npy, or "
-                     "without a suffix (HDF5), or a layout beside it (--layout), got o.csv")),
-    ({1: "in.txt", 4: ("--layout", "allennlp")}, "output file: expected a file other than the inputs, got in.txt"),
-    ({1: "model/weights.hdf5"}, "output file: expected a file other than the inputs"),
-    ({2: ("--layer", "3")}, "layers: expected the number of a layer, 0 to 2, got 3"),
-    ({2: ("--weights", "a")}, "argument --weights: expected numbers, as 0.2,0.3,0.5 or 0.2 0.3 0.5, got 'a'"),
-    ({2: ("--all", "--top")}, "argument --top: not allowed with argument --all"),
-    ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, seqvec"),
-    ({3: ("--model", "model", "--options-file", "x")}, "model: expected either model or options_file and weight_file"),
-    ({3: ("--options-file", "model/options.json")}, "weight_file: expected a path or URL, got None"),
-    ({4: ("--batch-size", "0")}, "argument --batch-size: expected an integer of at least 1, got '0'"),
-    ({4: ("--cuda-device", "-2")}, "argument --cuda-device: expected -1 for the CPU or the number of a GPU, got '-2'"),
-    ({4: ("--cuda-device", "0", "--device", "cpu")}, "argument --device: not allowed with argument --cuda-device"),
-    ({4: ("--precision", "lowest")}, "argument --precision: invalid choice: 'lowest'"),
-    ({4: "--frobnicate"}, "unrecognized arguments: --frobnicate"),
-    (["fly"], "unknown command 'fly': expected one of embed, cache, info,"),
-    (["emb"], "unknown command 'emb': did you mean embed? (see elmo-fast --help)"),
-    (["embed"], "the following arguments are required: INPUT, OUTPUT"),
-    (["info", "bundeled"], ("model: expected one of bundled, small, medium, original, original_5.5b, seqvec, "
-                            "nlpl:NUMBER, manylangs:LANGUAGE, a directory, a ZIP or tar, or a URL; found nothing at "
-                            "bundeled; did you mean bundled?")),
-    (["serve", "--port", "99999"], "argument --port: expected a port, 0 to 65535, got '99999'"),
-    *(([*text.split(), "--model", "model"], message) for text, message in (
-        ("cache in.txt t.hdf5", "vocabulary in.txt: expected a line for each of <S>, </S>; missing <S>, </S>"),
-        ("cache vocab.txt t.hdf5 --cuda-device 99", "device: expected an available device, got 'cuda:99'"),
-        ("embed in.txt o.hdf5 --top --unknown unk", "--unknown: expected --token-table beside it, got unk alone"),
-        ("embed in.txt o.hdf5 --top --token-table none", "token table: expected a file, found nothing at none"))),
-])
-def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, changes, message):
-    """`changes` are all arguments, or some of them by position in a call of embed."""
-    monkeypatch.setattr(sys, "stdin", None)
-    write_model(folder / "model")
-    (folder / "blank.txt").write_text("a\n\nb\n")
-    (folder / "vocab.txt").write_text("<S>\n</S>\nThe\n")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    arguments = changes
-    if isinstance(changes, dict):
-        usual = {0: "in.txt", 1: "out.hdf5", 2: "--all", 3: ("--model", "model"), 4: "--quiet"}
-        values = ({**usual, **changes}[place] for place in usual)
-        arguments = ["embed", *(part for value in values for part in (value if isinstance(value, tuple) else (value,)))]
-    assert_refused(run(capsys, *arguments), message)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
 def raising(error):
     def failing(*_):
         raise error

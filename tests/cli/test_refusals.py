@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.support.files import names, run, write_model
+from tests.support.files import run, write_model
 
 
 @pytest.fixture
@@ -22,6 +22,10 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\na\n")
     (tmp_path / "p.fasta").write_text(">P|1\nMKV\n>Q|2\nMK\n")
     (tmp_path / "data.txt").write_text(" \n")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "blank.txt").write_text("a\n\nb\n")
+    (tmp_path / "play.txt").write_text("The play opened\nThey Play outside\n")
+    (tmp_path / "short.txt").write_text("<S>\n</S>\nThe\n")
     (tmp_path / "data.json").write_text('{"text": "a b"}\n')
     (tmp_path / "names.json").write_text('["a"]')
     (tmp_path / "run").mkdir()
@@ -97,14 +101,62 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("perplexity model texts/a.txt", "softmax: expected softmax.hdf5, which export writes with --softmax"),
     ("seqvec -i p.fasta -o o.npy --model model --protein maybe",
      "argument --protein: expected True or False, got 'maybe'"),
+    ("embed blank.txt o.h5 --model model",
+     ("input file: expected a sentence on every line, got none on line 2 of blank.txt; remove it, or allow texts "
+      "without tokens (--allow-blank; in Python allow_blank=True)")),
+    ("embed - o.h5 --model model", "input file: expected text on stdin, which is closed"),
+    ("embed texts/a.txt . --model model", "output file: expected a file's path, got the directory ."),
+    ("embed texts/a.txt o.csv --model model",
+     ("output: expected a name that ends in .h5, .hdf5, .parquet, .arrow, .feather, .npz or .npy, or without a suffix "
+      "(HDF5), or a layout beside it (--layout), got o.csv")),
+    ("embed play.txt play.txt --layout allennlp --model model",
+     "output file: expected a file other than the inputs, got play.txt"),
+    ("embed play.txt model/weights.hdf5 --model model", "output file: expected a file other than the inputs"),
+    ("embed play.txt o.h5 --layer 3 --model model", "layers: expected the number of a layer, 0 to 2, got 3"),
+    ("embed play.txt o.h5 --weights a", "argument --weights: expected numbers, as 0.2,0.3,0.5 or 0.2 0.3 0.5, got 'a'"),
+    ("embed play.txt o.h5 --all --top", "argument --top: not allowed with argument --all"),
+    ("embed play.txt o.h5 --model nope",
+     "model: expected one of bundled, small, medium, original, original_5.5b, seqvec"),
+    ("embed play.txt o.h5 --model model --options-file x",
+     "model: expected either model or options_file and weight_file"),
+    ("embed play.txt o.h5 --options-file model/options.json", "weight_file: expected a path or URL, got None"),
+    ("embed play.txt o.h5 --batch-size 0", "argument --batch-size: expected an integer of at least 1, got '0'"),
+    ("embed play.txt o.h5 --cuda-device -2", "--cuda-device: expected -1 for the CPU or the number of a GPU, got '-2'"),
+    ("embed play.txt o.h5 --cuda-device 0 --device cpu",
+     "argument --device: not allowed with argument --cuda-device"),
+    ("embed play.txt o.h5 --precision lowest", "argument --precision: invalid choice: 'lowest'"),
+    ("embed play.txt o.h5 --frobnicate", "unrecognized arguments: --frobnicate"),
+    ("fly", "unknown command 'fly': expected one of embed, cache, info,"),
+    ("emb", "unknown command 'emb': did you mean embed? (see elmo-fast --help)"),
+    ("embed", "the following arguments are required: INPUT, OUTPUT"),
+    ("info bundeled", "found nothing at bundeled; did you mean bundled?"),
+    ("serve --port 99999", "argument --port: expected a port, 0 to 65535, got '99999'"),
+    ("cache play.txt t.hdf5 --model model",
+     "vocabulary play.txt: expected a line for each of <S>, </S>; missing <S>, </S>"),
+    ("cache short.txt t.hdf5 --cuda-device 99 --model model", "device: expected an available device, got 'cuda:99'"),
+    ("embed play.txt o.h5 --unknown unk --model model", "--unknown: expected --token-table beside it, got unk alone"),
+    ("embed play.txt o.h5 --token-table none --model model", "token table: expected a file, found nothing at none"),
+    ("compare a b --model model -o none/a.html", "output: expected an existing directory"),
+    ("nearest play.txt --word opened --model model", "word: expected a word that the corpus has at least twice"),
+    ("nearest play.txt --model model --word play --sentence Played", "sentence: expected a sentence with the word"),
+    ("nearest play.txt --model model --word play --layer 3", "layers: expected the number of a layer, 0 to 2, got 3"),
+    ("nearest play.txt --model model --word play --layer all", "layers: expected a layer or a mixture of them, got"),
+    ("nearest play.txt --model model --word play -o play.txt", "-o: expected a file other than CORPUS, got play.txt"),
+    ("nearest play.txt --model model --word play --save ./play.txt", "--save: expected a file other than CORPUS"),
+    ("bench --json absent/x.json", "--json: expected an existing directory"),
+    ("bench --seconds 0", "expected a number from 1 to 3600, got '0'"), ("bench --text absent.txt", "absent.txt"),
+    ("bench --text empty.txt", "input file: expected one tokenized"),
 ])
-def test_a_refusal_says_what_to_write(capsys, folder, command, message):
-    before = names(folder)
+def test_a_refusal_says_what_to_write(capsys, folder, monkeypatch, command, message):
+    monkeypatch.setattr(sys, "stdin", None)
+    before = contents(folder)
     status, output, error = run(capsys, *command.split())
     assert (status, output, error.count("\n")) == (2, "", 1)
-    assert error.startswith("elmo-fast: error: ") and message in error and names(folder) == before
+    assert error.startswith("elmo-fast: error: ") and message in error and contents(folder) == before
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("flags, shape", [
