@@ -9,6 +9,7 @@ from elmo_fast.compat.allennlp.modules import Elmo as AllenNlpElmo
 from elmo_fast.engine.table_file import read_table
 from elmo_fast.files.hdf5 import open_hdf5
 from elmo_fast.nn.softmax_head import read_softmax
+from tests.robustness.damage import lead_out
 from tests.support.files import TINY, paths, write_model
 
 B = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"
@@ -27,22 +28,6 @@ def secret(tmp_path):
     with h5py.File(tmp_path / "secret.hdf5", "w") as file:
         file["values"] = np.full(64, 7, np.float32)
     return path
-
-
-def lead_out(file, name, way, secret):
-    """Replace a dataset by one with values elsewhere, of the same shape and type."""
-    dataset = file[name]
-    shape, dtype = dataset.shape, dataset.dtype
-    del file[name]
-    if way == "virtual dataset":
-        layout = h5py.VirtualLayout(shape, dtype)
-        layout[...] = h5py.VirtualSource(str(secret.with_suffix(".hdf5")), "values", (64,))[: shape[0]]
-        file.create_virtual_dataset(name, layout)
-    elif way == "external storage":
-        file.create_dataset(name, shape, dtype, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
-    else:
-        file[name] = (h5py.ExternalLink(str(secret.with_suffix(".hdf5")), "/values") if way == "external link"
-                      else h5py.SoftLink(f"/{name.replace('RNN_0', 'RNN_1')}"))
 
 
 @pytest.mark.parametrize("way, message", [

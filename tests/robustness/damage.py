@@ -18,6 +18,7 @@ HOSTILE = (*HOSTILE_NUMBERS, None, True, "", "3", "\ud800", [], [[]], {}, [1, "a
 _WAYS = ("attribute", "attribute", "axes", "big endian", "chunks", "cycle", "deep", "empty", "empty space",
          "external link", "external storage", "group", "huge", "kind", "long name", "many", "name", "number", "removed",
          "reversed", "sequences", "short", "soft link", "swapped")
+LEADS_OUT = "external link", "external storage", "soft link", "virtual dataset"
 _TEXTS = ("", "a", "é" * 30, "x" * 5000, "[" * 3000, "{}", "null", '{"a": 1, "a": 2}', "all", "NaN", "3")
 
 
@@ -65,23 +66,30 @@ def damage_hdf5(path: Path, rng: random.Random, secret: Path) -> str:
         elif way in ("cycle", "deep", "long name", "many", "name"):
             _add_links(file, way, rng)
         else:
-            values = file[name][...]
-            del file[name]
-            if way in ("external link", "external storage", "soft link"):
-                _lead_out(file, name, values, way, secret)
+            if way in LEADS_OUT:
+                lead_out(file, name, way, secret)
             else:
+                values = file[name][...]
+                del file[name]
                 _rewrite(file, name, values, way, rng)
     return f"{way} {name}"
 
 
-def _lead_out(file: h5py.File, name: str, values: np.ndarray, way: str, secret: Path) -> None:
-    """Replace a dataset by a link to another file, or to the file itself."""
+def lead_out(file: h5py.File, name: str, way: str, secret: Path) -> None:
+    """Replace a dataset by one with values elsewhere, of the same shape and type, or by a link."""
+    shape, dtype = file[name].shape, file[name].dtype
+    del file[name]
+    other = str(secret.with_suffix(".hdf5"))
     if way == "soft link":
         file[name] = h5py.SoftLink("/")
     elif way == "external link":
-        file[name] = h5py.ExternalLink(str(secret.with_suffix(".hdf5")), "/values")
+        file[name] = h5py.ExternalLink(other, "/values")
+    elif way == "external storage":
+        file.create_dataset(name, shape, dtype, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
     else:
-        file.create_dataset(name, values.shape, values.dtype, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+        layout = h5py.VirtualLayout(shape, dtype)
+        layout[...] = h5py.VirtualSource(other, "values", (64,))[: shape[0]]
+        file.create_virtual_dataset(name, layout)
 
 
 def _change_attribute(file: h5py.File, name: str, rng: random.Random) -> None:
