@@ -1,15 +1,13 @@
-"""Shared by tests and benchmarks: numerical tolerances, and options of models from tiny to the published sizes.
+"""Shared by tests and benchmarks: numerical tolerances, and options of models of the published sizes and a tiny one.
 
 The commit message must justify a loosened tolerance.
 """
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 from elmo_fast import arguments
 from elmo_fast.engine.precision import GRADIENT_TOLERANCE, OPERANDS
 from elmo_fast.train.config import FILTERS
-from elmo_fast.weights.options import Options
 
 if TYPE_CHECKING:
     import torch
@@ -37,50 +35,9 @@ def relative_error(actual: "torch.Tensor", expected: "torch.Tensor") -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-def _content(lstm: dict[str, Any], char_cnn: dict[str, Any]) -> dict[str, Any]:
-    """Content of an `options.json`: the sections of `TINY` with keys replaced."""
-    return {"lstm": {**TINY["lstm"], **lstm}, "char_cnn": {**TINY["char_cnn"], **char_cnn}}
-
-
 def standard_options(size: str, **lstm) -> dict[str, Any]:
     """Content of a published model's `options.json`; keyword arguments replace entries of `lstm`."""
     cells, projection, highways = SIZES[arguments.check_choice("size", size, tuple(SIZES))]
     filters = [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS
-    return _content({"dim": cells, "projection_dim": projection, **lstm},
-                    {"embedding": {"dim": 16}, "filters": filters, "n_highway": highways})
-
-
-def tiny(**changes) -> dict[str, Any]:
-    """Content of `TINY`'s `options.json`; `lstm__dim=16` changes `dim` in the section `lstm`."""
-    content = copy.deepcopy(TINY)
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = content
-        for name in sections:
-            section = section[name]
-        section[key] = value
-    return content
-
-
-def options(lstm: dict[str, Any] | None = None, char_cnn: dict[str, Any] | None = None) -> Options:
-    """Options of a small model with odd sizes; the arguments replace keys of the two sections."""
-    return Options.from_dict(_content(
-        {"dim": 37, "projection_dim": 11, **(lstm or {})},
-        {"embedding": {"dim": 5}, "filters": [[1, 3], [2, 6], [3, 9], [5, 7]], "n_highway": 2, **(char_cnn or {})}))
-
-
-SHAPES: dict[str, Options] = {
-    "two layers": options(),
-    "one layer": options({"n_layers": 1}),
-    "four layers": options({"n_layers": 4}),
-    "tanh": options(char_cnn={"activation": "tanh"}),
-    "no highway": options(char_cnn={"n_highway": 0}),
-    "no skip connections": options({"use_skip_connections": False}),
-    "no projection": options({"dim": 11}),
-    "projection above dim": options({"dim": 7, "cell_clip": 0.3, "proj_clip": 0.05}),
-    "no clips": options({"cell_clip": None, "proj_clip": None}),
-    "filters as wide as the projection": options(char_cnn={"filters": [[1, 4], [4, 7]]}),
-    "clips that fire": options({"cell_clip": 0.3, "proj_clip": 0.05}),
-    "short tokens": options(char_cnn={"max_characters_per_token": 9}),
-    "one filter as wide as a token": options(char_cnn={"filters": [[7, 8]], "max_characters_per_token": 7}),
-}
+    return {"lstm": {**TINY["lstm"], "dim": cells, "projection_dim": projection, **lstm},
+            "char_cnn": {**TINY["char_cnn"], "embedding": {"dim": 16}, "filters": filters, "n_highway": highways}}

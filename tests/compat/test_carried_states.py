@@ -10,10 +10,10 @@ import elmo_fast
 from elmo_fast import batch_to_ids
 from elmo_fast.compat import allennlp, bilm
 from elmo_fast.compat.simple_elmo import ElmoModel
-from elmo_fast.testing import AGAINST_FLOAT64, tiny
+from elmo_fast.testing import AGAINST_FLOAT64
 from elmo_fast.text.batching import groups_of
 from tests.support import models
-from tests.support.files import read_hdf5
+from tests.support.files import read_hdf5, tiny
 from tests.support.plain_elmo import PlainElmo
 
 OPTIONS = elmo_fast.Options.from_dict(tiny(lstm__dim=12, lstm__cell_clip=0.3, lstm__proj_clip=0.05))

@@ -36,10 +36,9 @@ from elmo_fast.compat.allennlp.modules.elmo import Elmo as AllenNlpElmo
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeights, weight_layers
 from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.compat.simple_elmo import ElmoModel
-from elmo_fast.testing import tiny
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary
 from elmo_fast.train.evaluate import perplexity_of
-from tests.support.files import paths
+from tests.support.files import paths, tiny
 from tests.support.manylangs import write_manylangs
 from tests.support.softmax import head_of, write_softmax_model
 

@@ -3,10 +3,10 @@
 import pytest
 
 from elmo_fast import ConfigurationError, environment, random_weights
-from elmo_fast.testing import options
 from elmo_fast.weights import datasets
 from tests.support import windows
 from tests.support.files import names, write_model
+from tests.support.models import options
 
 EMBED = """
 import importlib, pkgutil, sys

@@ -1,6 +1,7 @@
 """Tiny models, texts and the command, as files and processes, for the tests of the outer parts."""
 
 import contextlib
+import copy
 import json
 import os
 import resource
@@ -13,12 +14,24 @@ import h5py
 import numpy as np
 
 from elmo_fast import Options, cli, random_weights, write_weights
-from elmo_fast.testing import TINY, tiny
+from elmo_fast.testing import TINY
 
 __all__ = ["ROOT", "TINY", "flip", "full_disk", "kill", "names", "paths", "program", "python", "read_hdf5", "run",
            "spoil", "start", "start_until", "tiny", "until", "write_model"]
 
 ROOT = Path(__file__).parents[2]
+
+
+def tiny(**changes):
+    """Content of `TINY`'s `options.json`; `lstm__dim=16` changes `dim` in the section `lstm`."""
+    content = copy.deepcopy(TINY)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        section = content
+        for name in sections:
+            section = section[name]
+        section[key] = value
+    return content
 
 
 def write_model(folder, content=None, seed=0):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
-from elmo_fast.testing import SHAPES, TINY, options
+from elmo_fast.testing import TINY
 from tests.support.files import paths, write_model
 
 __all__ = ["SENTENCES", "SHAPES", "WORD_IDS", "bilm", "files", "layers", "options", "texts", "weights",
@@ -20,6 +20,31 @@ SENTENCES = [
     ["x" * 60, "y" * 48, "z" * 49, "", "a"],
     "It rained and rained and rained and it rained .".split(),
 ]
+
+
+def options(lstm: dict | None = None, char_cnn: dict | None = None) -> Options:
+    """Options of a small model with odd sizes; the arguments replace keys of the two sections."""
+    return Options.from_dict({
+        "lstm": {**TINY["lstm"], "dim": 37, "projection_dim": 11, **(lstm or {})},
+        "char_cnn": {**TINY["char_cnn"], "embedding": {"dim": 5}, "filters": [[1, 3], [2, 6], [3, 9], [5, 7]],
+                     "n_highway": 2, **(char_cnn or {})}})
+
+
+SHAPES: dict[str, Options] = {
+    "two layers": options(),
+    "one layer": options({"n_layers": 1}),
+    "four layers": options({"n_layers": 4}),
+    "tanh": options(char_cnn={"activation": "tanh"}),
+    "no highway": options(char_cnn={"n_highway": 0}),
+    "no skip connections": options({"use_skip_connections": False}),
+    "no projection": options({"dim": 11}),
+    "projection above dim": options({"dim": 7, "cell_clip": 0.3, "proj_clip": 0.05}),
+    "no clips": options({"cell_clip": None, "proj_clip": None}),
+    "filters as wide as the projection": options(char_cnn={"filters": [[1, 4], [4, 7]]}),
+    "clips that fire": options({"cell_clip": 0.3, "proj_clip": 0.05}),
+    "short tokens": options(char_cnn={"max_characters_per_token": 9}),
+    "one filter as wide as a token": options(char_cnn={"filters": [[7, 8]], "max_characters_per_token": 7}),
+}
 
 
 def weights(of: Options, seed: int = 0) -> dict[str, np.ndarray]:
