@@ -140,7 +140,6 @@ class _Run:
                     text = self._feed.waiting.popleft()
                     writer.write(text, vectors)
                     bar.update(len(text.tokens))
-                    stops.check()
                 self._written = writer.texts
                 if not self._is_ended:
                     writer.end_segment(functools.partial(self._partial.commit, self._feed.count, self._feed.digest,

@@ -1,9 +1,10 @@
 """Writes segments of vectors in a thread while the calling thread computes."""
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from queue import SimpleQueue
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from elmo_fast.vectors.layouts.text_vectors import TextVectors
 from elmo_fast.vectors.spec import OutputSpec
 
 _QUEUED_BYTES = 64 << 20  # most bytes of queued vectors; a larger text is queued by itself
-_STOP_CHECK_SECONDS = 0.1  # interval of checks for a requested stop while the queue is full
+_PAUSE = 0.005  # seconds between looks at a full queue
 
 
 class _AbandonedError(Exception):
@@ -29,10 +30,9 @@ class SegmentWriter:
 
     def __init__(self, open_segment: Callable[[], AbstractContextManager], form: OutputSpec):
         self._open_segment, self._form = open_segment, form
-        self._jobs: deque[tuple[Text, np.ndarray] | Callable[[], None]] = deque()
-        self._bytes = 0  # of vectors in the queue
-        self._changed = threading.Condition()
-        self._is_ended = self._is_abandoned = False
+        self._jobs: SimpleQueue[tuple[Text, np.ndarray] | Callable[[], None] | None] = SimpleQueue()  # None is the end
+        self._queued = self._written = 0  # bytes of vectors, counted by the calling thread and by the other one
+        self._is_abandoned = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="elmo-fast-writer", daemon=True)
         self.texts = 0  # queued since the last segment ended
@@ -40,79 +40,67 @@ class SegmentWriter:
     def write(self, text: Text, vectors: np.ndarray) -> None:
         """Queue the vectors of a text, [layers, T, 2 P]; waits while the queue is full."""
         self.texts += 1
-        with self._changed:
-            self._wait(lambda: not self._bytes or self._bytes + vectors.nbytes <= _QUEUED_BYTES)
-            self._jobs.append((text, vectors))
-            self._bytes += vectors.nbytes
-            self._changed.notify_all()
+        while self._queued > self._written and self._queued - self._written + vectors.nbytes > _QUEUED_BYTES:
+            self._check()
+            time.sleep(_PAUSE)
+        self._check()
+        self._queued += vectors.nbytes
+        self._jobs.put((text, vectors))
 
     def end_segment(self, then: Callable[[], None]) -> None:
         """Queue the end of the segment; the thread then calls `then`."""
+        self._check()
         self.texts = 0
-        with self._changed:
-            self._wait(lambda: True)
-            self._jobs.append(then)
-            self._changed.notify_all()
+        self._jobs.put(then)
 
     def __enter__(self) -> "SegmentWriter":
         self._thread.start()
         return self
 
     def __exit__(self, kind, *_) -> None:
-        is_done = False
         try:
             if kind is None:
-                with self._changed:
-                    self._is_ended = True
-                    self._changed.notify_all()
-                    self._wait(lambda: not self._jobs)
-                is_done = True  # the queue is empty: a later stop abandons nothing
+                self._jobs.put(None)
+                while self._thread.is_alive():
+                    stops.check()
+                    self._thread.join(_PAUSE)
         finally:
-            with self._changed:
-                self._is_abandoned = not is_done
-                self._changed.notify_all()
+            self._is_abandoned = True
+            self._jobs.put(None)
             self._thread.join()
         if self._error and kind is None:
             raise self._error
 
-    def _wait(self, is_ready: Callable[[], bool]) -> None:
-        while not self._error and not is_ready():
-            stops.check()
-            self._changed.wait(_STOP_CHECK_SECONDS)
+    def _check(self) -> None:
+        """Raise the thread's error, or a requested stop."""
         if self._error:
             raise self._error
+        stops.check()
 
     def _work(self) -> None:
         try:
-            while job := self._next():
-                if not isinstance(job, tuple):
+            job = self._next()
+            while job:
+                if isinstance(job, tuple):
+                    with self._open_segment() as segment:
+                        while isinstance(job, tuple):
+                            segment.write(self._item(*job))
+                            self._written += job[1].nbytes
+                            job = self._next()
+                else:
                     job()
-                    continue
-                with self._open_segment() as segment:
-                    while isinstance(job, tuple):
-                        segment.write(self._item(*job))
-                        job = self._next()
-                if job:
-                    job()
+                    job = self._next()
         except _AbandonedError:
             pass
         except BaseException as error:
             self._error = error
-        with self._changed:
-            self._changed.notify_all()
 
     def _next(self) -> tuple[Text, np.ndarray] | Callable[[], None] | None:
         """Wait for the next job; None after the last."""
-        with self._changed:
-            while not self._jobs and not self._is_ended and not self._is_abandoned:
-                self._changed.wait()
-            if self._is_abandoned:
-                raise _AbandonedError
-            job = self._jobs.popleft() if self._jobs else None
-            if isinstance(job, tuple):
-                self._bytes -= job[1].nbytes
-                self._changed.notify_all()
-            return job
+        job = self._jobs.get()
+        if self._is_abandoned:
+            raise _AbandonedError
+        return job
 
     def _item(self, text: Text, vectors: np.ndarray) -> TextVectors:
         selected = self._form.apply(vectors, text.tokens)
