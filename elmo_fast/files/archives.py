@@ -3,7 +3,6 @@
 import bz2
 import contextlib
 import gzip
-import io
 import lzma
 import tarfile
 import zipfile
@@ -44,14 +43,15 @@ def open_archive(path: Path) -> Iterator[list[Member]]:
             yield [Member(info.filename, info.file_size, lambda info=info: archive.open(info))
                    for info in archive.infolist()]
         return
-    with _Tar(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+    with _stream(path) as stream, tarfile.open(fileobj=_Headers(stream), mode="r:") as archive:
         members = []
         for number, info in enumerate(archive):
             if number == _MOST_MEMBERS:
                 raise ValueError(f"more than {_MOST_MEMBERS:,} members")
+            _check_size(path, info.offset_data + info.size)  # before the next header, to which tarfile decompresses
             if info.isreg():
                 members.append(Member(info.name, info.size, lambda info=info: archive.extractfile(info)))
-        stream.check_end(archive.offset)
+        _check_end(path, stream, archive.offset)
         yield members
 
 
@@ -59,51 +59,43 @@ def _is_tar(start: bytes) -> bool:
     return start[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR
 
 
-class _Tar(io.RawIOBase):
-    """The decompressed bytes of a tar, as many as `check_unpacked` allows; headers have at most 1 MiB."""
-
-    def __init__(self, path: Path):
-        self._name, self._stored = f"model {path}", path.stat().st_size
-        with open(path, "rb") as file:
-            start = file.read(max(map(len, _COMPRESSIONS)))
-        opener: Any = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), open)
-        self._file = opener(path, "rb")
-        if not _is_tar(self._file.read(_BLOCK)):
+@contextlib.contextmanager
+def _stream(path: Path) -> Iterator[IO[bytes]]:
+    """The decompressed bytes of a tar."""
+    with open(path, "rb") as file:
+        start = file.read(max(map(len, _COMPRESSIONS)))
+    opener: Any = next((opener for magic, opener in _COMPRESSIONS.items() if start.startswith(magic)), open)
+    with opener(path, "rb") as stream:
+        if not _is_tar(stream.read(_BLOCK)):
             raise tarfile.ReadError("no tar inside")
-        self._file.seek(0)
+        stream.seek(0)
+        yield stream
 
-    def read(self, size: int = -1) -> bytes:
+
+class _Headers:
+    """A file that refuses to read a header of more than 1 MiB at once."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+
+    def read(self, size: int) -> bytes:
         if not 0 <= size <= _LARGEST_HEADER:
             raise ValueError(f"a header of {size:,} bytes")
-        self._check(self._file.tell() + size)
         return self._file.read(size)
 
-    def _check(self, end: int) -> None:
-        check_unpacked(self._name, end, self._stored, _MOST_UNPACKED)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._check(offset)
-        if offset < self._file.tell():
-            self._file.seek(offset)
-        while (distance := offset - self._file.tell()) and self._file.read(min(distance, _LARGEST_HEADER)):
-            stops.check()
-        return self._file.tell()
 
-    def tell(self) -> int:
-        return self._file.tell()
+def _check_size(path: Path, end: int) -> None:
+    check_unpacked(f"model {path}", end, path.stat().st_size, _MOST_UNPACKED)
 
-    def seekable(self) -> bool:
-        return True
 
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-    def check_end(self, offset: int) -> None:
-        """Raise for a damaged header at `offset`, which tarfile mistakes for the end, and for a wrong checksum."""
-        self.seek(offset)
-        if self.read(_BLOCK).strip(b"\0"):
-            raise tarfile.ReadError("a damaged header")
-        while self.read(_LARGEST_HEADER):
-            stops.check()
+def _check_end(path: Path, stream: IO[bytes], offset: int) -> None:
+    """Raise for a damaged header at `offset`, which tarfile mistakes for the end, and for a wrong checksum."""
+    stream.seek(offset)
+    if stream.read(_BLOCK).strip(b"\0"):
+        raise tarfile.ReadError("a damaged header")
+    while stream.read(_LARGEST_HEADER):
+        _check_size(path, stream.tell())
+        stops.check()
