@@ -1,12 +1,13 @@
 import pytest
 
 from tests.support import models
-from tests.support.serving import Running
 
 
 @pytest.fixture
 def start():
     """Starts servers, which end with the test."""
+    from tests.support.serving import Running
+
     servers = []
 
     def begin(state="warm", **arguments):

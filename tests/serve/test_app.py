@@ -10,13 +10,9 @@ import pytest
 from elmo_fast.embed.api import LoadedElmo
 from tests.support import models
 from tests.support.files import until
-from tests.support.serving import SECONDS, embed, equal, reason, texts_of
+from tests.support.serving import SECONDS, embed, equal, httpx, reason, texts_of
 
 pytestmark = pytest.mark.long
-for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
-    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
-
-import httpx  # noqa: E402
 
 BINARY = {"Accept": "application/octet-stream"}
 TEXTS = ["a fine play .", ["pre split", "tokens", "\u00e9\u4e2d\U0001f600"], "  one  "]

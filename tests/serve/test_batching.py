@@ -1,21 +1,17 @@
 """The queue and the engine thread: texts take turns."""
 
-import pytest
-
 from elmo_fast import ElmoEmbedder
 from tests.support import models
-from tests.support.serving import SECONDS, Gate, texts_of
-
-batching_module = pytest.importorskip("elmo_fast.serve.batching", exc_type=ImportError)
+from tests.support.serving import SECONDS, Gate, batching, texts_of
 
 
 def test_a_long_text_does_not_delay_a_short_text():
     bilm = models.bilm(state="warm")
     gate = Gate(bilm)  # where the engine waits
-    with batching_module.Batching(ElmoEmbedder.from_bilm(bilm), bilm.state, slots=2) as batching:
-        long = batching.submit(texts_of([9000]))
+    with batching.Batching(ElmoEmbedder.from_bilm(bilm), bilm.state, slots=2) as queue:
+        long = queue.submit(texts_of([9000]))
         gate.wait()  # its first chunk of many
-        short = batching.submit(texts_of([4]))
+        short = queue.submit(texts_of([4]))
         gate.let_pass()
         gate.wait()  # the chunk with the short text in it
         gate.let_pass()

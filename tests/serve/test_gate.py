@@ -17,13 +17,9 @@ from elmo_fast.explore.contexts import ContextIndex
 from tests.support import models
 from tests.support.files import start as start_command
 from tests.support.files import write_model
-from tests.support.serving import SECONDS, embed, posted, reason, received, texts_of
+from tests.support.serving import SECONDS, embed, httpx, posted, reason, received, texts_of
 
 pytestmark = pytest.mark.long
-for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
-    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
-
-import httpx  # noqa: E402
 
 MOST = 4 << 20  # bytes that a body may have
 BODIES = {"/v1/embed": {"texts": ["a play", ["one"]]}, "/v1/embeddings": {"model": "tiny", "input": "a play"},

@@ -8,13 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.files import until
-from tests.support.serving import SECONDS, embed, posted, reason, received, texts_of
+from tests.support.serving import SECONDS, embed, httpx, posted, reason, received, texts_of
 
 pytestmark = pytest.mark.long
-for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
-    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
-
-import httpx  # noqa: E402
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -14,17 +14,9 @@ from elmo_fast.explore.contexts import ContextIndex
 from tests.support.browser import chromium
 from tests.support.files import TINY
 from tests.support.models import bilm
-from tests.support.serving import Running
+from tests.support.serving import Running, httpx, router
 
 pytestmark = pytest.mark.long
-for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
-    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
-
-import httpx  # noqa: E402
-from fastapi import FastAPI  # noqa: E402
-from fastapi.testclient import TestClient  # noqa: E402
-
-from elmo_fast.serve.page import router  # noqa: E402
 
 CORPUS = ["the play began", "They Play <b>outside</b> &amp; play", "no such word", "an apple and a play", "apple pie"]
 FIRST, SECOND = "I ate an apple", "Apple sold <i>a</i> phone today"
@@ -115,6 +107,9 @@ def test_refused_requests(client, route, body, status, words):
 
 
 def test_the_page_in_another_application_without_an_index(elmo):
+    from fastapi import FastAPI
+    from fastapi.testclient import TestClient
+
     app = FastAPI()
     app.include_router(router(elmo))
     client = TestClient(app)

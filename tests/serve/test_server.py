@@ -16,13 +16,9 @@ import elmo_fast
 from benchmarks import bench_serve
 from elmo_fast import cli
 from tests.support.files import ROOT, run, start, until, write_model
-from tests.support.serving import SECONDS
+from tests.support.serving import SECONDS, httpx
 
 pytestmark = pytest.mark.long
-for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
-    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
-
-import httpx  # noqa: E402
 
 
 @pytest.fixture(scope="module")

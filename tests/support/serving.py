@@ -1,12 +1,24 @@
-"""Shared by tests of the server: an engine that stops at a gate, texts, a server in a thread, requests to it."""
+"""Shared by tests of the server: an engine that stops at a gate, texts, a server in a thread, requests to it.
+
+A module that imports this one is skipped where a library of the server is missing.
+"""
 
 import socket
 import threading
 
 import numpy as np
+import pytest
 
 from elmo_fast import ElmoEmbedder
 from elmo_fast.serve.limits import Limits
+
+for library in ("fastapi", "uvicorn", "prometheus_client", "msgspec", "orjson", "httpx"):
+    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
+
+import httpx  # noqa: E402
+
+from elmo_fast.serve import app, batching, server  # noqa: E402
+from elmo_fast.serve.page import router  # noqa: E402, F401
 
 SECONDS = 60  # the limit of waits that should be short
 
@@ -64,8 +76,6 @@ class Running:
     """A server in a thread, at a free port; in a `with`. Keyword arguments are the limits' and the service's."""
 
     def __init__(self, bilm, slots=8, api_key=None, index=None, host="localhost", **limits):
-        from elmo_fast.serve import app, batching, server
-
         self.gate, self.limits = Gate(bilm), Limits(**limits)
         self.gate.open()
         self.batching = batching.Batching(ElmoEmbedder.from_bilm(bilm), bilm.state, slots=slots,
@@ -108,8 +118,6 @@ def received(connection):
 
 def embed(server, **body):
     """The response of `/v1/embed` to a JSON body."""
-    import httpx
-
     return httpx.post(f"{server.url}/v1/embed", json=body, timeout=SECONDS)
 
 
