@@ -5,20 +5,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from elmo_fast.vectors.spec import POOLS
+from elmo_fast.arguments import LayerName, Pool
 
 Texts = Annotated[list[str | list[str]], Meta(
     min_length=1, description="Strings, which are tokenized, or lists of tokens.",
     examples=[["I ate an apple", ["pre", "-", "split"]]])]
-Pool = Literal[*POOLS]
 
 
 class EmbedRequest(Struct, forbid_unknown_fields=True):
     """Texts, and the layers, pooling and type of their vectors."""
 
     texts: Texts
-    layers: Annotated[Literal["all", "top", "average"] | list[float], Meta(
-        description="All layers, the top layer, their average, or a factor for each layer.")] = "all"
+    layers: Annotated[LayerName | int | list[float], Meta(
+        description="All layers, the top one, their average, the number of one, or a factor for each layer.")] = "all"
     pool: Annotated[Pool | None, Meta(description="Pool the vectors of the tokens into one vector per text.")] = None
     dtype: Literal["float32", "float16"] = "float32"
 
@@ -39,7 +38,7 @@ class EmbeddingsRequest(Struct, forbid_unknown_fields=True):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Meta(description="Must be the model's number of dimensions, if given.")] = None
     user: Annotated[str | None, Meta(description="Ignored.")] = None
-    layers: Literal["top", "average"] | list[float] = "average"
+    layers: Literal["top", "average"] | int | list[float] = "average"
     pool: Pool = "mean"
     normalize: Annotated[bool, Meta(description="Scale vectors to length 1, as OpenAI's are.")] = False
 

@@ -28,7 +28,7 @@ def arrays(response):
 
 @pytest.mark.parametrize("state", ["warm", "zero"])
 @pytest.mark.parametrize("layers, pool", [("all", None), ("top", None), ("average", "mean"), ([.5, .25, 0], "max"),
-                                          ("all", "first_last")])
+                                          ("all", "first_last"), (0, None), (2, "mean")])
 def test_vectors_are_those_of_embed(start, state, layers, pool):
     server = start(state)
     expected = LoadedElmo(models.bilm()).embed(TOKENS, layers, state, pool)
@@ -111,9 +111,10 @@ def test_openai_client(start):
         assert equal([np.array(single.data[0].embedding, np.float32)], expected[1:])
         unit = client.embeddings.create(model="tiny", input="one", extra_body={"normalize": True})
         assert equal([np.array(unit.data[0].embedding, np.float32)], units[1:])
-        top = client.embeddings.create(model="tiny", input="one", extra_body={"layers": "top", "pool": "max"})
-        assert equal([np.array(top.data[0].embedding, np.float32)],
-                     LoadedElmo(models.bilm()).embed(["one"], "top", pool="max"))
+        for layers in ("top", 1):
+            answer = client.embeddings.create(model="tiny", input="one", extra_body={"layers": layers, "pool": "max"})
+            assert equal([np.array(answer.data[0].embedding, np.float32)],
+                         LoadedElmo(models.bilm()).embed(["one"], layers, pool="max"))
         assert [model.id for model in client.models.list()] == ["tiny"]
         with pytest.raises(openai.NotFoundError, match="expected 'tiny', got 'other'"):
             client.embeddings.create(model="other", input="one")
@@ -138,6 +139,10 @@ def test_openai_client(start):
     ('{"texts": ["a"], "layers": "bottom"}', 422, "invalid_value",
      "layers: Invalid enum value 'bottom', expected one of all, top, average"),
     ('{"texts": ["a"], "layers": [1, 2]}', 422, "invalid_value", "layers: expected 3 numbers"),
+    *((f'{{"texts": ["a"], "layers": {number}}}', 422, "invalid_value",
+       "layers: expected the number of a layer, 0 to 2") for number in (3, -1, "9" * 18)),
+    *((f'{{"texts": ["a"], "layers": {value}}}', 422, "invalid_value", "layers: Expected `")
+      for value in ("1.5", "true", "null")),
     ('{"texts": ["a", ""], "pool": "mean"}', 422, "no_tokens", "texts[1]: expected at least one token to pool"),
     ('{"texts": ["a a a a"]}', 413, "too_many_tokens", "texts[0]: expected at most 3 tokens, got 4"),
     ('{"texts": ["a", "' + "b" * 1001 + '"]}', 413, "token_too_long",
