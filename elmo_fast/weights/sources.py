@@ -103,6 +103,10 @@ def is_name(model: str) -> bool:
 
 
 def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == 1:
+        raise ConfigurationError(f"{missing[0]}: expected a path or URL, got None; --options-file and --weight-file "
+                                 "are given together (train: --from-options and --from-weights)")
     for name, value in given.items():
         check_path(name, value, ConfigurationError)
     paths = []
