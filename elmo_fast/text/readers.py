@@ -266,8 +266,10 @@ def _find(path: str | os.PathLike, what: str) -> list[str]:
 
 
 def format_of(name: str) -> str:
-    """The format of a file, by its suffix."""
+    """The format of a file, by its suffix. A tar, whose headers are UTF-8 too, is refused."""
     suffix = os.path.splitext(split_suffix(name)[0])[1].lower()
+    if suffix == ".tar":
+        raise ConfigurationError(f"input: expected files of texts, got {name}; unpack it (tar -xf)")
     return next((kind for kind, row in FORMATS.items() if suffix in row.suffixes), "text")
 
 

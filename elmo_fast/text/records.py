@@ -226,8 +226,8 @@ FORMATS = {
     "text": Format("text", (), read_text),
     "conllu": Format("CoNLL-U", (".conllu",), read_conllu, has_tokens=True),
     "fasta": Format("FASTA", (".fasta", ".fa", ".faa"), read_fasta, has_tokens=True),
-    "csv": Format("CSV", (".csv",), functools.partial(read_table, title="CSV", separators=",;"), has_field=True),
+    "csv": Format("CSV", (".csv",), functools.partial(read_table, title="CSV", separators=",;\t"), has_field=True),
     "tsv": Format("TSV", (".tsv",), functools.partial(read_table, title="TSV", separators="\t"), has_field=True),
-    "jsonl": Format("JSON lines", (".jsonl", ".ndjson"), read_json_lines, has_field=True),
+    "jsonl": Format("JSON lines", (".jsonl", ".ndjson", ".json"), read_json_lines, has_field=True),
     "parquet": Format("Parquet", (".parquet",), read_parquet, has_field=True, is_binary=True, check=check_parquet,
                       count_texts=count_parquet)}

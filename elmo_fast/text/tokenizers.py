@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 from elmo_fast.arguments import TOKENIZERS, shown
+from elmo_fast.text.batching import check_sentence
 
 Tokenizer = Callable[[str], Sequence[str]]
 _JUDGED = 1 << 16  # characters by which `is_tokenized` judges a text
@@ -46,7 +47,7 @@ _ASCII_TOKEN = re.compile(r"\w+|[^\w\s]")
 def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
     """The function that a name or `package.module:function` (also in the working directory) stands for, or a function.
 
-    The result of a function must be a list or tuple of strings, otherwise a `ValueError` names the text.
+    The result of a function is copied; a `ValueError` names the text unless it is a list or generator of strings.
     """
     if callable(tokenizer):
         return _checked(tokenizer)
@@ -68,10 +69,10 @@ def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
 
 def _checked(function: Tokenizer) -> Tokenizer:
     def tokenize(text: str) -> Sequence[str]:
-        tokens = function(text)
-        if not isinstance(tokens, (list, tuple)) or not all(isinstance(token, str) for token in tokens):
-            raise ValueError(f"tokenizer: expected a list of strings for {text!r:.60}, got {shown(tokens)}")
-        return tokens[:]  # a function may fill the same list again
+        tokens = list(check_sentence(function(text), f"tokenizer, of {text!r:.60}"))
+        if not all(isinstance(token, str) for token in tokens):
+            raise ValueError(f"tokenizer, of {text!r:.60}: expected strings, got {shown(tokens)}")
+        return tokens
     return tokenize
 
 

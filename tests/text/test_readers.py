@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError, open_texts
@@ -64,6 +65,8 @@ def tokens(*arguments, **options):
     ("a.csv", '\ufeffid, text\n7,"a ""b"", c"\n,"two\nlines"\n\nk, d\n',
      [("7", 'a "b", c', ["a", '"b",', "c"]), ("1", "two\nlines", ["two", "lines"]), ("k", "d", ["d"])]),
     ("a.csv", "text;id\na, b;3", [("3", "a, b", ["a,", "b"])]),
+    ("a.csv", "id\ttext\n3\ta; b,", [("3", "a; b,", ["a;", "b,"])]),
+    ("a.json", '{"text": "a b"}\n', [("0", "a b", ["a", "b"])]),
     ("a.tsv", "label\ttext\n1\ta, b\n2\t\"c\td\"\n", [("0", "a, b", ["a,", "b"]), ("1", "c\td", ["c", "d"])]),
     ("a.CONLLU", CONLLU, [("0", "Vamos nos Mar Menor", ["Vamos", "nos", "Mar Menor"]), ("1", "#", ["#"])]),
 ])
@@ -98,7 +101,9 @@ def test_format_and_field_are_arguments(write):
     ("simple", "हिन्दी भाषा।", ["हिन्दी", "भाषा", "।"]),
     ("simple", "nai\u0308ve—東京", ["nai\u0308ve", "—", "東京"]),
     ("simple", "\u2764\ufe0f\U0001f600", ["\u2764\ufe0f", "\U0001f600"]),
-    (list, "ab", ["a", "b"]), (lambda text: tuple(text.split("b")), "abc", ("a", "c")),
+    (list, "ab", ["a", "b"]), (lambda text: tuple(text.split("b")), "abc", ["a", "c"]),
+    (iter, "ab", ["a", "b"]), (lambda text: np.array(text.split()), "a b", ["a", "b"]),
+    (lambda text: (word for word in text.split("b")), "abc", ["a", "c"]),
     ("builtins:list", "ab", ["a", "b"]), ("own.tools:split", "a-b", ["a", "b"]),
 ])
 def test_tokenizers(write, monkeypatch, tokenizer, text, expected):
@@ -117,9 +122,11 @@ def test_tokenizers(write, monkeypatch, tokenizer, text, expected):
         "no_such_module:f", "json:no_such", ":", "a b:c")),
     ("json:", "tokenizer: expected a function, got json: of type module"),
     ("sys:path", "tokenizer: expected a function, got sys:path of type list"),
-    (str.upper, "tokenizer: expected a list of strings for 'a b', got 'A B'"),
-    (lambda text: [1], r"tokenizer: expected a list of strings for 'a b', got \[1\]"),
-    (lambda text: None, "tokenizer: expected a list of strings for 'a b', got None"),
+    (str.upper, "tokenizer, of 'a b': expected a list of tokens, got the str 'A B'; split it first"),
+    (lambda text: [1], r"tokenizer, of 'a b': expected strings, got \[1\]"),
+    (lambda text: (b"a" for _ in text), r"tokenizer, of 'a b': expected strings, got \[b'a', b'a', b'a'\]"),
+    (lambda text: None, "tokenizer, of 'a b': expected a list of tokens, got NoneType"),
+    (lambda text: {"a": 1}, "tokenizer, of 'a b': expected a list of tokens, got dict"),
     (lambda text: [], "input file: expected tokens in every text, got none in text 1 of a.txt"),
 ])
 def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
@@ -132,6 +139,8 @@ def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
     ("*.none", {}, FileNotFoundError, "input: expected files, found none at *.none"),
     (["a.txt", "."], {}, IsADirectoryError, "a glob, got the directory .; ./* are its files"),
     ([], {}, ConfigurationError, "input: expected at least one file, got none"),
+    *((name, {}, ConfigurationError, f"input: expected files of texts, got {name}; unpack it") for name in (
+        "a.tar", "a.tar.gz", "a.TAR.xz")),
     (["-", "-"], {}, ConfigurationError, "input: expected stdin (-) once, got it twice"),
     (3, {}, ConfigurationError, "input: expected paths, got 3"),
     (io.StringIO("a.txt"), {}, ConfigurationError, "input: expected paths, got <_io.StringIO"),
@@ -145,7 +154,7 @@ def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
     ("-", {"format": "parquet"}, ConfigurationError, "Parquet: expected a file, not compressed as a whole and no pipe"),
 ])
 def test_bad_arguments_are_refused_before_reading(write, inputs, options, error, message):
-    for name in ("a.txt", "a.fa", "a.parquet.gz"):
+    for name in ("a.txt", "a.fa", "a.parquet.gz", "a.tar", "a.tar.gz", "a.TAR.xz"):
         write(name, "")
     with pytest.raises(error) as caught:
         open_texts(inputs, **options)
@@ -181,6 +190,8 @@ ROW = "1\ta\t_\t_\t_\t_\t_\t_\t_\t_\n"
         ('{"text": ["a", null]}', "text: expected a string or a list of strings, got ['a', None]"),
         ('{"text": "a", "id": [1]}', "id: expected a string or an integer, got [1]"),
         ('{"text": "a", "id": true}', "id: expected a string or an integer, got True"))),
+    *(("a.json", text, "JSON lines: expected an object on every line, got '[") for text in (
+        '[{"text": "a"}]', '[\n  {"text": "a"}\n]\n')),
     ("a.csv", "", "CSV: expected one column 'text' in the first line, got [] in a.csv; --field NAME (in Python "),
     ("a.tsv.gz", "a\tb\n", "TSV: expected one column 'text' in the first line, got ['a', 'b'] in a.tsv.gz; --field"),
     ("a.csv", "text,text\na,b\n", "CSV: expected one column 'text' in the first line, got ['text', 'text'] in a.csv"),
