@@ -58,6 +58,19 @@ def test_search_works_without_a_server(site):
         assert any(link.startswith((site / "command.html").as_uri()) for link in links), links
         assert [entry for entry in browser.execute_script(
             "return performance.getEntriesByType('resource').map(entry => entry.name)") if "http" in entry] == []
+        assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("scheme, filtered", [("light", {"none"}), ("dark", {"invert(1) hue-rotate(180deg)"})])
+def test_pictures_follow_the_scheme(site, scheme, filtered):
+    """They are drawn on white, which on a dark page is a box."""
+    with chromium(1280, 900) as browser:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+            "features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        for page in ("index.html", "pictures.html", "performance.html"):
+            browser.get((site / page).as_uri())
+            assert {*browser.execute_script("return [...document.querySelectorAll('article img')].map("
+                                            "img => getComputedStyle(img).filter)")} == filtered
 
 
 @pytest.mark.parametrize("width", [390, 1280])
