@@ -281,4 +281,4 @@ def tokens_of(given: Given, name: str, split: Tokenizer) -> tuple[str, ...]:
         return tuple(split(given))
     if isinstance(given, FastaRecord):
         return tuple(given.sequence)
-    return check_sentence(given.tokens if isinstance(given, Text) else given, name)
+    return check_sentence(given.tokens if isinstance(given, Text) else given, name, "a string or a list of tokens")

@@ -27,17 +27,18 @@ def check_iterable(batch: Iterable, name: str = "batch") -> None:
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
 
 
-def check_sentence(sentence: Iterable[str], name: str = "sentence") -> tuple[str, ...]:
+def check_sentence(sentence: Iterable[str], name: str = "sentence", expected: str = "a list of tokens"
+                   ) -> tuple[str, ...]:
     """A copy of the sentence, whose list the caller may fill anew: a list, array, series or generator of tokens.
 
-    `ValueError` for anything else; for a string the error says how to split it.
+    `ValueError` for anything else, with what was `expected`; for a string the error says how to split it.
     """
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {shown(sentence)}; "
                          "split it first (.split() for words, list() for letters)")
     # An array may be a single number.
     if isinstance(sentence, Mapping) or not isinstance(sentence, Iterable) or not getattr(sentence, "ndim", 1):
-        raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
+        raise ValueError(f"{name}: expected {expected}, got {type(sentence).__name__}")
     tokens = tuple(itertools.islice(sentence, _MOST_WORDS + 1))
     if len(tokens) > _MOST_WORDS:
         raise ValueError(f"{name}: expected at most {_MOST_WORDS:,} tokens, got more")

@@ -23,6 +23,8 @@ from elmo_fast.weights.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, p
 
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 _OPTIONS, _WEIGHTS = "options.json", "*.hdf5, *.h5 or *.safetensors"
+_TOGETHER = ("--options-file and --weight-file are given together (train: --from-options, --from-weights; Python: "
+             "options_file, weight_file)")
 _BLOCK = 1 << 20
 
 
@@ -79,14 +81,9 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
 def _what_is(path: Path) -> str:
     """Describe a file that is not a model, and say how to pass it if it is a part of a model."""
-    if _begins_as_hdf5(path) or path.suffix == SAFETENSORS:
-        kind = "a safetensors" if path.suffix == SAFETENSORS else "an HDF5"
-        return (f"{kind} file: weights are given as --weight-file beside --options-file (train: --from-weights beside "
-                "--from-options; Python: weight_file, options_file)")
-    if path.suffix == ".json":
-        return ("a JSON file: options are given as --options-file beside --weight-file (train: --from-options beside "
-                "--from-weights; Python: options_file, weight_file)")
-    return "an unknown file or a truncated archive"
+    kinds = {SAFETENSORS: "a safetensors file", ".json": "a JSON file"}
+    kind = "an HDF5 file" if _begins_as_hdf5(path) else kinds.get(path.suffix)
+    return f"{kind}: {_TOGETHER}" if kind else "an unknown file or a truncated archive"
 
 
 def _begins_as_hdf5(path: Path) -> bool:
@@ -105,8 +102,7 @@ def is_name(model: str) -> bool:
 def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == 1:
-        raise ConfigurationError(f"{missing[0]}: expected a path or URL, got None; --options-file and --weight-file "
-                                 "are given together (train: --from-options and --from-weights)")
+        raise ConfigurationError(f"{missing[0]}: expected a path or URL, got None; {_TOGETHER}")
     for name, value in given.items():
         check_path(name, value, ConfigurationError)
     paths = []

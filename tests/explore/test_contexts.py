@@ -154,7 +154,7 @@ def test_inputs_that_give_no_index(elmo, tmp_path):
 
 @pytest.mark.parametrize("call, message", [
     (lambda elmo: compare(elmo, "", "a"), "first: expected a text with at least one token"),
-    (lambda elmo: compare(elmo, 3, "a"), "first: expected a list of tokens, got int"),
+    (lambda elmo: compare(elmo, 3, "a"), "first: expected a string or a list of tokens, got int"),
     (lambda elmo: compare(elmo, "a", "b", state="carry"), "state: expected one of zero, warm, got 'carry'"),
     (lambda elmo: compare(elmo, "a", "b").mixed([1, 2, np.nan]), "weights: expected finite numbers, got"),
     (lambda elmo: ContextIndex.build(elmo, TEXTS, words="play"), "words: expected a list of words, got 'play'"),

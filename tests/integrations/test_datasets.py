@@ -99,7 +99,7 @@ def test_fingerprints_follow_arguments_and_weights_alone(model, texts, tmp_path)
 @pytest.mark.parametrize("batch, message", [
     ({"words": ["a"]}, "column: expected one of words, got 'text'"),
     ({"text": "a text"}, "text: expected a list of texts, got a single text; .*batched=True"),
-    ({"text": ["a", None]}, r"text\[1\]: expected a list of tokens, got NoneType")])
+    ({"text": ["a", None]}, r"text\[1\]: expected a string or a list of tokens, got NoneType")])
 def test_bad_columns_are_named(model, batch, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Embed("text", model=model)(batch)

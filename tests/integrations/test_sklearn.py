@@ -83,7 +83,7 @@ def test_a_tokenizer_and_columns_of_texts(model):
 
 @pytest.mark.parametrize("arguments, texts, message", [
     ({}, "one text", "X: expected a list of texts, got str"), ({}, 3, "X: expected a list of texts, got int"),
-    ({}, ["a", float("nan")], r"X\[1\]: expected a list of tokens, got float"),
+    ({}, ["a", float("nan")], r"X\[1\]: expected a string or a list of tokens, got float"),
     ({"state": "carry"}, ["a"], "state: expected one of zero, warm, got 'carry'"),
     ({"layers": "first"}, ["a"], "layers: expected one of all, top, average, the number of a layer or"),
     ({"pool": None}, ["a"], "pool: expected mean, max or first_last, got None"),

@@ -66,7 +66,7 @@ def test_without_the_library(model, monkeypatch, capsys):
 
 def test_a_single_file_and_two_formats_say_what_to_give(model, tmp_path, capsys):
     status, _, error = run(capsys, "info", model / "model.safetensors")
-    assert status == 2 and "a safetensors file: weights are given as --weight-file beside --options-file" in error
+    assert status == 2 and "a safetensors file: --options-file and --weight-file are given together" in error
     shutil.copy(tmp_path / "hdf5" / "weights.hdf5", model)
     with pytest.raises(ConfigurationError, match=r"found model.safetensors, weights.hdf5$"):
         elmo_fast.load(model)
