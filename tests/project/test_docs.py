@@ -88,6 +88,14 @@ def test_the_rule_of_defaults():
         assert (defaults["state"], defaults["tokenizer"]) == ("warm", "auto")
 
 
+def test_the_cosine_of_a_word_with_its_period():
+    """That of docs/input.md."""
+    first, second = load().encode_words(["play", "play."])
+    cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+    page = " ".join((ROOT / "docs/input.md").read_text(encoding="utf-8").split())
+    assert f"with the bundled model their cosine is {cosine:.2f})" in page
+
+
 @pytest.mark.parametrize("page", [*PAGES, "Dockerfile"])
 def test_commands_have_their_flags(page):
     """In any block, also one that no test runs, and in sentences."""
