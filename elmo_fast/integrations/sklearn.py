@@ -52,8 +52,10 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self
 
     def fit_transform(self, X: Iterable[Text], y=None) -> np.ndarray:
-        """`fit`, then `transform`; X may be a generator."""
-        return super().fit_transform(list(X) if isinstance(X, Iterator) else X, y)
+        """`fit`, then `transform`; X and its texts may be generators."""
+        if isinstance(X, (list, tuple, Iterator)):
+            X = [list(text) if isinstance(text, Iterator) else text for text in X]
+        return super().fit_transform(X, y)
 
     def transform(self, X: Iterable[Text]) -> np.ndarray:
         """Compute vectors of texts: float32 [texts, features]."""

@@ -49,6 +49,16 @@ def test_vectors_are_those_of_embed(model, layers, pool, state, width):
     assert vectorizer.transform([]).shape == (0, width)
 
 
+@pytest.mark.parametrize("of_tokens", [iter, np.array, lambda text: (word for word in text)])
+def test_texts_may_be_read_once(model, of_tokens):
+    split = [["a", "bad", "film"], ["good"]]
+    wanted = ElmoVectorizer(model).fit(split).transform(split)
+    np.testing.assert_array_equal(ElmoVectorizer(model).fit_transform(map(of_tokens, split)), wanted)
+    first, second = (make_pipeline(ElmoVectorizer(model), LogisticRegression()).fit(texts, [0, 1]).predict_proba(split)
+                     for texts in (list(map(of_tokens, split)), split))
+    np.testing.assert_array_equal(first, second)
+
+
 def test_pipeline_search_clone_and_pickle():
     labels = np.array(["good" in text for text in TEXTS])
     pipeline = make_pipeline(ElmoVectorizer(), LogisticRegression(max_iter=1000))
