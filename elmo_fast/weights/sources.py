@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmo_fast.arguments import check_path
+from elmo_fast.arguments import check_file, check_path
 from elmo_fast.environment import cache_directory, install_line
 from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.archives import Member, is_archive, open_archive
@@ -103,16 +103,8 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     missing = [name for name, value in given.items() if value is None]
     if len(missing) == 1:
         raise ConfigurationError(f"{missing[0]}: expected a path or URL, got None; {_TOGETHER}")
-    for name, value in given.items():
-        check_path(name, value, ConfigurationError)
-    paths = []
-    for name, value in given.items():
-        path = fetch(value)
-        if not path.is_file():
-            raise FileNotFoundError(f"{name}: expected a file, found {'a directory' if path.is_dir() else 'nothing'} "
-                                    f"at {path}")
-        paths.append(path)
-    options, weights = paths
+    checked = {name: check_path(name, value, ConfigurationError) for name, value in given.items()}
+    options, weights = (Path(check_file(name, fetch(value))) for name, value in checked.items())
     family = family_of([weights.name])
     if _begins_as_hdf5(options):
         raise ConfigurationError(f"options_file {options}: expected JSON, got HDF5: options_file is the first of the "

@@ -122,8 +122,9 @@ def test_values_that_are_no_tokens_are_refused(api, name, value):
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda api: api.loaded.similarity(None, ["a"]), "sentences.0.: expected a string or a list of tokens, got NoneType"),
-    (lambda api: api.loaded.similarity(["a"], np.array(3)), "sentences.1.: expected a string or a list of tokens, got ndarray"),
+    *((lambda api, texts=texts: api.loaded.similarity(*texts),
+       f"sentences.{number}.: expected a string or a list of tokens, got {kind}") for texts, number, kind in (
+           ((None, ["a"]), 0, "NoneType"), ((["a"], np.array(3)), 1, "ndarray"))),
     *((lambda api, layers=layers: api.loaded.embed([["a"]], layers=layers), "layers: expected one of all, top")
       for layers in ([["a"], 3], ["a"], {"a": 1}, ..., b"top", [1, 1e300], [1, np.nan], [1, 10**400])),
     (lambda api: api.loaded.embed([["a"]], pool=np.zeros(3)), "pool: expected None or one of mean, max"),

@@ -175,9 +175,9 @@ def test_a_compressed_file_without_a_tar_is_refused(tmp_path, name):
 
 def test_a_single_file_of_a_model_is_refused_with_its_option(model, tmp_path):
     options, weights = paths(model)
-    with pytest.raises(ConfigurationError, match=f"got {weights}, which is an HDF5 file: weights .* --weight-file"):
+    with pytest.raises(ConfigurationError, match=f"got {weights}, which is an HDF5 file: .* --weight-file"):
         find_model(weights)
-    with pytest.raises(ConfigurationError, match=f"got {options}, which is a JSON file: options .* --options-file"):
+    with pytest.raises(ConfigurationError, match=f"got {options}, which is a JSON file: .*--options-file"):
         find_model(options)
     with pytest.raises(ConfigurationError, match=f"^options_file {weights}: expected JSON, got HDF5: options_file is "):
         find_model(options_file=weights, weight_file=options)

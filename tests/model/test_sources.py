@@ -25,7 +25,7 @@ def memory():
 @pytest.mark.parametrize("name", ["options_file", "weight_file"])
 @pytest.mark.parametrize("value, error, message", [
     ("no", FileNotFoundError, "expected a file, found nothing at no"),
-    (".", FileNotFoundError, "expected a file, found a directory at [.]"),
+    (".", IsADirectoryError, "expected a file, got the directory [.]"),
     (None, ConfigurationError, "expected a path or URL, got None; --options-file and --weight-file are given .*")])
 def test_a_missing_path_is_named(model, name, value, error, message):
     arguments = dict(zip(("options_file", "weight_file"), paths(model)))
