@@ -2,9 +2,9 @@
 // characters, to which its bias is added, after the activation; the window that has the maximum, and the gradients of
 // weights and character embeddings. The caller computes the activation's gradient.
 //
-// Windows that start in a token's padding hold only padding: they share a product and a term of a gradient. Windows
-// with the same maximum share its gradient in equal parts. Sums have a fixed order: the bits of a token's results
-// depend neither on the thread count nor on its batch mates.
+// Windows that start in a token's padding hold only padding: they share a product. Of windows with the same maximum the
+// first takes its gradient. Sums have a fixed order: the bits of a token's results depend neither on the thread count nor
+// on its batch mates.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct CharBank {
 struct CharCnnCall {
   const int32_t* ids;  // [tokens, characters], 0 to table_rows - 1
   int64_t tokens;
-  int64_t characters;  // at least the widest bank's width, below 2^15
+  int64_t characters;  // at least the widest bank's width
   int32_t padding;  // the id that pads tokens
   const float* table;  // [table_rows, dim]
   int64_t table_rows;
@@ -39,9 +39,8 @@ struct CharCnnCall {
   int threads;  // >= 1
 };
 
-// values [tokens, filters]; picks [tokens, filters]: the first window with the largest product, plus 2^16 times the
-// number of windows that share it; null if no gradient is needed. Throws std::invalid_argument for ids out of range, or
-// fewer characters than a filter is wide.
+// values [tokens, filters]; picks [tokens, filters]: the first window with the largest product, null if no gradient is
+// needed. Throws std::invalid_argument for ids out of range, or fewer characters than a filter is wide.
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks);
 
 // grad_values and picks [tokens, filters] -> each bank's grad_weight, and grad_table [table_rows, dim] or null.

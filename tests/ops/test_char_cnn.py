@@ -72,7 +72,7 @@ def test_rows_that_no_token_produces_in_triton(ids):
     lambda weight: weight * (len(weight) == 261), lambda weight: (weight * 8).round() / 8,
 ], ids=["kernels of zero: every window ties", "some windows tie"])
 @pytest.mark.parametrize("ids", [None, random(30, 12) // 60 * 60, SHORT], ids=["tokens", "few ids", "short"])
-def test_ties_share_a_gradient_as_in_the_reference(change, ids):
+def test_of_ties_the_first_takes_the_gradient_as_in_the_reference(change, ids):
     for sizes in (WIDE, LONG, SIXTEEN):
         char_cnn_case(sizes, ids, change).check(*ENGINES)
 

@@ -1,8 +1,5 @@
 // Gradients of the char-CNN: a maximum passes its gradient only to the window that has it, so that no other window is
 // read.
-//
-// Windows that share a maximum nearly always have the same characters ("banana"); then the first of them takes the
-// whole gradient, which gives the same sums by filter and by character. For other ties, products are computed again.
 #pragma once
 
 #include "forward.h"
@@ -54,9 +51,8 @@ class CharCnnGradients {
   }
 
   void differentiate() const {
-    each_bank([this](const CharBank& bank, float* rows) {
-      if (bank.grad_weight) weights(bank, rows);
-    });
+    for (int64_t b = 0; b < plan_.bank_count; ++b)
+      if (plan_.banks[b].grad_weight) weights(plan_.banks[b]);
     const Partition mine = my_tokens();
     for (int64_t token = mine.begin; plan_.grad_table && token < mine.end; ++token) character_gradients(token);
   }
@@ -82,78 +78,37 @@ class CharCnnGradients {
     }
   }
 
-  // Calls body(window, gradient) for each window that a maximum's gradient goes to.
+  // Calls body(window, gradient) for the window that a maximum's gradient goes to.
   template <class Body>
-  void each_window(int64_t token, const CharBank& bank, int64_t filter, const float* filter_row, Body body) const {
+  void picked_window(int64_t token, const CharBank& bank, int64_t filter, Body body) const {
     const int64_t at = token * plan_.filters + bank.first + filter;
-    const float grad = plan_.grad_values[at];
-    if (grad == 0.0f) return;
-    const int64_t pick = plan_.picks[at] & 0xffff, sharing = plan_.picks[at] >> 16;
-    if (sharing == 1 || sharing == equal_windows(token, bank, pick)) return body(pick, grad);
-    split_among_ties(token, bank, filter_row, pick, grad / static_cast<float>(sharing), body);
+    if (plan_.grad_values[at] != 0.0f) body(int64_t{plan_.picks[at]}, plan_.grad_values[at]);
   }
 
-  // The number of windows with the characters of window `pick`, which is the first.
-  int64_t equal_windows(int64_t token, const CharBank& bank, int64_t pick) const {
-    const int32_t* ids = plan_.ids + token * plan_.characters;
-    const int64_t real = characters_.real_windows(token, bank);
-    if (pick >= real) return characters_.windows(bank) - real;
-    int64_t found = 0;
-    for (int64_t k = pick; k < real; ++k)
-      found += std::memcmp(ids + k, ids + pick, sizeof(int32_t) * static_cast<size_t>(bank.width)) == 0;
-    return found;
-  }
-
-  template <class Body>
-  void split_among_ties(int64_t token, const CharBank& bank, const float* filter_row, int64_t pick, float part,
-                        Body body) const {
-    const int64_t real = characters_.real_windows(token, bank), all = characters_.windows(bank);
-    const float largest = product(token, bank, filter_row, pick);
-    for (int64_t k = 0; k < real; ++k)
-      if (product(token, bank, filter_row, k) == largest) body(k, part);
-    if (real < all && product(token, bank, filter_row, real) == largest)
-      body(real, part * static_cast<float>(all - real));
-  }
-
-  // The product that the forward computed, to the bit.
-  float product(int64_t token, const CharBank& bank, const float* filter_row, int64_t window) const {
-    const float* x = characters_.of(token) + window * plan_.dim;
-    F total = Vec::set1(0.0f);
-    for (int64_t k0 = 0; k0 < bank.width * plan_.dim; k0 += unit_k) {
-      F sum = Vec::set1(0.0f);
-      for (int64_t k = k0; k < smaller(k0 + unit_k, bank.width * plan_.dim); ++k)
-        sum = Vec::fma(Vec::set1(x[k]), Vec::set1(filter_row[k]), sum);
-      total += sum;
-    }
-    float lanes[Vec::width];
-    Vec::store(lanes, total);
-    return lanes[0];
-  }
-
-  void weights(const CharBank& bank, const float* rows) const {
+  void weights(const CharBank& bank) const {
     const Partition mine = my_filters(bank);
     for (int64_t filter = mine.begin; filter < mine.end; ++filter)
       for (int64_t k = 0; k < row(bank); k += vectors_at_once * Vec::width)
-        weight_vectors(bank, filter, rows + filter * row(bank), k);
+        weight_vectors(bank, filter, k);
   }
 
   // Up to N vectors of floats from k on.
   template <int N = vectors_at_once>
-  void weight_vectors(const CharBank& bank, int64_t filter, const float* filter_row, int64_t k) const {
+  void weight_vectors(const CharBank& bank, int64_t filter, int64_t k) const {
     if constexpr (N > 1) {
-      if (row(bank) - k < N * Vec::width) return weight_vectors<N - 1>(bank, filter, filter_row, k);
+      if (row(bank) - k < N * Vec::width) return weight_vectors<N - 1>(bank, filter, k);
     }
-    weight_sum<N>(bank, filter, filter_row, k);
+    weight_sum<N>(bank, filter, k);
   }
 
   // Floats [k, k + N vectors) of one filter's gradient: windows of all tokens times their gradients.
   template <int N>
-  void weight_sum(const CharBank& bank, int64_t filter, const float* filter_row, int64_t k) const {
+  void weight_sum(const CharBank& bank, int64_t filter, int64_t k) const {
     F sum[N];
     ELMO_FAST_UNROLL
     for (int v = 0; v < N; ++v) sum[v] = Vec::set1(0.0f);
     for (int64_t token = 0; token < plan_.tokens; ++token)
-      each_window(token, bank, filter, filter_row, [&](int64_t window, float grad) {
+      picked_window(token, bank, filter, [&](int64_t window, float grad) {
         const float* x = characters_.of(token) + window * plan_.dim + k;
         const F g = Vec::set1(grad);
         ELMO_FAST_UNROLL
@@ -172,7 +127,7 @@ class CharCnnGradients {
     each_bank([&](const CharBank& bank, const float* rows) {
       for (int64_t filter = 0; filter < bank.filters; ++filter) {
         const float* filter_row = rows + filter * row(bank);
-        each_window(token, bank, filter, filter_row, [&](int64_t window, float grad) {
+        picked_window(token, bank, filter, [&](int64_t window, float grad) {
           add_row(to + window * plan_.dim, filter_row, row(bank), Vec::set1(grad));
         });
       }

@@ -13,7 +13,6 @@ namespace {
 using namespace cpu;
 
 void check_call(const CharCnnCall& call) {
-  require(call.characters < 1 << 15, "characters: expected less than 2^15");  // a pick holds a window in 16 bits
   for (int64_t b = 0; b < call.bank_count; ++b)
     require(call.banks[b].width <= call.characters, "ids: expected as many characters as the widest filter");
   check_range(call.ids, call.tokens * call.characters, 0, call.table_rows, "ids");

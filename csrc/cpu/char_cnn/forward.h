@@ -49,7 +49,7 @@ struct Maximum {
   using F = typename Vec::F;
   F best = Vec::set1(-INFINITY), nan = Vec::set1(0.0f);
 
-  void add(F x, float /*at*/, float /*times*/) {
+  void add(F x, float /*at*/) {
     const F zero = Vec::set1(0.0f);
     best = Vec::at_least(best, x);
     nan += Vec::at_most(zero, Vec::at_least(zero, x));
@@ -57,18 +57,16 @@ struct Maximum {
   F value() const { return best + nan; }
 };
 
-// The maximum, the first window that has it, and the number of windows that share it.
+// The maximum, and the first window that has it.
 template <class Vec>
 struct FirstMaximum : Maximum<Vec> {
   using F = typename Vec::F;
   using Maximum<Vec>::best;
-  F first = Vec::set1(0.0f), count = Vec::set1(0.0f);
+  F first = Vec::set1(0.0f);
 
-  void add(F x, float at, float times) {
-    const F more = Vec::set1(times);
+  void add(F x, float at) {
     first = Vec::if_less(best, x, Vec::set1(at), first);
-    count = Vec::if_less(best, x, more, Vec::if_less(x, best, count, count + more));
-    Maximum<Vec>::add(x, at, times);
+    Maximum<Vec>::add(x, at);
   }
 };
 
@@ -88,7 +86,7 @@ struct WindowTile {
     } else {
       ELMO_FAST_UNROLL
       for (int r = 0; r < R; ++r)
-        for (int v = 0; v < 2; ++v) to[v].add(sum[r][v], 0.0f, 1.0f);
+        for (int v = 0; v < 2; ++v) to[v].add(sum[r][v], 0.0f);
     }
   }
 };
@@ -221,7 +219,7 @@ class CharCnnForward {
     for (int64_t b = 0; b < blocks.count; ++b)
       pool_block(characters_.of(token), blocks.begin(b), blocks.size(b), filters, bank.width * plan_.dim, largest);
     for (int v = 0; v < 2 && real < all; ++v)
-      largest[v].add(Vec::load(padding + v * Vec::width), static_cast<float>(real), static_cast<float>(all - real));
+      largest[v].add(Vec::load(padding + v * Vec::width), static_cast<float>(real));
     for (int v = 0; v < 2; ++v) {
       const int64_t column = panel * panel_width + v * Vec::width;
       if (column < bank.filters)
@@ -239,11 +237,11 @@ class CharCnnForward {
     gemm_.multiply(token + first * plan_.dim, rows, filters, k, products);
     for (int64_t r = 0; r < rows; ++r)
       for (int v = 0; v < 2; ++v)
-        largest[v].add(Vec::load(products + r * panel_width + v * Vec::width), static_cast<float>(first + r), 1.0f);
+        largest[v].add(Vec::load(products + r * panel_width + v * Vec::width), static_cast<float>(first + r));
   }
 
   void store(const Pool& largest, int64_t token, int64_t column, int64_t count) const {
-    float values[Vec::width] = {}, firsts[Vec::width], counts[Vec::width];
+    float values[Vec::width] = {}, firsts[Vec::width];
     if (plan_.biases) copy_floats(values, plan_.biases + column, count);
     const typename Vec::F value = largest.value() + Vec::load(values);
     Vec::store(values, plan_.activation == Activation::relu ? Vec::at_least(Vec::set1(0.0f), value)
@@ -252,9 +250,7 @@ class CharCnnForward {
     copy_floats(plan_.values + at, values, count);
     if constexpr (picks) {
       Vec::store(firsts, largest.first);
-      Vec::store(counts, largest.count);
-      for (int64_t k = 0; k < count; ++k)
-        plan_.picks[at + k] = uint32_t(int32_t(firsts[k])) | uint32_t(int32_t(counts[k])) << 16;
+      for (int64_t k = 0; k < count; ++k) plan_.picks[at + k] = uint32_t(firsts[k]);
     }
   }
 

@@ -153,7 +153,7 @@ class CharacterEncoder(Packed):
         table, activation = self._char_embedding_weights, ACTIVATIONS[self.options.activation].apply
         x = nn.functional.embedding(ids[:, : self.options.max_characters_per_token].to(table.device), table)
         x = x.transpose(1, 2)  # [N, E, C]
-        x = torch.cat([activation(convolution(x).amax(-1)) for convolution in self._convolutions], dim=1)
+        x = torch.cat([activation(convolution(x).max(-1).values) for convolution in self._convolutions], dim=1)
         x = with_words(ids, self._highways(x), self.word_embed)
         return x if self._projection is None else self._projection(x)
 

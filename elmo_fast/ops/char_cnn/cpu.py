@@ -1,7 +1,4 @@
-"""The C++ engine's char-CNN and its gradient: fp32 at every precision.
-
-Windows that tie for the maximum share its gradient equally, as in the reference.
-"""
+"""The C++ engine's char-CNN and its gradient: fp32 at every precision."""
 
 from typing import NamedTuple
 

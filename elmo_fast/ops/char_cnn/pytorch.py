@@ -86,32 +86,9 @@ def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.T
         kernel = weight.reshape(width * dim, -1)
         starts = min(longest, positions - width + 1)
         windows = characters.unfold(1, width * dim, dim)[:, :starts]  # [N, starts, width * E]
-        value = (windows.reshape(-1, width * dim) @ kernel).view(len(ids), starts, -1)
-        skipped = positions - width + 1 - starts
-        if skipped > 0:
-            value = _LargestWindow.apply(value, table[PADDING_ID].repeat(1, width) @ kernel, skipped)
-        else:
-            value = value.amax(1)
+        value = (windows.reshape(-1, width * dim) @ kernel).view(len(ids), starts, -1).max(1).values
+        if starts < positions - width + 1:
+            padding = table[PADDING_ID].repeat(1, width) @ kernel  # [1, n]
+            value = torch.where((padding > value) | padding.isnan(), padding, value)
         pooled.append(ACTIVATIONS[activation].apply(value + bias))
     return torch.cat(pooled, dim=1)
-
-
-class _LargestWindow(torch.autograd.Function):
-    """Maximum of windows [N, S, n] and of `copies` equal padding windows [1, n] -> [N, n].
-
-    Windows that tie for the maximum share the gradient evenly, every copy counted: as `amax` over all windows does.
-    """
-
-    @staticmethod
-    def forward(ctx, windows, padding, copies: int):
-        largest = torch.maximum(windows.amax(1), padding)
-        ctx.copies = copies
-        ctx.save_for_backward(windows, padding, largest)
-        return largest
-
-    @staticmethod
-    def backward(ctx, grad):
-        windows, padding, largest = ctx.saved_tensors
-        hit, padding_hit = windows == largest[:, None], padding == largest
-        share = grad / (hit.sum(1) + ctx.copies * padding_hit)
-        return hit * share[:, None], (ctx.copies * padding_hit * share).sum(0, keepdim=True), None

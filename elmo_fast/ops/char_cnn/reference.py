@@ -18,6 +18,7 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
 
     `ids` int [N, C], 0 to 261, where 0 reads a row of zeros; `char_embed` [261, E]; `filters` a pair
     (weight [1, width, E, n], bias [n]) for each width; `activation` a name of `ACTIVATIONS` -> [N, sum of n].
+    Of windows that tie for a maximum the first takes its gradient.
     """
     table = with_zero_row(char_embed)
     characters = table[ids].flatten(1)  # [N, C * E]
@@ -27,7 +28,7 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
         width = weight.shape[1]
         windows = characters.unfold(1, width * dim, dim)  # [N, C - width + 1, width * E]
         convolved = windows @ weight.reshape(width * dim, -1)  # [N, C - width + 1, n]
-        pooled.append(ACTIVATIONS[activation].apply(convolved.amax(1) + bias))
+        pooled.append(ACTIVATIONS[activation].apply(convolved.max(1).values + bias))
     return torch.cat(pooled, dim=1)
 
 
