@@ -82,7 +82,12 @@ struct LstmAddresses {
 };
 
 // Throws std::invalid_argument on packed weights, rows or batch sizes that do not fit. The caller checks the rest.
-void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision);
+//
+// `saved`, at Precision::highest: also fills the caller's buffer [saved_size >= lstm_saved_size], aligned to 4 bytes, for
+// lstm_backward; results have the same bits. It records instruction set and sizes; lstm_backward refuses a buffer that
+// does not match.
+void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision, void* saved = nullptr,
+                  size_t saved_size = 0);
 void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision);
 
 // Training, in fp32. A clip passes gradients where its argument lies within or on the limits, as torch.clamp does;
@@ -91,10 +96,6 @@ void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision pre
 // Bytes that a forward over `packed_rows` packed rows saves; linear in packed_rows.
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows);
 
-// lstm_forward at Precision::highest, to the bit; also fills the caller's saved [saved_size >= lstm_saved_size],
-// aligned to 4 bytes. `saved` records instruction set and sizes; lstm_backward refuses a buffer that does not match.
-void lstm_forward_saving(const LstmCall& call, const LstmRows& from, void* saved, size_t saved_size);
-
 // Packs the weights for lstm_backward; arguments as of lstm_pack, without biases.
 size_t lstm_backward_packed_size(const LstmShape& shape);
 void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], const float* const projections[2],
@@ -102,7 +103,7 @@ void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], c
 
 // Gradients overwrite the caller's memory; a gradient whose pointer is null is not computed. Nothing may alias.
 struct LstmBackwardCall {
-  LstmCall forward;  // as of lstm_forward_saving, but packed by lstm_backward_pack, with h and c as they were before
+  LstmCall forward;  // as of lstm_forward, but packed by lstm_backward_pack, with h and c as they were before
                      // it, read only, and without outputs
   LstmRows from;
   const void* saved;

@@ -53,18 +53,10 @@ void run_lstm(const py::kwargs& keywords) {
   LstmCall call = lstm_call(given);
   const LstmRows from = lstm_rows(given);
   Precision precision;
-  given.read("outputs", call.outputs, "precision", precision);
-  given.finish([&] { lstm_forward(call, from, precision); });
-}
-
-void run_lstm_saving(const py::kwargs& keywords) {
-  Arguments given("lstm_forward_saving", keywords);
-  LstmCall call = lstm_call(given);
-  const LstmRows from = lstm_rows(given);
   void* saved;
   size_t saved_size;
-  given.read("outputs", call.outputs, "saved", saved, "saved_size", saved_size);
-  given.finish([&] { lstm_forward_saving(call, from, saved, saved_size); });
+  given.read("outputs", call.outputs, "precision", precision, "saved", saved, "saved_size", saved_size);
+  given.finish([&] { lstm_forward(call, from, precision, saved, saved_size); });
 }
 
 void run_lstm_backward(const py::kwargs& keywords) {
@@ -88,7 +80,6 @@ void bind_lstm(py::module_& m) {
   m.def("lstm_pack", pack_lstm, release());
   m.def("lstm_forward", run_lstm);
   m.def("lstm_saved_size", saved_size_of, release());
-  m.def("lstm_forward_saving", run_lstm_saving);
   m.def("lstm_backward_packed_size", backward_packed_size_of, release());
   m.def("lstm_backward_pack", pack_backward, release());
   m.def("lstm_backward", run_lstm_backward);

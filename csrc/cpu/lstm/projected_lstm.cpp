@@ -183,12 +183,6 @@ void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& 
   run_directions(call, [&](int d, Team team) { engine.run(directions[d], team); });
 }
 
-template <class From>
-void forward(const LstmCall& call, const From& from, Precision precision) {
-  check_forward(call, precision);
-  run_forward(call, inputs_of(call, from), engine_for(precision).lstm, nullptr);
-}
-
 LstmBackward make_backward(const LstmBackwardCall& call, int d, const float* inputs, const LstmDirection& forward) {
   const int64_t p = call.forward.shape.projection, dim = call.forward.shape.dim;
   LstmBackward to = {};
@@ -239,24 +233,25 @@ void lstm_pack(const LstmShape& shape, Precision precision, const float* const w
             packed, packed_size);
 }
 
-void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision) { forward(call, from, precision); }
+void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision, void* saved, size_t saved_size) {
+  check_forward(call, precision);
+  const Inputs inputs = inputs_of(call, from);
+  if (saved) {
+    check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
+    const Label label = saved_label(call.shape, call.packed_rows);
+    std::memcpy(saved, &label, sizeof label);
+  }
+  run_forward(call, inputs, engine_for(precision).lstm, saved);
+}
 
 void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision) {
-  forward(call, from, precision);
+  check_forward(call, precision);
+  run_forward(call, inputs_of(call, from), engine_for(precision).lstm, nullptr);
 }
 
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
   check_shape(shape);
   return sizeof(Label) + 2 * training_engine().saved_size(shape, packed_rows);
-}
-
-void lstm_forward_saving(const LstmCall& call, const LstmRows& from, void* saved, size_t saved_size) {
-  check_forward(call, Precision::highest);
-  const Inputs inputs = inputs_of(call, from);
-  check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
-  const Label label = saved_label(call.shape, call.packed_rows);
-  std::memcpy(saved, &label, sizeof label);
-  run_forward(call, inputs, engine_for(Precision::highest).lstm, saved);
 }
 
 size_t lstm_backward_packed_size(const LstmShape& shape) {

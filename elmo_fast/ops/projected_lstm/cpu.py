@@ -21,12 +21,9 @@ def forward(*arguments):
     operands, count = _Operands(call, call.packed), call.packed_rows
     out = call.h.new_empty(count, call.h.shape[1])
     outputs = _halves_at(out)
-    common = {**operands.arguments(), "outputs": outputs.ctypes.data}
     saved = call.h.new_empty(module.lstm_saved_size(*call.sizes, count) if call.save else 0, dtype=torch.uint8)
-    if call.save:
-        module.lstm_forward_saving(**common, saved=saved.data_ptr(), saved_size=saved.numel())
-    else:
-        module.lstm_forward(**common, precision=number_of(call.precision))
+    module.lstm_forward(**operands.arguments(), outputs=outputs.ctypes.data, precision=number_of(call.precision),
+                        saved=saved.data_ptr() if call.save else 0, saved_size=saved.numel())
     return out, *(in_caller_order(x, operands.slots) for x in (operands.h, operands.c)), saved
 
 
@@ -101,15 +98,15 @@ class _Operands:
             cell_clip=call.cell_clip, proj_clip=call.proj_clip, threads=threads())
 
 
-def in_slot_order(x: torch.Tensor, slots: np.ndarray | None, axis: int = 0) -> torch.Tensor:
+def in_slot_order(x: torch.Tensor, slots: np.ndarray | None) -> torch.Tensor:
     """A contiguous copy of state or its gradient, which the engine updates in place."""
     values = x.detach().numpy()
-    return torch.from_numpy(np.array(values, order="C") if slots is None else values.take(slots, axis))
+    return torch.from_numpy(np.array(values, order="C") if slots is None else values.take(slots, 0))
 
 
-def in_caller_order(x: torch.Tensor, slots: np.ndarray | None, axis: int = 0) -> torch.Tensor:
+def in_caller_order(x: torch.Tensor, slots: np.ndarray | None) -> torch.Tensor:
     """The inverse of `in_slot_order`."""
-    return x if slots is None else torch.from_numpy(x.numpy().take(np.argsort(slots), axis))
+    return x if slots is None else torch.from_numpy(x.numpy().take(np.argsort(slots), 0))
 
 
 def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> torch.Tensor:
