@@ -1,7 +1,7 @@
 """Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,17 +30,60 @@ from elmo_fast.weights.options import Options
 _WARMUP_TOKENS = 4096
 
 
-class CharacterEncoder(Packed):
-    """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
+class TokenSource(Packed):
+    """Ids of tokens to their vectors [N, P]. `row_shape` is the shape of a token's ids, `largest` the largest id.
 
-    Parameters and parts are those of AllenNLP's `_ElmoCharacterEncoder`: `_char_embedding_weights` [262, E],
-    `char_conv_k`, `_highways` and `_projection`, which is None without `CNN_proj` in the weights. `row_shape` is the
-    shape of a token's ids, (C,), `largest` the largest id, `dim` is P.
+    `dim` is P, `like` a parameter, with the device and type of all.
     """
 
     boundaries = BOUNDARIES
-    word_embed: torch.Tensor | None  # [words, word dim] of ELMoForManyLangs
     reads_text = True
+    is_plain: bool  # whether the parts need not be called
+    weights: Callable[[], dict[str, torch.Tensor]]  # by dataset name
+
+    @classmethod
+    def of_weights(cls, *arguments, **named) -> "TokenSource":
+        """A source with the arguments of `_build`."""
+        source = cls.__new__(cls)
+        source._build(*arguments, **named)
+        return source
+
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids of `<S>` and of `</S>`, each [*row_shape]."""
+        return self._boundary_ids
+
+    @functools.cached_property
+    def _boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(self.token_ids(self.boundaries))
+
+    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+        """Ids of tokens: int64 [len(tokens), *row_shape]."""
+        return torch.from_numpy(self._ids(tokens)).long()
+
+    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
+        """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T, *row_shape]."""
+        unique, running, lengths = number_tokens(check_batch(batch))
+        ids = torch.zeros(len(lengths), int(lengths.max(initial=0)), *self.row_shape, dtype=torch.int64)
+        ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = self.token_ids(unique)[running]
+        return ids
+
+    def digest(self) -> str:
+        """A fingerprint of the current weights."""
+        return self._at_rest.get("digest", self.tensors(), lambda: fingerprint(
+            {name.rpartition("/")[2]: value.detach().float().cpu().numpy() for name, value in self.weights().items()}))
+
+    def warmup(self, backend: str = "auto") -> None:
+        """Compile and tune what encodes tokens on a GPU: nothing, unless a class says otherwise."""
+
+
+class CharacterEncoder(TokenSource):
+    """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
+
+    Parameters and parts are those of AllenNLP's `_ElmoCharacterEncoder`: `_char_embedding_weights` [262, E],
+    `char_conv_k`, `_highways` and `_projection`, which is None without `CNN_proj` in the weights.
+    """
+
+    word_embed: torch.Tensor | None  # [words, word dim] of ELMoForManyLangs
 
     @torch.inference_mode(False)
     def _build(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
@@ -77,13 +120,6 @@ class CharacterEncoder(Packed):
             self._projection = linear_of(values["CNN_proj/W_proj"].t().contiguous(), values["CNN_proj/b_proj"],
                                          requires_grad)
 
-    @classmethod
-    def of_weights(cls, *arguments, **named) -> "CharacterEncoder":
-        """An encoder with the arguments of `_build`."""
-        encoder = cls.__new__(cls)
-        encoder._build(*arguments, **named)
-        return encoder
-
     @property
     def _convolutions(self) -> list[nn.Module]:
         """`char_conv_0`, `char_conv_1`, ..."""
@@ -92,22 +128,6 @@ class CharacterEncoder(Packed):
     def get_output_dim(self) -> int:
         """The size of a token's vector, P."""
         return self.output_dim
-
-    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids of `<S>` and of `</S>`, each [*row_shape]."""
-        return self._boundary_ids
-
-    @functools.cached_property
-    def _boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return tuple(self.token_ids(self.boundaries))
-
-    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
-        """Ids of tokens: int64 [len(tokens), *row_shape]."""
-        return torch.from_numpy(self._ids(tokens)).long()
-
-    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T, *row_shape]."""
-        return padded_ids(self, batch)
 
     @outside_graphs
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -204,11 +224,6 @@ class CharacterEncoder(Packed):
         with torch.no_grad():
             return self._at_rest.get(on_this_machine(precision), self.tensors(), pack)
 
-    def digest(self) -> str:
-        """A fingerprint of the current weights."""
-        return self._at_rest.get("digest", self.tensors(), lambda: fingerprint(
-            {name.rpartition("/")[2]: value.detach().float().cpu().numpy() for name, value in self.weights().items()}))
-
     def warmup(self, backend: str = "auto") -> None:
         """Run 1 and 4096 tokens of English lengths, so that kernels are compiled and tuned for both counts."""
         ids = self.token_ids(["x" * (1 + k % 12) for k in range(_WARMUP_TOKENS)]).to(self.like.device)
@@ -221,30 +236,23 @@ _FORWARDS = frozenset({CharacterEncoder.forward, nn.Conv1d.forward, Highway.forw
                        nn.Linear.forward})
 
 
-class WordEmbedder(Packed):
+class WordEmbedder(TokenSource):
     """A table of word vectors, for models of words: ids [N], 1 to V, 0 for no token -> [N, P].
 
     Row k belongs to word k of the options' vocabulary, as in bilm-tf; words outside it are `<UNK>`. Without a
-    vocabulary the model reads ids alone.
+    vocabulary the model reads ids alone. Computes alike in every precision and backend.
     """
 
     row_shape: tuple[int, ...] = ()
-    boundaries = BOUNDARIES
     is_plain = True  # nothing but the table is read
 
-    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
-        super().__init__()
-        with torch.inference_mode(False):
-            self.embedding = nn.Parameter(torch.tensor(weights["embedding"]), requires_grad=requires_grad)
+    @torch.inference_mode(False)
+    def _build(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False, *_: str) -> None:
+        nn.Module.__init__(self)
+        self.embedding = nn.Parameter(torch.tensor(weights["embedding"]), requires_grad=requires_grad)
         self.largest, self.dim = self.embedding.shape
         self._ids, self.reads_text = options.token_ids(), options.vocabulary is not None
         self._at_rest = AtRest()
-
-    @classmethod
-    def of_weights(cls, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
-                   *_: str) -> "WordEmbedder":
-        """A table of words; it computes alike in every precision and backend."""
-        return cls(options, weights, requires_grad)
 
     @property
     def like(self) -> torch.Tensor:
@@ -256,39 +264,12 @@ class WordEmbedder(Packed):
         return {"embedding": self.embedding}
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids of `<S>` and of `</S>`."""
         if not self.reads_text:
             raise ConfigurationError("boundaries: expected 'present' for word ids of a model without a vocabulary "
                                      "(vocab.txt beside its weights), got 'add'")
-        return tuple(self.token_ids(self.boundaries))
-
-    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
-        """Ids of words: int64 [len(tokens)]."""
-        return torch.from_numpy(self._ids(tokens)).long()
-
-    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
-        """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T]."""
-        return padded_ids(self, batch)
-
-    def digest(self) -> str:
-        """A fingerprint of the current weights."""
-        return fingerprint({"embedding": self.embedding.detach().float().cpu().numpy()})
-
-    def warmup(self, backend: str = "auto") -> None:
-        """Does nothing: a table has nothing to compile."""
+        return super().boundary_ids()
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         return word_vectors(ids, self.embedding)
 
     encode_rows = forward
-
-
-TokenSource = CharacterEncoder | WordEmbedder
-
-
-def padded_ids(source: TokenSource, batch: Sequence[Sequence[str]]) -> torch.Tensor:
-    """Ids of tokenized sentences by `source.token_ids`: int64 [sentences, T, *row_shape], 0 past a sentence's end."""
-    unique, running, lengths = number_tokens(check_batch(batch))
-    ids = torch.zeros(len(lengths), int(lengths.max(initial=0)), *source.row_shape, dtype=torch.int64)
-    ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = source.token_ids(unique)[running]
-    return ids
