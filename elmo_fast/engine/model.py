@@ -65,9 +65,22 @@ class Model(ABC):
         return self.token_table.complete(
             tokens, lambda missing: self._encode(self.token_ids([tokens[k] for k in missing])))
 
-    @abstractmethod
     def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
         """The state in which `slots` slots start; `carried` is what an earlier run left, in state `carry`."""
+        lstm = self.options.lstm
+        sizes = 2 * lstm.projection_dim, 2 * lstm.dim
+        last = tuple(self._zeros(lstm.n_layers, slots, size) for size in sizes)
+        if state == "warm":
+            return RunState(last, self._warm)
+        if state == "zero":
+            return RunState(last, tuple(self._zeros(lstm.n_layers, size) for size in sizes))
+        for values, old in zip(last, carried or ()):
+            values[:, : old.shape[1]] = old[:, :slots]
+        return RunState(last, None)
+
+    @abstractmethod
+    def _zeros(self, *shape: int) -> np.ndarray:
+        """Values of a state."""
 
     @abstractmethod
     def last_state(self, state: RunState) -> State:
@@ -105,17 +118,8 @@ class HostModel(Model):
     def chunks(self, slots: int) -> "HostChunks":
         return HostChunks(self)
 
-    def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
-        lstm = self.options.lstm
-        sizes = 2 * lstm.projection_dim, 2 * lstm.dim
-        zeros = tuple(np.zeros((lstm.n_layers, slots, size), np.float32) for size in sizes)
-        if state == "warm":
-            return RunState(zeros, self._warm)
-        if state == "zero":
-            return RunState(zeros, tuple(np.zeros((lstm.n_layers, size), np.float32) for size in sizes))
-        for values, old in zip(zeros, carried or ()):
-            values[:, : old.shape[1]] = old[:, :slots]
-        return RunState(zeros, None)
+    def _zeros(self, *shape: int) -> np.ndarray:
+        return np.zeros(shape, np.float32)
 
     def last_state(self, state: RunState) -> State:
         return state.last

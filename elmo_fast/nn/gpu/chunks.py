@@ -38,15 +38,11 @@ class TensorModel(Model):
         return DeviceChunks(self, slots)
 
     def begin(self, slots: int, state: str, carried: State | None = None) -> RunState:
-        lstm = self.options.lstm
         with self.computing():
-            last = tuple(torch.zeros(lstm.n_layers, slots, 2 * size, device=self.device, dtype=self.dtype)
-                         for size in (lstm.projection_dim, lstm.dim))
-            for values, old in zip(last, carried or ()):
-                values[:, : old.shape[1]] = to_device(old[:, :slots], self.device)
-            if state == "warm":
-                return RunState(last, self._warm)
-            return RunState(last, None if state == "carry" else tuple(value[:, 0].clone() for value in last))
+            return super().begin(slots, state, carried and tuple(to_device(old, self.device) for old in carried))
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
 
     def last_state(self, state: RunState) -> State:
         return tuple(value.cpu().numpy() for value in state.last)
