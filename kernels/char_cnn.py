@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import pad
 
-from elmo_fast.kernels.configs import choose
+from elmo_fast.kernels.configs import launch_options
 from elmo_fast.kernels.lstm_pointwise import _tanh
 
 # Windows of up to so many values (a power of two) are a single product, with the filters kept on chip. Longer windows,
@@ -35,16 +35,12 @@ def char_cnn(ids: torch.Tensor, lengths: torch.Tensor, packed, activation: str, 
         return
     if count > UNSORTED:
         lengths, order = lengths.sort(descending=True)
-    kernel = choose("char_cnn", _char_cnn, packed.operands, count, out.device)
-
-    def grid(meta):
-        filters = sum(triton.cdiv(number, meta["BN"]) for number in packed.counts)
-        return (triton.cdiv(count, meta["BM"]) * filters,)
-
-    kernel[grid](ids, order, lengths, packed.table, packed.weights, packed.biases, packed.widths, out, count,
-                 characters, out.shape[1], len(packed.table) - 1, len(packed.counts), EP=packed.table.shape[1],
-                 KINDS=packed.kinds, STEP=packed.step, TANH=activation == "tanh", PRECISION=packed.precision,
-                 enable_fp_fusion=True)
+    options = launch_options("char_cnn", packed.operands, count, out.device)
+    tiles = triton.cdiv(count, options["BM"]) * sum(triton.cdiv(number, options["BN"]) for number in packed.counts)
+    _char_cnn[(tiles,)](ids, order, lengths, packed.table, packed.weights, packed.biases, packed.widths, out, count,
+                        characters, out.shape[1], len(packed.table) - 1, len(packed.counts), EP=packed.table.shape[1],
+                        KINDS=packed.kinds, STEP=packed.step, TANH=activation == "tanh", PRECISION=packed.precision,
+                        enable_fp_fusion=True, **options)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
@@ -149,7 +145,7 @@ class PackedFilters:
     """Weights of `char_cnn` in the kernel's layout, in the type of the products' operands.
 
     `char_embed` [V, E] and, for every width, weight [1, width, E, n] and bias [n], all on one device. `operands` as in
-    `configs.tiles`. A character's E values are padded with zeros to a power of two of at least 16.
+    `configs.tile_of`. A character's E values are padded with zeros to a power of two of at least 16.
     """
 
     def __init__(self, char_embed: torch.Tensor, weights, biases, operands: str, dtype: torch.dtype):

@@ -1,15 +1,12 @@
-"""Candidate tile sizes of the kernels by GPU generation, kind of operand and number of tokens.
+"""Tile sizes of the kernels by GPU generation, kind of operand and number of tokens.
 
-Every entry compiles for its generation without spilled registers and within its shared memory, as tests demand. `few`
-is for so few tokens that larger tiles would leave part of the chip without work. Where an entry has several
-configurations, Triton times them at the first call on a machine and keeps the choice on disk. Compiled code depends
-only on types, the model's sizes and the tile, so that batches of any size need two variants of every kernel:
-integers that vary with the batch are named in `do_not_specialize`.
+Every tile compiles for its generation without spilled registers and within its shared memory, as tests demand. `few` is
+for so few tokens that larger tiles would leave part of the chip without work. Compiled code depends only on types, the
+model's sizes and the tile, so that batches of any size need two variants of every kernel: integers that vary with the
+batch are named in `do_not_specialize`.
 """
 
-import functools
 import re
-import threading
 from typing import NamedTuple
 
 import torch
@@ -21,8 +18,6 @@ VERSION = tuple(map(int, re.findall(r"\d+", triton.__version__)[:3]))
 PIPELINES_WITH_FENCE = 3, 7, 1
 GENERATIONS = (80, 90)
 FEW = 512  # most tokens that use the tiles of `few`
-TUNING_MS = 40
-_milliseconds = functools.partial(triton.testing.do_bench, warmup=TUNING_MS // 4, rep=TUNING_MS)
 
 
 class Tile(NamedTuple):
@@ -36,26 +31,26 @@ class Tile(NamedTuple):
 
 
 _SIXTEEN_BITS = {
-    ("char_cnn", 80): {"few": (Tile(32, 64, 64, 4, 2),), "many": (Tile(128, 64, 64, 8, 2), Tile(64, 64, 64, 4, 2))},
-    ("char_cnn", 90): {"few": (Tile(64, 64, 64, 4, 2),), "many": (Tile(64, 256, 64, 8, 2), Tile(64, 128, 64, 8, 2))},
-    ("highway", 80): {"few": (Tile(32, 32, 64, 4, 4),), "many": (Tile(128, 64, 64, 8, 3), Tile(128, 64, 32, 8, 4))},
-    ("highway", 90): {"few": (Tile(64, 32, 128, 4, 3),), "many": (Tile(128, 128, 64, 8, 4), Tile(128, 128, 64, 8, 3))},
+    ("char_cnn", 80): {"few": Tile(32, 64, 64, 4, 2), "many": Tile(128, 64, 64, 8, 2)},
+    ("char_cnn", 90): {"few": Tile(64, 64, 64, 4, 2), "many": Tile(64, 256, 64, 8, 2)},
+    ("highway", 80): {"few": Tile(32, 32, 64, 4, 4), "many": Tile(128, 64, 64, 8, 3)},
+    ("highway", 90): {"few": Tile(64, 32, 128, 4, 3), "many": Tile(128, 128, 64, 8, 4)},
 }
 _TF32 = {
-    ("char_cnn", 80): {"few": (Tile(32, 32, 32, 4, 2),), "many": (Tile(128, 32, 32, 8, 2), Tile(64, 32, 32, 4, 2))},
-    ("char_cnn", 90): {"few": (Tile(64, 64, 32, 4, 2),), "many": (Tile(64, 128, 32, 8, 2), Tile(128, 64, 32, 8, 2))},
-    ("highway", 80): {"few": (Tile(32, 32, 32, 4, 4),), "many": (Tile(128, 64, 32, 8, 3), Tile(64, 64, 32, 4, 4))},
-    ("highway", 90): {"few": (Tile(64, 32, 64, 4, 3),), "many": (Tile(128, 64, 32, 8, 4), Tile(64, 128, 32, 8, 4))},
+    ("char_cnn", 80): {"few": Tile(32, 32, 32, 4, 2), "many": Tile(128, 32, 32, 8, 2)},
+    ("char_cnn", 90): {"few": Tile(64, 64, 32, 4, 2), "many": Tile(64, 128, 32, 8, 2)},
+    ("highway", 80): {"few": Tile(32, 32, 32, 4, 4), "many": Tile(128, 64, 32, 8, 3)},
+    ("highway", 90): {"few": Tile(64, 32, 64, 4, 3), "many": Tile(128, 64, 32, 8, 4)},
 }
 _IEEE = {
-    ("char_cnn", 80): {"few": (Tile(16, 64, 16, 4, 2),), "many": (Tile(64, 128, 16, 8, 2), Tile(64, 64, 16, 8, 2))},
+    ("char_cnn", 80): {"few": Tile(16, 64, 16, 4, 2), "many": Tile(64, 128, 16, 8, 2)},
 }
 _IEEE |= {(name, 90): entry for (name, _), entry in _IEEE.items()}
 _BY_OPERANDS = {"ieee": _IEEE, "tf32": _TF32, "fp16": _SIXTEEN_BITS, "bf16": _SIXTEEN_BITS}
 
 
-def tiles(kernel: str, generation: int, operands: str, amount: str) -> tuple[Tile, ...]:
-    """The configurations of `kernel` for an `amount` (`few`, `many`) of tokens on a generation of `GENERATIONS`."""
+def tile_of(kernel: str, generation: int, operands: str, amount: str) -> Tile:
+    """The tile of `kernel` for an `amount` (`few`, `many`) of tokens on a generation of `GENERATIONS`."""
     return _BY_OPERANDS[operands][kernel, generation][amount]
 
 
@@ -65,35 +60,10 @@ def generation_of(device: torch.device) -> int:
     return 80 if major == 12 else max(generation for generation in GENERATIONS if generation <= 10 * major + minor)
 
 
-def amount_of(tokens: int) -> str:
-    """`few` or `many`."""
-    return "few" if tokens <= FEW else "many"
-
-
-def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
-    """`kernel` with its configurations for this number of tokens, to be called as a Triton kernel."""
+def launch_options(kernel: str, operands: str, tokens: int, device: torch.device) -> dict[str, int]:
+    """The tile's sizes, warps and stages for this number of tokens, as a Triton kernel takes them."""
     generation = generation_of(device)
-    candidates = tiles(name, generation, operands, amount_of(tokens))
-    if generation >= 90 and VERSION < PIPELINES_WITH_FENCE:
-        candidates = tuple(dict.fromkeys(tile._replace(stages=1) for tile in candidates))
-    return _tuned(kernel, candidates)
-
-
-@functools.cache
-def _tuned(kernel, candidates: tuple[Tile, ...]):
-    configs = [triton.Config(dict(zip(("BM", "BN", "BK"), tile)), tile.warps, tile.stages) for tile in candidates]
-    return _OneAtATime(triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel))
-
-
-class _OneAtATime:
-    """A kernel that is launched by one thread at a time: Triton's autotuner keeps a call's arguments in itself."""
-
-    def __init__(self, kernel):
-        self._kernel, self._lock = kernel, threading.Lock()
-
-    def __getitem__(self, grid):
-        def launch(*arguments, **keywords):
-            with self._lock:
-                return self._kernel[grid](*arguments, **keywords)
-
-        return launch
+    tile = tile_of(kernel, generation, operands, "few" if tokens <= FEW else "many")
+    has_fence = generation < 90 or VERSION >= PIPELINES_WITH_FENCE
+    return {"BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "num_warps": tile.warps,
+            "num_stages": tile.stages if has_fence else 1}

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from elmo_fast.kernels.configs import choose
+from elmo_fast.kernels.configs import launch_options
 
 GROUP = 8  # tiles of rows that run together
 
@@ -29,9 +29,9 @@ def highway(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out
     rows, size = x.shape
     if not rows:
         return
-    kernel = choose("highway", _highway, operands, rows, x.device)
-    kernel[lambda meta: (triton.cdiv(rows, meta["BM"]) * triton.cdiv(size, meta["BN"]),)](
-        x, *weights, out, rows, size, *weights[0].stride(), GROUP=GROUP, enable_fp_fusion=True)
+    options = launch_options("highway", operands, rows, x.device)
+    _highway[(triton.cdiv(rows, options["BM"]) * triton.cdiv(size, options["BN"]),)](
+        x, *weights, out, rows, size, *weights[0].stride(), GROUP=GROUP, enable_fp_fusion=True, **options)
 
 
 @triton.heuristics({"EVEN": lambda args: args["size"] % args["BK"] == args["size"] % args["BN"] == 0})

@@ -157,7 +157,7 @@ class BiLm(OutsideGraphs):
         return fingerprint(self.weights(), self.options)
 
     def warmup(self) -> None:
-        """On a GPU, wait for the trial of its kernels, compile, load and tune them, and pack the weights."""
+        """On a GPU, wait for the trial of its kernels, compile and load them, and pack the weights."""
         if parameter_of(self).device.type == "cuda":
             with torch.no_grad(), trial.waiting():
                 self._token_embedder.warmup(self.backend)

@@ -20,8 +20,8 @@ OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
-# The first Triton that can be used, and the torch that brings it: 3.4 keeps the tiles that it has timed
-# (`cache_results`); on compute capability 10 older ones than 3.6 fail to compile the char-CNN.
+# The first Triton that tests run, and the torch that brings it; on compute capability 10 older ones than 3.6 fail to
+# compile the char-CNN.
 _TRITON, _TRITON_ON_10 = ((3, 4), "2.8"), ((3, 6), "2.10")
 
 

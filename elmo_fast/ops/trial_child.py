@@ -48,7 +48,7 @@ class Case(NamedTuple):
 class Guarded(TorchDispatchMode):
     """In the body uninitialized memory is NaN and lies between two zones, which have to keep their values.
 
-    Without zones: memory of 64 MiB and more, which Triton's tuning allocates, and that of operations' results.
+    Without zones: memory of 64 MiB and more, and that of operations' results.
     """
 
     _ZONE, _VALUE, _MOST = 4096, 0xA5, 1 << 26  # bytes
@@ -96,7 +96,7 @@ def judge(case: Case, memory: Guarded, runs: int = _RUNS) -> None:
     device = memory.device
     streams = [torch.cuda.Stream(device) for _ in range(2)] if device.type == "cuda" else [None] * 2
     with torch.no_grad(), memory:
-        case.run()  # tunes kernels; the next run captures graphs
+        case.run()  # compiles kernels; the next run captures graphs
         expected = case.run()
         for _ in range(runs):
             with memory.forgetting():

@@ -74,7 +74,7 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
     patch.setattr(configs, "generation_of", lambda device: tiles_of)
     patch.setattr(configs, "FEW", torch.inf)
     if tile:
-        patch.setattr(configs, "tiles", lambda *_: (tile,))
+        patch.setattr(configs, "tile_of", lambda *_: tile)
     return driver
 
 

@@ -73,7 +73,7 @@ class TokenSource(Packed):
             {name.rpartition("/")[2]: value.detach().float().cpu().numpy() for name, value in self.weights().items()}))
 
     def warmup(self, backend: str = "auto") -> None:
-        """Compile and tune what encodes tokens on a GPU: nothing, unless a class says otherwise."""
+        """Compile what encodes tokens on a GPU: nothing, unless a class says otherwise."""
 
 
 class CharacterEncoder(TokenSource):
@@ -225,7 +225,7 @@ class CharacterEncoder(TokenSource):
             return self._at_rest.get(on_this_machine(precision), self.tensors(), pack)
 
     def warmup(self, backend: str = "auto") -> None:
-        """Run 1 and 4096 tokens of English lengths, so that kernels are compiled and tuned for both counts."""
+        """Run 1 and 4096 tokens of English lengths, so that kernels are compiled for both counts."""
         ids = self.token_ids(["x" * (1 + k % 12) for k in range(_WARMUP_TOKENS)]).to(self.like.device)
         with torch.no_grad():
             for count in (1, _WARMUP_TOKENS):

@@ -92,14 +92,12 @@ SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
 
 
 def shipped():
-    """Parameters of the test below, without ieee products, which cuBLAS computes; few run by default."""
+    """Parameters of the tests below, without ieee products of highway layers, which cuBLAS computes."""
     combinations = itertools.product(SHAPES, configs.GENERATIONS, PRECISIONS, ("many", "few"))
     for form, generation, operands, amount in combinations:
         if form != "char_cnn" and operands == "ieee":
             continue
-        for at, tile in enumerate(configs.tiles(form, generation, operands, amount)):
-            marks = () if operands == "fp16" and amount == "many" and at == 0 else pytest.mark.long
-            yield pytest.param(form, generation, operands, tile, marks=marks)
+        yield form, generation, operands, configs.tile_of(form, generation, operands, amount)
 
 
 @pytest.mark.parametrize("form,generation,operands,tile", [*shipped()], ids=str)
@@ -110,7 +108,7 @@ def test_every_configuration(patch, form, generation, operands, tile):
     assert driver.ran
 
 
-@pytest.mark.parametrize("form,generation,operands,tile", [row for row in shipped() if row.values[1] == 90], ids=str)
+@pytest.mark.parametrize("form,generation,operands,tile", [row for row in shipped() if row[1] == 90], ids=str)
 def test_single_stages_for_older_tritons(patch, form, generation, operands, tile):
     """The tiles as an older Triton has them: copies come through registers, so that the fence is there."""
     patch.setattr(configs, "VERSION", (3, 6, 0))
@@ -125,11 +123,11 @@ def test_single_stages_for_older_tritons(patch, form, generation, operands, tile
     ("highway", precision) for precision in PRECISIONS if precision != "ieee"], ids=str)
 @pytest.mark.parametrize("chip", COMPILED)
 def test_newer_chips_compile(patch, chip, form, operands):
-    """The first tile for many tokens. Before Triton 3.6 `why_no_triton` refuses compute capability 10."""
+    """The tile for many tokens. Before Triton 3.6 `why_no_triton` refuses compute capability 10."""
     generation, _ = COMPILED[chip]
     if chip == 100 and triton_version() < (3, 6):
         pytest.skip("not taken there with this Triton")
-    tile = configs.tiles(form, generation, operands, "many")[0]
+    tile = configs.tile_of(form, generation, operands, "many")
     driver = on_ptx(patch, chip, tile)
     for case in SHAPES[form](tile):
         run(case, operands)
