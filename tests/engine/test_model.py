@@ -1,6 +1,4 @@
-"""The model at rest: on the C++ engine and in NumPy, against each other, against the modules, and shared by threads."""
-
-import threading
+"""The model at rest: on the C++ engine and in NumPy, against each other, and against the modules."""
 
 import numpy as np
 import pytest
@@ -84,23 +82,6 @@ def test_tokens_are_encoded_in_any_number_to_the_same_bits():
     for first in (0, 1, 2047, 2048, 4999):
         np.testing.assert_array_equal(model.encode(words[first : first + 1])[0], together[first])
     assert model.encode([]).shape == (0, 11)
-
-
-@needs_native
-def test_threads_share_a_model():
-    embedder = Embedder(NativeModel(SHAPES["two layers"], weights(SHAPES["two layers"])))
-    expected, results = list(embedder.stream(texts(50), 8, "zero")), {}
-
-    def run(number):
-        results[number] = list(embedder.stream(texts(50), 8, "zero"))
-
-    threads = [threading.Thread(target=run, args=[number]) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for vectors in results.values():
-        assert all(map(np.array_equal, vectors, expected)) and len(results) == 4
 
 
 @needs_native

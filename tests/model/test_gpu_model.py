@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ElmoEmbedder, load
+from elmo_fast import load
 from elmo_fast.embed.embedder import Embedder
 from elmo_fast.engine import stream as slot_stream
 from elmo_fast.engine.precision import OPERANDS
@@ -258,13 +258,6 @@ def test_on_a_gpu(few_rows, state):
     vectors = list(Embedder(model(device="cuda", held=60), state).stream(TEXTS, 4))
     check(vectors, exact(state, 4))
     assert torch.from_numpy(vectors[0]).is_pinned()
-
-
-def test_the_module_and_the_model_agree():
-    bilm = BiLm(SHAPE, weights(SHAPE), state="warm", backend="torch")
-    for one, other in zip(ElmoEmbedder.from_bilm(bilm).embed_sentences(TEXTS, 4),
-                          Embedder(model(), "warm").stream(TEXTS, 4), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=SAME_MODEL)
 
 
 def test_load_with_the_backend_torch(tmp_path):

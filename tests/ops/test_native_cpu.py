@@ -2,14 +2,13 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ElmoEmbedder, batch_to_ids
+from elmo_fast import batch_to_ids
 from tests.support.engines import needs_native
 from tests.support.files import python
-from tests.support.models import SENTENCES, SHAPES, bilm
+from tests.support.models import SENTENCES, bilm
 
 pytestmark = needs_native
 
@@ -60,17 +59,6 @@ for precision in ("highest", "low"):
 def test_a_forked_child_embeds_and_changes_no_setting_of_pytorch():
     """Uses the bundled model, since a small model does not start PyTorch's threads."""
     python("-c", FORK)
-
-
-@pytest.mark.parametrize("state", ["zero", "warm"])
-def test_a_sentence_has_the_same_bits_beside_any_others(state):
-    embedder = ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend="native", state=state))
-    together = embedder.embed_batch(SENTENCES)
-    alone = [embedder.embed_sentence(sentence) for sentence in SENTENCES]
-    turned = embedder.embed_batch(SENTENCES[::-1])[::-1]
-    streamed = list(embedder.embed_sentences(SENTENCES, 2))
-    for expected, *results in zip(together, alone, turned, streamed):
-        assert all(np.array_equal(expected, result) for result in results)
 
 
 def test_inference_mode_does_not_affect_later_calls():
