@@ -1,6 +1,6 @@
 """Gradients of the CUDA LSTM, computed on the CPU with both kinds of pointwise kernels, against float64.
 
-Tests shared with the C++ engine are in tests/ops/test_gradients.
+Tests shared with the C++ engine are in tests/ops/test_projected_lstm and test_gradients.
 """
 
 import dataclasses
@@ -12,22 +12,12 @@ from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops
 from tests.support.engines import REFERENCE, Engine
 from tests.support.gpu_lstm import check_gradients
-from tests.support.grid import grid, mostly_long
+from tests.support.grid import mostly_long
 from tests.support.op_cases import SLOTS, TIGHT, lstm_case
 
 pytestmark = pytest.mark.skipif(not cuda_ops.MAY_BE_REGISTERED, reason="this torch does not replace an implementation")
 TORCH, *TRITON = (Engine("cuda", kernels) for kernels in (None, "triton sm_90", "triton sm_80"))
-SIZES = [(11, 37, 11), (16, 24, 24), (33, 70, 45), (7, 5, 2), (1, 1, 1)]  # I, D, P
-WAYS = {
-    "ragged": {}, "clipped": {"clips": TIGHT}, "one token": {"lengths": [1]}, "nothing": {"lengths": [0, 0]},
-    "starts": {"slots": SLOTS, "starts": True, "clips": TIGHT}, "halves": {"gathered": False, "slots": SLOTS},
-    "equal lengths": {"lengths": [4] * 9, "gathered": False, "starts": True}}
-STARTS = lstm_case(**WAYS["starts"])
-
-
-@pytest.mark.parametrize("sizes, way", grid(SIZES, [*WAYS], together=1))
-def test_gradients_agree_with_float64(sizes, way):
-    lstm_case(sizes, **WAYS[way]).check(TORCH)
+STARTS = lstm_case(slots=SLOTS, starts=True, clips=TIGHT)
 
 
 @pytest.mark.parametrize("engine", mostly_long(TRITON, quick=0), ids=str)
