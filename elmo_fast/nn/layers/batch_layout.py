@@ -24,16 +24,11 @@ class BiLmOutput(NamedTuple):
 
 
 def on_host(*ids: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """Ids on the CPU: ids on a GPU are copied, with a single wait for all copies.
-
-    Character ids are copied as int16 and word ids as int32; a value beyond 16 or 32 bits becomes an invalid id.
-    """
+    """Ids on the CPU: ids on a GPU are copied, with a single wait for all copies."""
     on_gpu = [tensor for tensor in ids if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda"]
     if not on_gpu:
         return list(ids)
-    dtypes = [torch.int16 if tensor.dim() > 2 else torch.int32 for tensor in on_gpu]
-    short = [tensor.clamp(-1, torch.iinfo(dtype).max).to(dtype) for tensor, dtype in zip(on_gpu, dtypes)]
-    copies = HostCopy(short, torch.cuda.current_stream(on_gpu[0].device)).result()
+    copies = HostCopy(on_gpu, torch.cuda.current_stream(on_gpu[0].device)).result()
     copied = {id(tensor): copy for tensor, copy in zip(on_gpu, copies)}
     return [copied.get(id(tensor), tensor) for tensor in ids]
 
