@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
-LADDER = ("native", "torch", "reference")
 
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
 # The first Triton that tests run, and the torch that brings it; on compute capability 10 older ones than 3.6 fail to
@@ -28,29 +27,24 @@ _TRITON, _TRITON_ON_10 = ((3, 4), "2.8"), ((3, 6), "2.10")
 def resolve(op: str, backend: str, *tensors: "torch.Tensor", unsupported: str | None = None) -> str:
     """The backend that runs `op` on `tensors`, its operands: `reference`, `torch` or `native`.
 
-    `auto` takes the fastest backend that can run the call and logs once why faster backends cannot. A backend that
+    `auto` takes the native kernels if they can run the call, and otherwise torch, and logs once why. A backend that
     is asked for by name and cannot run the call raises `RuntimeError` with the reason. `unsupported` names the feature
     of this call that the native kernels do not support.
     """
-    if backend != "auto":
-        reason = why_not(op, check_backend(backend), tensors, unsupported)
-        if reason:
-            raise RuntimeError(f"backend: {backend!r} was asked for {op} and is not available: {reason}")
+    if check_backend(backend) in ("reference", "torch"):
         return backend
-    for candidate in LADDER:
-        reason = why_not(op, candidate, tensors, unsupported)
-        if not reason:
-            return candidate
-        log_once(f"{op}: backend {candidate!r} is passed over: {reason}")
-    raise RuntimeError(f"backend: expected one that can run {op}, got none: {reason}")
+    reason = why_not_native(op, tensors, unsupported)
+    if reason and backend == "native":
+        raise RuntimeError(f"backend: 'native' was asked for {op} and is not available: {reason}")
+    if reason:
+        log_once(f"{op}: backend 'native' is passed over: {reason}")
+    return "torch" if reason else "native"
 
 
-def why_not(op: str, backend: str, tensors: "Sequence[torch.Tensor]", unsupported: str | None = None) -> str | None:
-    """The reason why `backend` cannot run `op` on `tensors`, or None when it can."""
+def why_not_native(op: str, tensors: "Sequence[torch.Tensor]", unsupported: str | None = None) -> str | None:
+    """The reason why the native kernels cannot run `op` on `tensors`, or None when they can."""
     import torch
 
-    if backend != "native":
-        return None
     device = tensors[0].device.type
     if device not in ("cpu", "cuda"):
         return f"this op has no native kernel for {device}"
