@@ -36,7 +36,6 @@ struct Call {
   float* output;  // [S, 2P]
   float cell_clip, proj_clip;  // > 0, +inf: none
   char* scratch;  // Plan::scratch_bytes, aligned to 256; free once the stream has run the call
-  int64_t scratch_size;
   void* stream;  // cudaStream_t
 };
 
@@ -47,7 +46,7 @@ bool has_code_for(int major);
 // std::runtime_error where the kernels cannot run.
 Device use_device(int index);
 
-// Enqueues the launch. Throws std::invalid_argument for inconsistent arguments, std::runtime_error when CUDA refuses it.
+// Enqueues the launch. Throws std::invalid_argument for a layer that cannot run, std::runtime_error when CUDA refuses it.
 void run_persistent(const Call& call);
 
 }  // namespace elmo_fast::cuda

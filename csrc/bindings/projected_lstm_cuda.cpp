@@ -37,8 +37,7 @@ void bind_cuda(py::module_& m) {
     given.read("initial_h", call.initial_h, "initial_c", call.initial_c, "h_in", call.h_in, "c_in", call.c_in);
     given.read("h", call.h, "c", call.c, "state_stride", call.state_stride, "output", call.output);
     given.read("cell_clip", call.cell_clip, "proj_clip", call.proj_clip);
-    given.read("scratch", call.scratch, "scratch_size", call.scratch_size);
-    given.read("device_index", call.device_index, "stream", call.stream);
+    given.read("scratch", call.scratch, "device_index", call.device_index, "stream", call.stream);
     given.finish([&] { cuda::run_persistent(call); });
   });
   m.def("cuda_device", [](int index) {

@@ -21,10 +21,6 @@ void check(cudaError_t error, const char* doing) {
   throw std::runtime_error(std::string("CUDA: ") + doing + ": " + cudaGetErrorString(error));
 }
 
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
 template <size_t... at>
 std::array<Kernel, instance_count> kernels_of(std::index_sequence<at...>) {
   return {persistent_kernel<instances[at].row_tiles, instances[at].register_steps, instances[at].depth,
@@ -33,26 +29,6 @@ std::array<Kernel, instance_count> kernels_of(std::index_sequence<at...>) {
 
 // The kernels by instance.
 std::array<Kernel, instance_count> kernels() { return kernels_of(std::make_index_sequence<instance_count>()); }
-
-void check_call(const Call& call, const Plan& plan) {
-  const auto aligned = [](const void* pointer, size_t to) {
-    return pointer && reinterpret_cast<uintptr_t>(pointer) % to == 0;
-  };
-  if (plan.reason) throw std::invalid_argument(std::string("plan: ") + plan.reason);
-  require(call.steps >= 1 && int64_t(call.steps) * plan.blocks < (int64_t(1) << 29),
-          "steps: expected 1 to 2^29 / blocks");
-  require(call.stride >= call.slots && call.state_stride >= call.slots,
-          "stride, state_stride: expected at least one entry for each slot");
-  require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
-  require(aligned(call.packed, 16), "packed: expected a pointer aligned to 16 bytes");
-  require(call.z && call.meta && call.packed_rows && call.batch_sizes && call.h_in && call.c_in && call.h && call.c &&
-              call.output,
-          "z, meta, packed_rows, batch_sizes, h_in, c_in, h, c, output: expected pointers");
-  require(aligned(call.scratch, 256), "scratch: expected a pointer aligned to 256 bytes");
-  if (call.scratch_size < plan.scratch_bytes)
-    throw std::invalid_argument("scratch: expected " + std::to_string(plan.scratch_bytes) + " bytes, got " +
-                                std::to_string(call.scratch_size));
-}
 
 struct Config : cudaLaunchConfig_t {
   cudaLaunchAttribute own[2] = {};
@@ -104,7 +80,7 @@ Device use_device(int index) {
 
 void run_persistent(const Call& call) {
   const Plan plan = plan_persistent(call.dim, call.projection, call.device, call.slots);
-  check_call(call, plan);
+  if (plan.reason) throw std::invalid_argument(std::string("plan: ") + plan.reason);
   const Scratch at(plan, call.slots);
   Launch launch = {call, plan, SharedLayout(plan)};
   launch.barriers = reinterpret_cast<Barrier*>(call.scratch);

@@ -117,7 +117,7 @@ def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts
             **{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}, dim=layer.dim,
             projection=layer.projection, device=limits(device), steps=block.steps, slots=block.slots,
             stride=block.bucket, state_stride=state[0].shape[1], cell_clip=clips[0], proj_clip=clips[1],
-            scratch_size=size, device_index=device.index or 0, stream=current_stream(device))
+            device_index=device.index or 0, stream=current_stream(device))
     except RuntimeError as error:
         _warn_once("the LSTM runs in CUDA graphs where the persistent kernel does not start: a launch was refused on "
                    "%s (%s)", device, str(error))
