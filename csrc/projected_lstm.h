@@ -96,16 +96,13 @@ void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision pre
 // Bytes that a forward over `packed_rows` packed rows saves; linear in packed_rows.
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows);
 
-// Packs the weights for lstm_backward; arguments as of lstm_pack, without biases.
-size_t lstm_backward_packed_size(const LstmShape& shape);
-void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], const float* const projections[2],
-                        void* packed, size_t packed_size);
-
 // Gradients overwrite the caller's memory; a gradient whose pointer is null is not computed. Nothing may alias.
 struct LstmBackwardCall {
-  LstmCall forward;  // as of lstm_forward, but packed by lstm_backward_pack, with h and c as they were before
-                     // it, read only, and without outputs
+  LstmCall forward;  // as of lstm_forward, with h and c as they were before it, read only; without packed weights and
+                     // outputs
   LstmRows from;
+  const float* weights[2];      // as of lstm_pack
+  const float* projections[2];
   const void* saved;
   size_t saved_size;
   const float* grad_output;  // [S, 2P] of the outputs, by packed row, forward half first
@@ -121,7 +118,7 @@ struct LstmBackwardCall {
   float* grad_initial_c;  // [2D]
 };
 
-// Throws std::invalid_argument on packed weights or a saved buffer that do not fit.
+// Throws std::invalid_argument on a saved buffer that does not fit.
 void lstm_backward(const LstmBackwardCall& call);
 
 }  // namespace elmo_fast

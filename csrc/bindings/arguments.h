@@ -26,12 +26,6 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-template <class T>
-struct Pointers {
-  T* of[2];
-  explicit Pointers(const Pair& pair) : of{at<T>(pair[0]), at<T>(pair[1])} {}
-};
-
 // Reads the keyword arguments of a call into the fields of a struct, name by name. TypeError for a name that is missing
 // or has a value of another type.
 class Arguments {

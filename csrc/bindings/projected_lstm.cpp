@@ -1,40 +1,20 @@
-// Python bindings of csrc/projected_lstm.h.
+// Python bindings of csrc/projected_lstm.h: weights are packed in the call that runs on them.
 #include "projected_lstm.h"
 
 #include "arguments.h"
+#include "cpu/threads/threads.h"
 
 namespace elmo_fast {
 namespace {
 
-size_t lstm_packed_size_of(int64_t input, int64_t dim, int64_t projection, int precision) {
-  return lstm_packed_size({input, dim, projection}, static_cast<Precision>(precision));
-}
-
-void pack_lstm(int64_t input, int64_t dim, int64_t projection, int precision, const Pair& weights, const Pair& biases,
-               const Pair& projections, Address packed, size_t packed_size) {
-  lstm_pack({input, dim, projection}, static_cast<Precision>(precision), Pointers<const float>(weights).of,
-            Pointers<const float>(biases).of, Pointers<const float>(projections).of, at<void>(packed), packed_size);
-}
-
 size_t saved_size_of(int64_t input, int64_t dim, int64_t projection, int64_t packed_rows) {
   return lstm_saved_size({input, dim, projection}, packed_rows);
-}
-
-size_t backward_packed_size_of(int64_t input, int64_t dim, int64_t projection) {
-  return lstm_backward_packed_size({input, dim, projection});
-}
-
-void pack_backward(int64_t input, int64_t dim, int64_t projection, const Pair& weights, const Pair& projections,
-                   Address packed, size_t packed_size) {
-  lstm_backward_pack({input, dim, projection}, Pointers<const float>(weights).of, Pointers<const float>(projections).of,
-                     at<void>(packed), packed_size);
 }
 
 // The arguments of every call.
 LstmCall lstm_call(Arguments& given) {
   LstmCall call = {};
   given.read("input", call.shape.input, "dim", call.shape.dim, "projection", call.shape.projection);
-  given.read("packed", call.packed, "packed_size", call.packed_size);
   given.read("steps", call.steps, "batch_sizes", call.batch_sizes, "packed_rows", call.packed_rows);
   given.read("sequence_start", call.sequence_start, "initial_h", call.initial_h, "initial_c", call.initial_c);
   given.read("slots", call.slots, "h", call.h, "c", call.c);
@@ -52,11 +32,19 @@ void run_lstm(const py::kwargs& keywords) {
   Arguments given("lstm_forward", keywords);
   LstmCall call = lstm_call(given);
   const LstmRows from = lstm_rows(given);
+  const float *weights[2], *biases[2], *projections[2];
   Precision precision;
   void* saved;
   size_t saved_size;
+  given.read("weights", weights, "biases", biases, "projections", projections);
   given.read("outputs", call.outputs, "precision", precision, "saved", saved, "saved_size", saved_size);
-  given.finish([&] { lstm_forward(call, from, precision, saved, saved_size); });
+  given.finish([&] {
+    call.packed_size = lstm_packed_size(call.shape, precision);
+    const cpu::AlignedMemory packed = cpu::aligned_memory(call.packed_size, 64);
+    lstm_pack(call.shape, precision, weights, biases, projections, packed.get(), call.packed_size);
+    call.packed = packed.get();
+    lstm_forward(call, from, precision, saved, saved_size);
+  });
 }
 
 void run_lstm_backward(const py::kwargs& keywords) {
@@ -64,7 +52,7 @@ void run_lstm_backward(const py::kwargs& keywords) {
   LstmBackwardCall to = {};
   to.forward = lstm_call(given);
   to.from = lstm_rows(given);
-  given.read("saved", to.saved, "saved_size", to.saved_size);
+  given.read("weights", to.weights, "projections", to.projections, "saved", to.saved, "saved_size", to.saved_size);
   given.read("grad_output", to.grad_output, "grad_h", to.grad_h, "grad_c", to.grad_c);
   given.read("grad_inputs", to.grad_inputs, "grad_weights", to.grad_weights, "grad_biases", to.grad_biases);
   given.read("grad_projections", to.grad_projections);
@@ -76,12 +64,8 @@ void run_lstm_backward(const py::kwargs& keywords) {
 
 void bind_lstm(py::module_& m) {
   m.def("lstm_isa", [](int precision) { return lstm_isa(static_cast<Precision>(precision)); }, release());
-  m.def("lstm_packed_size", lstm_packed_size_of, release());
-  m.def("lstm_pack", pack_lstm, release());
   m.def("lstm_forward", run_lstm);
   m.def("lstm_saved_size", saved_size_of, release());
-  m.def("lstm_backward_packed_size", backward_packed_size_of, release());
-  m.def("lstm_backward_pack", pack_backward, release());
   m.def("lstm_backward", run_lstm_backward);
 }
 

@@ -39,15 +39,19 @@ void check_buffer(const void* packed, size_t size, size_t payload) {
                                 std::to_string(size));
 }
 
-void begin_packed(void* packed, size_t size, size_t payload, const Label& label) {
-  check_buffer(packed, size, payload);
+void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] size_t size) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t page = 2 << 20;
-  const auto address = reinterpret_cast<uintptr_t>(packed);
+  const auto address = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t begin = (address + page - 1) / page * page, end = (address + size) / page * page;
   // If the system has no huge pages, small ones remain.
   if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
+}
+
+void begin_packed(void* packed, size_t size, size_t payload, const Label& label) {
+  check_buffer(packed, size, payload);
+  prefer_huge_pages(packed, size);
   std::memcpy(packed, &label, sizeof label);
 }
 

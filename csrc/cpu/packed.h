@@ -25,8 +25,10 @@ void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high
 // Throws std::invalid_argument unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
 void check_buffer(const void* packed, size_t size, size_t payload);
 
-// check_buffer, then writes `label` at the start. Before this first write, requests huge pages, which are faster to
-// read at every step.
+// Requests huge pages, which are faster to read at every step; to be called before the first write.
+void prefer_huge_pages(void* memory, size_t size);
+
+// check_buffer, prefer_huge_pages, then writes `label` at the start.
 void begin_packed(void* packed, size_t size, size_t payload, const Label& label);
 
 // check_buffer, then throws std::invalid_argument unless the buffer begins with `label`.

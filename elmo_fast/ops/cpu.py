@@ -14,12 +14,6 @@ def contiguous(tensors: Tensors) -> Tensors:
     return [None if tensor is None else tensor.detach().float().contiguous() for tensor in tensors]
 
 
-def aligned_bytes(size: int) -> torch.Tensor:
-    """An uninitialized uint8 tensor that begins on a cache line."""
-    padded = torch.empty(size + 64, dtype=torch.uint8, device="cpu")
-    return padded[-padded.data_ptr() % 64 :][:size]
-
-
 def pointer(tensor: torch.Tensor | None) -> int:
     """Address of a tensor's data, 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -159,7 +159,7 @@ def highway(device: torch.device, shapes: tuple[tuple[int, int], ...] = ((9, 71)
         x, weights = normal(rows, size), [make() for _ in range(2) for make in (
             functools.partial(normal.weight, size, size), functools.partial(normal, size))]
         floats = [part.float() for part in weights]
-        run = functools.partial(linear_op.highway, x.float(), floats, None, precision, bounded)
+        run = functools.partial(linear_op.highway, x.float(), floats, precision, bounded)
         yield Case(f"{rows} tokens of {size} in {precision}", lambda run=run: [run()],
                    [linear_reference.highway(x, *weights)], _tolerance(precision, bounded))
 

@@ -90,7 +90,7 @@ def test_a_value_at_its_clip_passes_gradients_as_clamp_does(clip, engine):
     (NATIVE, CHAR_CNN, "char_cnn"), (NATIVE, LINEAR, "linear"),
     *((NATIVE, case, "projected_lstm") for case in (LSTM, lstm_case(gathered=False, slots=SLOTS))),
     *((engine, CHAR_CNN, "char_cnn") for engine in TRITON), *((engine, LINEAR, "linear") for engine in TRITON),
-    *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON)], quick=3))
+    *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON[:1])], quick=3))  # in fp32, as on the CPU
 def test_registered_ops(engine, case, op):
     with RecordedOps() as ops:
         case.run(engine)

@@ -53,8 +53,7 @@ def on_backend(op, *operands, backend, precision):
     if op.__name__ == "char_cnn":
         embed, filters, activation = weights
         return run(x, embed, *map(list, zip(*filters)), activation, *settings, False)[0]
-    outputs = [weights[0].shape[1]] if op.__name__ == "linear" else []
-    return run(x, weights, None, *outputs, *settings)
+    return run(x, weights, *settings)
 
 
 @contextlib.contextmanager

@@ -16,11 +16,9 @@ using namespace cpu;
 
 const LstmTrainingEngine& training_engine() { return fp32_engines().training; }
 
-Label label_for(const char* op, Precision precision, const LstmShape& s) {
-  return Label(op, precision, s.input, s.dim, s.projection);
+Label label_for(Precision precision, const LstmShape& s) {
+  return Label("lstm", precision, s.input, s.dim, s.projection);
 }
-
-Label gradients_label(const LstmShape& s) { return label_for("lstm gradients", Precision::highest, s); }
 
 Label saved_label(const LstmShape& s, int64_t packed_rows) {
   return Label("a training forward", Precision::highest, packed_rows, s.dim, s.projection);
@@ -51,7 +49,7 @@ void check_batch_sizes(const LstmCall& call) {
 void check_forward(const LstmCall& call, Precision precision) {
   check_shape(call.shape);
   check_packed(call.packed, call.packed_size, 2 * engine_for(precision).lstm.packed_size(call.shape),
-               label_for("lstm", precision, call.shape));
+               label_for(precision, call.shape));
   check_batch_sizes(call);
 }
 
@@ -81,29 +79,17 @@ Inputs inputs_of(const LstmCall& call, const LstmAddresses& from) {
   return inputs;
 }
 
-// Packs the label, then both directions with the engine's `pack`.
-template <class Engine>
-void pack_both(const Engine& engine, const Label& label, const LstmShape& shape, const float* const weights[2],
-               const float* const biases[2], const float* const projections[2], void* packed, size_t packed_size) {
-  const size_t of_direction = engine.packed_size(shape);
-  begin_packed(packed, packed_size, 2 * of_direction, label);
-  for (int d = 0; d < 2; ++d) {
-    char* to = static_cast<char*>(packed) + sizeof label + size_t(d) * of_direction;
-    engine.pack(shape, {weights[d], biases ? biases[d] : nullptr, projections[d]}, to);
-  }
-}
-
 // Most unique inputs of an input GEMM: those of seven steps of 64 rows, or of two steps of 256.
 int64_t most_unique(int64_t slots) { return slots > 224 ? 512 : 448; }
 
-// A direction, without scratch and saved memory. It points into the other arguments; `packed_size` is per direction.
+// A direction, without scratch and saved memory. It points into the other arguments; `weights` are its own.
 LstmDirection make_direction(const LstmCall& call, const Inputs& inputs, const LstmSchedule& schedule, int d,
-                             size_t packed_size) {
+                             const char* weights) {
   const int64_t p = call.shape.projection, dim = call.shape.dim;
   const DirectionSchedule& own = schedule.direction[size_t(d)];
   LstmDirection to = {};
   static_cast<LstmCall&>(to) = call;
-  to.weights = static_cast<const char*>(call.packed) + sizeof(Label) + size_t(d) * packed_size;
+  to.weights = weights;
   to.initial_h = half(call.initial_h, d * p);
   to.initial_c = half(call.initial_c, d * dim);
   to.outputs = half(call.outputs, d * call.packed_rows);
@@ -174,9 +160,9 @@ void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& 
   if (given.packed_rows == 0) return;
   const LstmCall call = with_worthwhile_threads(given);
   const LstmSchedule schedule(call, inputs.data(), most_unique(call.batch_sizes[0]));
-  const size_t packed_size = engine.packed_size(call.shape);
-  LstmDirection directions[] = {make_direction(call, inputs, schedule, 0, packed_size),
-                                make_direction(call, inputs, schedule, 1, packed_size)};
+  const char* const packed = static_cast<const char*>(call.packed) + sizeof(Label);
+  LstmDirection directions[] = {make_direction(call, inputs, schedule, 0, packed),
+                                make_direction(call, inputs, schedule, 1, packed + engine.packed_size(call.shape))};
   const int teams = teams_of(call.threads);
   const size_t scratch_size = engine.scratch_size(directions[0], call.threads / teams);
   give_memory(directions, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
@@ -229,8 +215,12 @@ size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
 void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
                const float* const projections[2], void* packed, size_t packed_size) {
   check_shape(shape);
-  pack_both(engine_for(precision).lstm, label_for("lstm", precision, shape), shape, weights, biases, projections,
-            packed, packed_size);
+  const LstmEngine& engine = engine_for(precision).lstm;
+  const size_t of_direction = engine.packed_size(shape);
+  begin_packed(packed, packed_size, 2 * of_direction, label_for(precision, shape));
+  for (size_t d = 0; d < 2; ++d)
+    engine.pack(shape, {weights[d], biases[d], projections[d]},
+                static_cast<char*>(packed) + sizeof(Label) + d * of_direction);
 }
 
 void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision, void* saved, size_t saved_size) {
@@ -254,23 +244,10 @@ size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
   return sizeof(Label) + 2 * training_engine().saved_size(shape, packed_rows);
 }
 
-size_t lstm_backward_packed_size(const LstmShape& shape) {
-  check_shape(shape);
-  return sizeof(Label) + 2 * training_engine().packed_size(shape);
-}
-
-void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], const float* const projections[2],
-                        void* packed, size_t packed_size) {
-  check_shape(shape);
-  pack_both(training_engine(), gradients_label(shape), shape, weights, nullptr, projections, packed, packed_size);
-}
-
 void lstm_backward(const LstmBackwardCall& call) {
   const LstmTrainingEngine& engine = training_engine();
   check_shape(call.forward.shape);
   const LstmCall forward = with_worthwhile_threads(call.forward);
-  check_packed(forward.packed, forward.packed_size, 2 * engine.packed_size(forward.shape),
-               gradients_label(forward.shape));
   check_batch_sizes(forward);
   const Inputs inputs = inputs_of(forward, call.from);
   check_packed(call.saved, call.saved_size, lstm_saved_size(forward.shape, forward.packed_rows) - sizeof(Label),
@@ -278,8 +255,12 @@ void lstm_backward(const LstmBackwardCall& call) {
   if (forward.packed_rows == 0) return clear_gradients(call);
   const LstmSchedule schedule(forward, inputs.data(), INT64_MAX);
   const size_t packed_size = engine.packed_size(forward.shape);
-  LstmDirection directions[] = {make_direction(forward, inputs, schedule, 0, packed_size),
-                                make_direction(forward, inputs, schedule, 1, packed_size)};
+  const AlignedMemory packed = aligned_memory(2 * packed_size, 64);
+  prefer_huge_pages(packed.get(), 2 * packed_size);
+  for (size_t d = 0; d < 2; ++d)
+    engine.pack(forward.shape, {call.weights[d], nullptr, call.projections[d]}, packed.get() + d * packed_size);
+  LstmDirection directions[] = {make_direction(forward, inputs, schedule, 0, packed.get()),
+                                make_direction(forward, inputs, schedule, 1, packed.get() + packed_size)};
   const int teams = teams_of(forward.threads);
   const size_t scratch_size = engine.scratch_size(directions[0], forward.threads / teams);
   const AlignedMemory scratch = aligned_memory(scratch_size * size_t(teams), 64);  // too much to keep

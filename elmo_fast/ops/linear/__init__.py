@@ -2,14 +2,14 @@
 
 import torch
 
-# the first two register implementations
+# the first three register implementations
+import elmo_fast.ops.linear.cpu
 import elmo_fast.ops.linear.cuda
 import elmo_fast.ops.linear.gradients  # noqa: F401
 from elmo_fast.engine.backend import effective_precision
 from elmo_fast.engine.precision import check_gradients
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.linear import reference
-from elmo_fast.ops.linear.cpu import packed_product
 from elmo_fast.ops.numerics import active_precision, full_precision
 
 
@@ -26,11 +26,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
     check_gradients(precision, needs_gradient(operands))
     if resolve("linear", backend, *operands) != "native" or (x.device.type == "cpu" and needs_gradient(operands)):
         return torch.addmm(full_precision(bias), full_precision(x), full_precision(weight))
-    weights, packed = [weight, bias], None
     if x.device.type == "cpu":
-        x, precision, weights = full_precision(x), effective_precision(precision), []
-        packed = packed_product([weight, bias], precision)
-    return torch.ops.elmo_fast.linear(x, weights, packed, weight.shape[1], precision, bounded)
+        x, precision = full_precision(x), effective_precision(precision)
+    return torch.ops.elmo_fast.linear(x, [weight, bias], precision, bounded)
 
 
 def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
@@ -48,11 +46,9 @@ def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_tra
     check_gradients(precision, needs_gradient(operands))
     if resolve("highway", backend, *operands) != "native" or (x.device.type == "cpu" and needs_gradient(operands)):
         return reference.highway(full_precision(x), *map(full_precision, weights))
-    packed = None
     if x.device.type == "cpu":
         x, precision = full_precision(x), effective_precision(precision)
-        packed, weights = packed_product(weights, precision), []
-    return torch.ops.elmo_fast.highway(x, weights, packed, precision, bounded)
+    return torch.ops.elmo_fast.highway(x, weights, precision, bounded)
 
 
 def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:

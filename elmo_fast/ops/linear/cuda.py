@@ -5,19 +5,19 @@ import torch
 from elmo_fast.engine.precision import operands_of
 from elmo_fast.ops.device import on, refuse_capture
 from elmo_fast.ops.library import library
-from elmo_fast.ops.linear.arguments import HighwayArguments, LinearArguments
+from elmo_fast.ops.linear.arguments import ProductArguments
 from elmo_fast.ops.numerics import gemm, numerics, type_of
 from elmo_fast.ops.weight_cache import cached
 
 
 def linear(*arguments):
-    call = LinearArguments(*arguments)
+    call = ProductArguments(*arguments)
     refuse_capture(call.x.device)
     return _sums(call.x, *call.weights, operands_of(call.precision, call.bounded))
 
 
 def highway(*arguments):
-    call = HighwayArguments(*arguments)
+    call = ProductArguments(*arguments)
     refuse_capture(call.x.device)
     operands = operands_of(call.precision, call.bounded)
     x = call.x.to(type_of(operands))

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-# The first two imports register implementations.
+# The first three imports register implementations.
+import elmo_fast.ops.projected_lstm.cpu
 import elmo_fast.ops.projected_lstm.cuda.lstm
 import elmo_fast.ops.projected_lstm.gradients  # noqa: F401
 from elmo_fast.arguments import shown
@@ -18,7 +19,6 @@ from elmo_fast.ops.linear import check_shape
 from elmo_fast.ops.numerics import full_precision
 from elmo_fast.ops.projected_lstm import pytorch, reference
 from elmo_fast.ops.projected_lstm.arguments import LstmCall
-from elmo_fast.ops.projected_lstm.cpu import packed_lstm
 from elmo_fast.ops.projected_lstm.reference import LstmWeights, State
 
 
@@ -44,8 +44,7 @@ def projected_lstm(
     if chosen == "native":
         if inputs.device.type == "cpu":
             call = dataclasses.replace(call, precision="highest" if save else effective_precision(call.precision))
-        packed = packed_lstm(weights, call.precision) if inputs.device.type == "cpu" else None
-        out, h, c, _ = torch.ops.elmo_fast.projected_lstm(*call.arguments(packed, save))
+        out, h, c, _ = torch.ops.elmo_fast.projected_lstm(*call.arguments(save))
         return out, (h, c)
     call = dataclasses.replace(call, rows=None if rows is None else to_device(rows, inputs.device),
                                weights=tuple(tuple(map(full_precision, direction)) for direction in weights))

@@ -37,7 +37,7 @@ class LstmCall:
         """The floating-point operands."""
         return [self.inputs, *self.state, *flat_weights(self.weights), *(self.initial_state or ())]
 
-    def arguments(self, packed: torch.Tensor | None = None, save: bool = False) -> "LstmArguments":
+    def arguments(self, save: bool = False) -> "LstmArguments":
         """The arguments of the op, with the schedule on the host; `slots` is None if they are in the caller's order."""
         schedule, has_starts = self.schedule, self.initial_state is not None
         initial_h, initial_c = self.initial_state or (None, None)
@@ -45,8 +45,8 @@ class LstmCall:
             self.inputs, self.rows, None if schedule.is_in_order else torch.from_numpy(schedule.slots),
             torch.from_numpy(schedule.batch_sizes),
             torch.from_numpy(schedule.sequence_starts) if has_starts else None, *self.state,
-            flat_weights(self.weights) if save or packed is None else [], initial_h, initial_c, self.width,
-            limit(self.cell_clip), limit(self.proj_clip), packed, self.precision, self.bounded, save)
+            flat_weights(self.weights), initial_h, initial_c, self.width, limit(self.cell_clip),
+            limit(self.proj_clip), self.precision, self.bounded, save)
 
 
 def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
@@ -64,8 +64,8 @@ class LstmArguments(NamedTuple):
 
     `inputs` and `rows` as in `reference.projected_lstm`. `slots`, `batch_sizes` and `sequence_starts` are the schedule,
     on the host; `slots` only if they are not in the caller's order, `sequence_starts` only with an initial state.
-    `weights` are those of `flat_weights`; on the CPU `packed` has them in the engine's layout, and `weights` are given
-    only for gradients. An infinite clip does not clip. With `save` the op also returns the tensor saved for backward.
+    `weights` are those of `flat_weights`. An infinite clip does not clip. With `save` the op also returns the tensor
+    saved for backward.
     """
 
     inputs: torch.Tensor
@@ -81,7 +81,6 @@ class LstmArguments(NamedTuple):
     width: int
     cell_clip: float
     proj_clip: float
-    packed: torch.Tensor | None
     precision: str
     bounded: bool
     save: bool

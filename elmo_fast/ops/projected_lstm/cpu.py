@@ -9,20 +9,20 @@ import torch
 
 from elmo_fast.engine.backend import native_module, number_of
 from elmo_fast.engine.native import threads
-from elmo_fast.ops.cpu import aligned_bytes, contiguous, pointer
+from elmo_fast.ops.cpu import contiguous, pointer
 from elmo_fast.ops.library import library
 from elmo_fast.ops.projected_lstm.arguments import LstmArguments, LstmGradients, memory_for_gradients
-from elmo_fast.ops.projected_lstm.reference import LstmWeights
-from elmo_fast.ops.weight_cache import Tensors
 
 
 def forward(*arguments):
     call, module = LstmArguments(*arguments), native_module()[0]
-    operands, count = _Operands(call, call.packed), call.packed_rows
+    operands, count = _Operands(call), call.packed_rows
     out = call.h.new_empty(count, call.h.shape[1])
     outputs = _halves_at(out)
     saved = call.h.new_empty(module.lstm_saved_size(*call.sizes, count) if call.save else 0, dtype=torch.uint8)
-    module.lstm_forward(**operands.arguments(), outputs=outputs.ctypes.data, precision=number_of(call.precision),
+    weights, biases, projections = operands.weights
+    module.lstm_forward(**operands.arguments(), weights=weights, biases=biases, projections=projections,
+                        outputs=outputs.ctypes.data, precision=number_of(call.precision),
                         saved=saved.data_ptr() if call.save else 0, saved_size=saved.numel())
     return out, *(in_caller_order(x, operands.slots) for x in (operands.h, operands.c)), saved
 
@@ -35,7 +35,7 @@ def _halves_at(rows: torch.Tensor) -> np.ndarray:
 
 def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
     call, module, needed = LstmArguments(*arguments), native_module()[0], LstmGradients.unflatten(needed)
-    operands, inputs = _Operands(call, _packed_for_gradients(call)), call.inputs
+    operands, inputs = _Operands(call), call.inputs
     common, grads = operands.arguments(), memory_for_gradients(call, needed)
     grads = grads._replace(**{
         name: torch.zeros_like(getattr(grads, name)) if given is None else in_slot_order(given, operands.slots)
@@ -45,12 +45,13 @@ def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
     by_direction = grads.inputs if is_split or not needed.inputs else inputs.new_zeros(2, *inputs.shape)
     half = 4 * (inputs.shape[1] // 2 if is_split else inputs.numel())  # bytes between the two directions
     grad_inputs = pointer(by_direction)
-    weights, biases, *projections = _by_direction([pointer(grad) for grad in grads.weights])
+    weights, _, projections = operands.weights
+    grad_weights, grad_biases, grad_projections = _by_direction(grads.weights)
     module.lstm_backward(
-        **common, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(),
-        grad_h=grads.h.data_ptr(), grad_c=grads.c.data_ptr(),
-        grad_inputs=[grad_inputs, grad_inputs and grad_inputs + half], grad_weights=weights, grad_biases=biases,
-        grad_projections=projections[0] if projections else [0, 0],
+        **common, weights=weights, projections=projections, saved=saved.data_ptr(), saved_size=saved.numel(),
+        grad_output=grad_out.data_ptr(), grad_h=grads.h.data_ptr(), grad_c=grads.c.data_ptr(),
+        grad_inputs=[grad_inputs, grad_inputs and grad_inputs + half], grad_weights=grad_weights,
+        grad_biases=grad_biases, grad_projections=grad_projections,
         grad_initial_h=grads.initial_h.data_ptr(), grad_initial_c=grads.initial_c.data_ptr())
     if not is_split and needed.inputs:
         grads = grads._replace(inputs=by_direction[0] + by_direction[1])
@@ -58,27 +59,19 @@ def backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
     return grads._replace(h=h, c=c).flatten()
 
 
-def _packed_for_gradients(call: LstmArguments) -> torch.Tensor:
-    """Pack the weights for the gradients; not cached, since an optimizer changes them before the next call."""
-    module, contiguous = native_module()[0], [weight.contiguous() for weight in call.weights]
-    packed = aligned_bytes(module.lstm_backward_packed_size(*call.sizes))
-    matrices, _, *projections = _by_direction([pointer(weight) for weight in contiguous])
-    module.lstm_backward_pack(*call.sizes, matrices, projections[0] if projections else [0, 0], packed.data_ptr(),
-                              packed.numel())
-    return packed
-
-
-def _by_direction(addresses: list[int]) -> list[list[int]]:
-    """Group addresses of `LstmArguments.weights` into (forward, backward) pairs: W, B and, if present, W_P."""
-    parts = len(addresses) // 2
-    return [addresses[k::parts] for k in range(parts)]
+def _by_direction(weights: list[torch.Tensor]) -> list[list[int]]:
+    """Group addresses of `LstmArguments.weights` into (forward, backward) pairs: W, B and W_P, 0 if not present."""
+    parts = len(weights) // 2
+    return [[pointer(weight) for weight in weights[k::parts]] if k < parts else [0, 0] for k in range(3)]
 
 
 class _Operands:
     """Contiguous tensors whose addresses are passed to the engine; `h` and `c` are in the order of the slots."""
 
-    def __init__(self, call: LstmArguments, packed: torch.Tensor):
-        self.call, self.packed = call, packed
+    def __init__(self, call: LstmArguments):
+        self.call = call
+        self.contiguous_weights = contiguous(call.weights)
+        self.weights = _by_direction(self.contiguous_weights)
         self.rows = None if call.rows is None else call.rows.to(torch.int32).contiguous()
         self.inputs = call.inputs.contiguous()
         self.slots = None if call.slots is None else call.slots.numpy()
@@ -90,8 +83,8 @@ class _Operands:
         """Arguments shared by forward and backward; valid while this object lives."""
         call, (width, dim, projection) = self.call, self.call.sizes
         return dict(
-            input=width, dim=dim, projection=projection, packed=self.packed.data_ptr(), packed_size=self.packed.numel(),
-            inputs=self.inputs.data_ptr(), input_rows=len(self.inputs), rows=pointer(self.rows),
+            input=width, dim=dim, projection=projection, inputs=self.inputs.data_ptr(),
+            input_rows=len(self.inputs), rows=pointer(self.rows),
             steps=len(call.batch_sizes), batch_sizes=call.batch_sizes.data_ptr(), packed_rows=call.packed_rows,
             sequence_start=pointer(call.sequence_starts), initial_h=pointer(self.initial_h),
             initial_c=pointer(self.initial_c), slots=len(self.h), h=self.h.data_ptr(), c=self.c.data_ptr(),
@@ -107,22 +100,6 @@ def in_slot_order(x: torch.Tensor, slots: np.ndarray | None) -> torch.Tensor:
 def in_caller_order(x: torch.Tensor, slots: np.ndarray | None) -> torch.Tensor:
     """The inverse of `in_slot_order`."""
     return x if slots is None else torch.from_numpy(x.numpy().take(np.argsort(slots), 0))
-
-
-def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> torch.Tensor:
-    """Packed weights of a layer, uint8; `precision` is one that the engine supports."""
-    return pack(contiguous((*weights[0], *weights[1])), precision)
-
-
-def pack(tensors: Tensors, precision: str) -> torch.Tensor:
-    """Pack contiguous fp32 (W, B, W_P or None) of both directions in the engine's layout."""
-    module, (w, b, w_p) = native_module()[0], tensors[:3]
-    projection = len(b) // 4 if w_p is None else w_p.shape[1]
-    shape = len(w) - projection, len(b) // 4, projection, number_of(precision)
-    packed = aligned_bytes(module.lstm_packed_size(*shape))
-    pairs = [[pointer(tensor) for tensor in tensors[k::3]] for k in range(3)]
-    module.lstm_pack(*shape, *pairs, packed.data_ptr(), packed.numel())
-    return packed
 
 
 library.impl("projected_lstm", forward, "CPU")

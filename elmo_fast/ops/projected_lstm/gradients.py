@@ -35,7 +35,7 @@ def _fake_backward(grad_out, grad_h, grad_c, saved, needed, *arguments):
 
 def _save(ctx, inputs, output):
     call, (*_, saved) = LstmArguments(*inputs), output
-    ctx.call = call._replace(weights=[], packed=None, **dict.fromkeys(_TENSORS))
+    ctx.call = call._replace(weights=[], **dict.fromkeys(_TENSORS))
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(saved, *(getattr(call, name) for name in _TENSORS), *call.weights)
 

@@ -144,7 +144,7 @@ class LstmCase {
 
   void gradients(Engine& engine, Buffer& packed, const Result& plain) {
     const elmo_fast::LstmShape shape = {in, D, P};
-    Buffer kept(elmo_fast::lstm_saved_size(shape, S)), backward(elmo_fast::lstm_backward_packed_size(shape));
+    Buffer kept(elmo_fast::lstm_saved_size(shape, S));
     Result again = before();
     elmo_fast::lstm_forward(call(again, packed, packed.data()), from(), elmo_fast::Precision::highest, kept.data(),
                             kept.size());
@@ -152,11 +152,10 @@ class LstmCase {
 
     const Floats grad_output = random.floats(S * 2 * P), grad_h = random.floats(slots * 2 * P),
                  grad_c = random.floats(slots * 2 * D);
-    elmo_fast::lstm_backward_pack(shape, weights, projections(), backward.data(), backward.size());
     const auto run = [&](int threads) {
       Result state = before();
       elmo_fast::LstmBackwardCall to = {};
-      to.forward = call(state, backward, backward.data());
+      to.forward = call(state, packed, nullptr);
       to.forward.threads = threads;
       to.from = from();
       std::vector<Floats> out = {grad_h, grad_c, Floats(initial_h.size(), NAN), Floats(initial_c.size(), NAN)};
@@ -168,6 +167,7 @@ class LstmCase {
       to.grad_output = grad_output.data(), to.grad_h = out[0].data(), to.grad_c = out[1].data();
       to.grad_initial_h = out[2].data(), to.grad_initial_c = out[3].data();
       for (size_t d = 0; d < 2; ++d) {
+        to.weights[d] = weights[d], to.projections[d] = projections()[d];
         to.grad_weights[d] = out[4 + 3 * d].data(), to.grad_biases[d] = out[5 + 3 * d].data();
         to.grad_projections[d] = D == P ? nullptr : out[6 + 3 * d].data();
         to.grad_inputs[d] = schedule.split ? out[10].data() + static_cast<int64_t>(d) * in : out[10 + d].data();
