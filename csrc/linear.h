@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/packed.h"
+
 namespace elmo_fast {
 
 // highest: fp32 with IEEE denormals. high: operands split into two bf16 values, three products. medium: bf16.
@@ -31,25 +33,27 @@ struct LinearShape {
   Precision precision = Precision::highest;  // of the products; the epilogue is fp32
 };
 
-size_t linear_packed_size(const LinearShape& shape);
+namespace cpu {
+struct LinearEngine;
+}
+using PackedLinear = cpu::Packed<cpu::LinearEngine>;
 
 // weight [K, M], bias [M]. highway: weight, bias hold Wc, bc and transform_weight [K, K],
-// transform_bias [K] hold Wt, bt; null otherwise. packed as for lstm_pack.
-void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
-                 const float* transform_bias, void* packed, size_t packed_size);
+// transform_bias [K] hold Wt, bt; null otherwise.
+PackedLinear linear_pack(const LinearShape& shape, const float* weight, const float* bias,
+                         const float* transform_weight, const float* transform_bias);
 
 struct LinearCall {
   LinearShape shape;
-  const void* packed;
-  size_t packed_size;
+  const char* packed;  // set by linear_forward
   const float* x;      // [rows, K]
   int64_t rows;
   float* y;            // [rows, M]; must not alias x
   int threads;
 };
 
-// Throws std::invalid_argument on packed weights that do not fit. The bits of an output row depend neither on the
-// other rows of the call nor on the thread count.
-void linear_forward(const LinearCall& call);
+// `weights` of the same shape. The bits of an output row depend neither on the other rows of the call nor on the thread
+// count.
+void linear_forward(const PackedLinear& weights, LinearCall call);
 
 }  // namespace elmo_fast

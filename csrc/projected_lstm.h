@@ -32,14 +32,14 @@ struct LstmShape {
 // the precision is not available.
 std::string lstm_isa(Precision precision);
 
-// Bytes of the packed weights of both directions.
-size_t lstm_packed_size(const LstmShape& shape, Precision precision);
+namespace cpu {
+struct LstmEngine;
+}
+using PackedLstm = cpu::Packed<cpu::LstmEngine>;
 
 // weights[d] [in + P, 4D], biases[d] [4D], projections[d] [D, P] or null: d = 0 forward, 1 backward; read only.
-// packed [lstm_packed_size] is owned by the caller, aligned to 4 bytes at least (64 is faster), and must not
-// change afterwards. It records instruction set, precision and sizes; lstm_forward refuses weights that do not match.
-void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
-               const float* const projections[2], void* packed, size_t packed_size);
+PackedLstm lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2],
+                     const float* const biases[2], const float* const projections[2]);
 
 // One layer over a schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row is
 // one running slot of one step, numbered step by step and slot by slot inside, as in PackedSequence:
@@ -47,8 +47,6 @@ void lstm_pack(const LstmShape& shape, Precision precision, const float* const w
 // buffer per calling thread, reused by its next call.
 struct LstmCall {
   LstmShape shape;
-  const void* packed;  // from lstm_pack
-  size_t packed_size;
 
   int64_t steps;               // T, may be 0
   const int32_t* batch_sizes;  // [T], non-increasing, 0 <= batch_sizes[t] <= slots
@@ -81,14 +79,13 @@ struct LstmAddresses {
   bool add_input;              // in == P: x + h is written
 };
 
-// Throws std::invalid_argument on packed weights, rows or batch sizes that do not fit. The caller checks the rest.
+// `weights` of the same shape. Throws std::invalid_argument on rows or batch sizes that do not fit. The caller checks
+// the rest.
 //
-// `saved`, at Precision::highest: also fills the caller's buffer [saved_size >= lstm_saved_size], aligned to 4 bytes, for
-// lstm_backward; results have the same bits. It records instruction set and sizes; lstm_backward refuses a buffer that
-// does not match.
-void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision, void* saved = nullptr,
-                  size_t saved_size = 0);
-void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision);
+// `saved`, at Precision::highest: also fills the caller's buffer [lstm_saved_size], aligned to 4 bytes, for
+// lstm_backward; results have the same bits.
+void lstm_forward(const PackedLstm& weights, const LstmCall& call, const LstmRows& from, void* saved = nullptr);
+void lstm_forward(const PackedLstm& weights, const LstmCall& call, const LstmAddresses& from);
 
 // Training, in fp32. A clip passes gradients where its argument lies within or on the limits, as torch.clamp does;
 // where there is none everything passes. Gradients too have the same bits whatever the thread count.
@@ -98,8 +95,7 @@ size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows);
 
 // Gradients overwrite the caller's memory; a gradient whose pointer is null is not computed. Nothing may alias.
 struct LstmBackwardCall {
-  LstmCall forward;  // as of lstm_forward, with h and c as they were before it, read only; without packed weights and
-                     // outputs
+  LstmCall forward;  // as of lstm_forward, with h and c as they were before it, read only; without outputs
   LstmRows from;
   const float* weights[2];      // as of lstm_pack
   const float* projections[2];
@@ -118,7 +114,7 @@ struct LstmBackwardCall {
   float* grad_initial_c;  // [2D]
 };
 
-// Throws std::invalid_argument on a saved buffer that does not fit.
+// Throws std::invalid_argument on a saved buffer of another size.
 void lstm_backward(const LstmBackwardCall& call);
 
 }  // namespace elmo_fast

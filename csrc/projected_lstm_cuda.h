@@ -46,7 +46,7 @@ bool has_code_for(int major);
 // std::runtime_error where the kernels cannot run.
 Device use_device(int index);
 
-// Enqueues the launch. Throws std::invalid_argument for a layer that cannot run, std::runtime_error when CUDA refuses it.
+// Enqueues the launch. Throws std::invalid_argument for a layer that cannot run, std::runtime_error if CUDA refuses it.
 void run_persistent(const Call& call);
 
 }  // namespace elmo_fast::cuda

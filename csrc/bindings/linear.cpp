@@ -2,7 +2,6 @@
 #include "linear.h"
 
 #include "arguments.h"
-#include "cpu/threads/threads.h"
 
 namespace elmo_fast {
 namespace {
@@ -17,13 +16,7 @@ void run_linear(const py::kwargs& keywords) {
   const auto [weight, bias, transform, transform_bias] = given.get<std::array<Address, 4>>("weights");  // 0: none
   const float* const of[] = {at<const float>(weight), at<const float>(bias), at<const float>(transform),
                              at<const float>(transform_bias)};
-  given.finish([&] {
-    call.packed_size = linear_packed_size(call.shape);
-    const cpu::AlignedMemory packed = cpu::aligned_memory(call.packed_size, 64);
-    linear_pack(call.shape, of[0], of[1], of[2], of[3], packed.get(), call.packed_size);
-    call.packed = packed.get();
-    linear_forward(call);
-  });
+  given.finish([&] { linear_forward(linear_pack(call.shape, of[0], of[1], of[2], of[3]), call); });
 }
 
 }  // namespace

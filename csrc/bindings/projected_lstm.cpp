@@ -2,7 +2,6 @@
 #include "projected_lstm.h"
 
 #include "arguments.h"
-#include "cpu/threads/threads.h"
 
 namespace elmo_fast {
 namespace {
@@ -35,15 +34,10 @@ void run_lstm(const py::kwargs& keywords) {
   const float *weights[2], *biases[2], *projections[2];
   Precision precision;
   void* saved;
-  size_t saved_size;
   given.read("weights", weights, "biases", biases, "projections", projections);
-  given.read("outputs", call.outputs, "precision", precision, "saved", saved, "saved_size", saved_size);
+  given.read("outputs", call.outputs, "precision", precision, "saved", saved);
   given.finish([&] {
-    call.packed_size = lstm_packed_size(call.shape, precision);
-    const cpu::AlignedMemory packed = cpu::aligned_memory(call.packed_size, 64);
-    lstm_pack(call.shape, precision, weights, biases, projections, packed.get(), call.packed_size);
-    call.packed = packed.get();
-    lstm_forward(call, from, precision, saved, saved_size);
+    lstm_forward(lstm_pack(call.shape, precision, weights, biases, projections), call, from, saved);
   });
 }
 

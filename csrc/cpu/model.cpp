@@ -14,20 +14,12 @@ using namespace cpu;
 
 constexpr int64_t tokens_at_once = 2048;  // encoded, so that activations stay in the processor's caches
 
-// Packed weights of an op.
-struct Packed {
-  AlignedMemory memory;
-  size_t size;
-  explicit Packed(size_t bytes) : memory(aligned_memory(bytes, 64)), size(bytes) {}
-};
-
 struct Product {
   LinearShape shape;
-  Packed packed;
+  PackedLinear packed;
 
-  Product(const LinearShape& of, const HighwayWeights& w) : shape(of), packed(linear_packed_size(of)) {
-    linear_pack(shape, w.carry, w.carry_bias, w.transform, w.transform_bias, packed.memory.get(), packed.size);
-  }
+  Product(const LinearShape& of, const HighwayWeights& w)
+      : shape(of), packed(linear_pack(of, w.carry, w.carry_bias, w.transform, w.transform_bias)) {}
 };
 
 static std::vector<float> copied(const float* values, int64_t count) { return {values, values + count}; }
@@ -93,7 +85,7 @@ class Encoder {
 
  private:
   static void multiply(const Product& by, const float* x, int64_t rows, float* y, int threads) {
-    linear_forward({by.shape, by.packed.memory.get(), by.packed.size, x, rows, y, threads});
+    linear_forward(by.packed, {by.shape, nullptr, x, rows, y, threads});
   }
 
   // The word's vector in front of the filters' values.
@@ -120,18 +112,15 @@ struct Model::Parts {
   Precision precision;
   float cell_clip, proj_clip;
   bool skips;
-  std::vector<Packed> layers;
+  std::vector<PackedLstm> layers;
 };
 
 Model::Model(const EncoderWeights* encoder, const StackWeights& stack, Precision precision)
     : parts_(new Parts{nullptr, {stack.projection, stack.dim, stack.projection}, precision, stack.cell_clip,
                        stack.proj_clip, stack.skips, {}}) {
   if (encoder) parts_->encoder = std::make_unique<Encoder>(*encoder, stack.projection, precision);
-  for (const LayerWeights& layer : stack.layers) {
-    Packed& packed = parts_->layers.emplace_back(lstm_packed_size(parts_->shape, precision));
-    lstm_pack(parts_->shape, precision, layer.weights, layer.biases, layer.projections, packed.memory.get(),
-              packed.size);
-  }
+  for (const LayerWeights& layer : stack.layers)
+    parts_->layers.push_back(lstm_pack(parts_->shape, precision, layer.weights, layer.biases, layer.projections));
 }
 
 Model::~Model() = default;
@@ -158,22 +147,20 @@ void Model::run(const ModelCall& call) const {
   layer.proj_clip = parts.proj_clip;
   layer.threads = call.threads;
   for (int64_t l = 0; l < int64_t(parts.layers.size()); ++l) {
-    const Packed& packed = parts.layers[size_t(l)];
-    layer.packed = packed.memory.get();
-    layer.packed_size = packed.size;
+    const PackedLstm& packed = parts.layers[size_t(l)];
     layer.initial_h = call.initial_h ? call.initial_h + l * h_row : nullptr;
     layer.initial_c = call.initial_c ? call.initial_c + l * c_row : nullptr;
     layer.h = call.h + l * call.slots * h_row;
     layer.c = call.c + l * call.slots * c_row;
     layer.outputs = call.outputs + l * 2 * call.packed_rows;
-    if (l == 0) lstm_forward(layer, LstmRows{call.vectors, call.vector_count, call.rows}, parts.precision);
-    else lstm_forward(layer, LstmAddresses{layer.outputs - 2 * call.packed_rows, parts.skips}, parts.precision);
+    if (l == 0) lstm_forward(packed, layer, LstmRows{call.vectors, call.vector_count, call.rows});
+    else lstm_forward(packed, layer, LstmAddresses{layer.outputs - 2 * call.packed_rows, parts.skips});
   }
 }
 
 size_t Model::size() const {
   size_t bytes = parts_->encoder ? parts_->encoder->size() : 0;
-  for (const Packed& packed : parts_->layers) bytes += packed.size;
+  for (const PackedLstm& packed : parts_->layers) bytes += packed.size;
   return bytes;
 }
 

@@ -48,7 +48,7 @@ def program() -> Path:
 def passed(*command, cases: int, **environment) -> subprocess.CompletedProcess:
     """Run a check_engines, which must pass at least `cases` cases."""
     run = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600,
-                         env={**os.environ, **environment})
+                         env={**os.environ, "MALLOC_PERTURB_": "1", **environment})
     match = re.search(r"^(\d+) passed, 0 failed$", run.stdout, re.MULTILINE)
     assert run.returncode == 0 and match, (run.returncode, run.stdout[-2000:], run.stderr[-2000:])
     assert int(match[1]) >= cases

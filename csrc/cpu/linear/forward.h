@@ -6,7 +6,6 @@
 
 #include "../engine.h"
 #include "../gemm/fp32.h"
-#include "../packed.h"
 
 namespace elmo_fast::cpu {
 
@@ -54,8 +53,7 @@ class LinearLoop {
 
  public:
   LinearLoop(const LinearCall& call, char* scratch)
-      : call_(call), packed_(static_cast<const char*>(call.packed) + sizeof(Label)), shape_(call.shape),
-        layout_(shape_), left_{scratch, shape_.input},
+      : call_(call), packed_(call.packed), shape_(call.shape), layout_(shape_), left_{scratch, shape_.input},
         sums_(reinterpret_cast<float*>(
             scratch + left_bytes<Gemm>(Gemm::buffer_rows(smaller(call_.rows, Gemm::cached_rows)), shape_.input))) {
     // Clear the columns beyond K: put_left need not write them, and they are multiplied by zero weights.

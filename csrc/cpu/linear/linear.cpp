@@ -1,4 +1,4 @@
-// The entry points of linear.h: check packed weights, select the engine, split the work between threads.
+// The entry points of linear.h: select the engine, split the work between threads.
 #include "../../linear.h"
 
 #include <algorithm>
@@ -23,36 +23,27 @@ double nanoseconds_of(const LinearCall& call) {
   return weights * std::max(double(call.rows) / 32, 0.25);
 }
 
-Label label_for(const LinearShape& s) {
-  return Label("linear", s.precision, s.input, s.output, static_cast<int64_t>(s.epilogue));
-}
-
 }  // namespace
 
-size_t linear_packed_size(const LinearShape& shape) {
-  check_shape(shape);
-  return sizeof(Label) + engine_for(shape.precision).linear.packed_size(shape);
-}
-
-void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
-                 const float* transform_bias, void* packed, size_t packed_size) {
+PackedLinear linear_pack(const LinearShape& shape, const float* weight, const float* bias,
+                         const float* transform_weight, const float* transform_bias) {
   check_shape(shape);
   const LinearEngine& engine = engine_for(shape.precision).linear;
-  begin_packed(packed, packed_size, engine.packed_size(shape), label_for(shape));
-  engine.pack(shape, {{weight, transform_weight}, {bias, transform_bias}}, static_cast<char*>(packed) + sizeof(Label));
+  const size_t size = engine.packed_size(shape);
+  PackedLinear packed = {&engine, size, packed_memory(size)};
+  engine.pack(shape, {{weight, transform_weight}, {bias, transform_bias}}, packed.memory.get());
+  return packed;
 }
 
-void linear_forward(const LinearCall& call) {
-  check_shape(call.shape);
-  const LinearEngine& engine = engine_for(call.shape.precision).linear;
-  check_packed(call.packed, call.packed_size, engine.packed_size(call.shape), label_for(call.shape));
+void linear_forward(const PackedLinear& weights, LinearCall call) {
   if (call.rows == 0) return;
-  LinearCall split = call;
+  call.packed = weights.memory.get();
+  const LinearEngine& engine = *weights.engine;
   const double work = nanoseconds_of(call);
-  split.threads = threads_for(work, call.threads);
-  const size_t scratch_size = engine.scratch_size(split);
-  char* const scratch = thread_scratch(scratch_size * size_t(split.threads));
-  run_claimed(split.threads, work, [&](int rank) { engine.run(split, scratch + scratch_size * size_t(rank), rank); });
+  call.threads = threads_for(work, call.threads);
+  const size_t scratch_size = engine.scratch_size(call);
+  char* const scratch = thread_scratch(scratch_size * size_t(call.threads));
+  run_claimed(call.threads, work, [&](int rank) { engine.run(call, scratch + scratch_size * size_t(rank), rank); });
 }
 
 }  // namespace elmo_fast

@@ -1,4 +1,4 @@
-// The entry points of projected_lstm.h: check packed weights, make a schedule, split the work between threads.
+// The entry points of projected_lstm.h: make a schedule, split the work between threads.
 #include "../../projected_lstm.h"
 
 #include <algorithm>
@@ -15,14 +15,6 @@ namespace {
 using namespace cpu;
 
 const LstmTrainingEngine& training_engine() { return fp32_engines().training; }
-
-Label label_for(Precision precision, const LstmShape& s) {
-  return Label("lstm", precision, s.input, s.dim, s.projection);
-}
-
-Label saved_label(const LstmShape& s, int64_t packed_rows) {
-  return Label("a training forward", Precision::highest, packed_rows, s.dim, s.projection);
-}
 
 void check_shape(const LstmShape& s) {
   require(s.input > 0 && s.dim > 0 && s.projection > 0 && s.input <= INT32_MAX && s.dim <= INT32_MAX / 4 &&
@@ -44,13 +36,6 @@ void check_batch_sizes(const LstmCall& call) {
     last = call.batch_sizes[t];
   }
   require(total == call.packed_rows, "batch_sizes: expected a sum of packed_rows");
-}
-
-void check_forward(const LstmCall& call, Precision precision) {
-  check_shape(call.shape);
-  check_packed(call.packed, call.packed_size, 2 * engine_for(precision).lstm.packed_size(call.shape),
-               label_for(precision, call.shape));
-  check_batch_sizes(call);
 }
 
 using Inputs = std::array<DirectionInputs, 2>;
@@ -130,12 +115,12 @@ LstmCall with_worthwhile_threads(LstmCall call) {
 // An even number of threads forms two teams, one per direction; an odd number forms one team for both in turn.
 int teams_of(int threads) { return threads % 2 == 0 ? 2 : 1; }
 
-// Assigns memory to both directions. `scratch` has `size` bytes per team; `saved` begins with a label, or is null.
+// Assigns memory to both directions. `scratch` has `size` bytes per team; `saved` may be null.
 void give_memory(LstmDirection* directions, void* scratch, size_t size, const void* saved) {
   const size_t of_direction = training_engine().saved_size(directions->shape, directions->packed_rows);
   for (size_t d = 0; d < 2; ++d) {
     directions[d].scratch = static_cast<char*>(scratch) + (teams_of(directions->threads) == 2 ? d * size : 0);
-    char* const begin = const_cast<char*>(static_cast<const char*>(saved)) + sizeof(Label) + d * of_direction;
+    char* const begin = const_cast<char*>(static_cast<const char*>(saved)) + d * of_direction;
     directions[d].saved = saved ? reinterpret_cast<float*>(begin) : nullptr;
   }
 }
@@ -156,11 +141,12 @@ void run_directions(const LstmCall& call, const Run& run) {
   else run_together(threads, task);
 }
 
-void run_forward(const LstmCall& given, const Inputs& inputs, const LstmEngine& engine, void* saved) {
+void run_forward(const PackedLstm& weights, const LstmCall& given, const Inputs& inputs, void* saved) {
   if (given.packed_rows == 0) return;
   const LstmCall call = with_worthwhile_threads(given);
   const LstmSchedule schedule(call, inputs.data(), most_unique(call.batch_sizes[0]));
-  const char* const packed = static_cast<const char*>(call.packed) + sizeof(Label);
+  const LstmEngine& engine = *weights.engine;
+  const char* const packed = weights.memory.get();
   LstmDirection directions[] = {make_direction(call, inputs, schedule, 0, packed),
                                 make_direction(call, inputs, schedule, 1, packed + engine.packed_size(call.shape))};
   const int teams = teams_of(call.threads);
@@ -207,41 +193,30 @@ std::string lstm_isa(Precision precision) {
   return engine_of(level_of(cpu_isa()), precision) ? level_of(isa_for(precision)).name : "";
 }
 
-size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
-  check_shape(shape);
-  return sizeof(Label) + 2 * engine_for(precision).lstm.packed_size(shape);
-}
-
-void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
-               const float* const projections[2], void* packed, size_t packed_size) {
+PackedLstm lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2],
+                     const float* const biases[2], const float* const projections[2]) {
   check_shape(shape);
   const LstmEngine& engine = engine_for(precision).lstm;
   const size_t of_direction = engine.packed_size(shape);
-  begin_packed(packed, packed_size, 2 * of_direction, label_for(precision, shape));
+  PackedLstm packed = {&engine, 2 * of_direction, packed_memory(2 * of_direction)};
   for (size_t d = 0; d < 2; ++d)
-    engine.pack(shape, {weights[d], biases[d], projections[d]},
-                static_cast<char*>(packed) + sizeof(Label) + d * of_direction);
+    engine.pack(shape, {weights[d], biases[d], projections[d]}, packed.memory.get() + d * of_direction);
+  return packed;
 }
 
-void lstm_forward(const LstmCall& call, const LstmRows& from, Precision precision, void* saved, size_t saved_size) {
-  check_forward(call, precision);
-  const Inputs inputs = inputs_of(call, from);
-  if (saved) {
-    check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
-    const Label label = saved_label(call.shape, call.packed_rows);
-    std::memcpy(saved, &label, sizeof label);
-  }
-  run_forward(call, inputs, engine_for(precision).lstm, saved);
+void lstm_forward(const PackedLstm& weights, const LstmCall& call, const LstmRows& from, void* saved) {
+  check_batch_sizes(call);
+  run_forward(weights, call, inputs_of(call, from), saved);
 }
 
-void lstm_forward(const LstmCall& call, const LstmAddresses& from, Precision precision) {
-  check_forward(call, precision);
-  run_forward(call, inputs_of(call, from), engine_for(precision).lstm, nullptr);
+void lstm_forward(const PackedLstm& weights, const LstmCall& call, const LstmAddresses& from) {
+  check_batch_sizes(call);
+  run_forward(weights, call, inputs_of(call, from), nullptr);
 }
 
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
   check_shape(shape);
-  return sizeof(Label) + 2 * training_engine().saved_size(shape, packed_rows);
+  return 2 * training_engine().saved_size(shape, packed_rows);
 }
 
 void lstm_backward(const LstmBackwardCall& call) {
@@ -250,13 +225,11 @@ void lstm_backward(const LstmBackwardCall& call) {
   const LstmCall forward = with_worthwhile_threads(call.forward);
   check_batch_sizes(forward);
   const Inputs inputs = inputs_of(forward, call.from);
-  check_packed(call.saved, call.saved_size, lstm_saved_size(forward.shape, forward.packed_rows) - sizeof(Label),
-               saved_label(forward.shape, forward.packed_rows));
+  require(call.saved_size == lstm_saved_size(forward.shape, forward.packed_rows), "saved: expected another size");
   if (forward.packed_rows == 0) return clear_gradients(call);
   const LstmSchedule schedule(forward, inputs.data(), INT64_MAX);
   const size_t packed_size = engine.packed_size(forward.shape);
-  const AlignedMemory packed = aligned_memory(2 * packed_size, 64);
-  prefer_huge_pages(packed.get(), 2 * packed_size);
+  const AlignedMemory packed = packed_memory(2 * packed_size);
   for (size_t d = 0; d < 2; ++d)
     engine.pack(forward.shape, {call.weights[d], nullptr, call.projections[d]}, packed.get() + d * packed_size);
   LstmDirection directions[] = {make_direction(forward, inputs, schedule, 0, packed.get()),

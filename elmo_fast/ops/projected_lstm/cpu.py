@@ -23,7 +23,7 @@ def forward(*arguments):
     weights, biases, projections = operands.weights
     module.lstm_forward(**operands.arguments(), weights=weights, biases=biases, projections=projections,
                         outputs=outputs.ctypes.data, precision=number_of(call.precision),
-                        saved=saved.data_ptr() if call.save else 0, saved_size=saved.numel())
+                        saved=saved.data_ptr() if call.save else 0)
     return out, *(in_caller_order(x, operands.slots) for x in (operands.h, operands.c)), saved
 
 

@@ -11,12 +11,11 @@ inline void check_linear(Engine& engine, int64_t rows, int64_t K, int64_t M, elm
   const Floats x = random.floats(rows * K), weight = random.floats(K * M, scale), bias = random.floats(M);
   const Floats transform = random.floats(highway ? K * M : 0, scale), transform_bias = random.floats(highway ? M : 0);
   const LinearShape shape = {K, M, epilogue, engine.precision};
-  Buffer packed(linear_packed_size(shape));
-  linear_pack(shape, weight.data(), bias.data(), highway ? transform.data() : nullptr,
-              highway ? transform_bias.data() : nullptr, packed.data(), packed.size());
+  const PackedLinear packed = linear_pack(shape, weight.data(), bias.data(), highway ? transform.data() : nullptr,
+                                          highway ? transform_bias.data() : nullptr);
   const auto run = [&](int threads) {
     Floats y(static_cast<size_t>(rows * M), NAN);
-    linear_forward({shape, packed.data(), packed.size(), x.data(), rows, y.data(), threads});
+    linear_forward(packed, {shape, nullptr, x.data(), rows, y.data(), threads});
     return y;
   };
   const Floats y = run(1);

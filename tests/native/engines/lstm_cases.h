@@ -55,14 +55,13 @@ class LstmCase {
 
   void check(Engine& engine) {
     const elmo_fast::LstmShape shape = {in, D, P};
-    Buffer packed(elmo_fast::lstm_packed_size(shape, engine.precision));
-    pack(shape, engine.precision, packed);
-    const Result first = forward(engine.precision, packed, 1);
-    const bool same = first == forward(engine.precision, packed, 2) && first == forward(engine.precision, packed, 3);
+    const elmo_fast::PackedLstm packed = elmo_fast::lstm_pack(shape, engine.precision, weights, biases, projections());
+    const Result first = forward(packed, 1);
+    const bool same = first == forward(packed, 2) && first == forward(packed, 3);
     const double error = engine.error_of(name("lstm"), {first.output, first.h, first.c});
     engine.report(name("lstm"), error <= engine.limit() && same, error, engine.limit());
     if (in > 10 && S > 10) engine.expect(name("clips as expected"), clipped(first) == schedule.clips);
-    engine.expect(name("lstm at addresses"), first == addressed(engine.precision, packed));
+    engine.expect(name("lstm at addresses"), first == addressed(packed));
     if (!engine.trains()) return;
     gradients(engine, packed, first);
   }
@@ -80,17 +79,12 @@ class LstmCase {
     return text("%s %d %d %d, %s", op, int(in), int(D), int(P), schedule.name);
   }
 
-  void pack(const elmo_fast::LstmShape& shape, elmo_fast::Precision precision, Buffer& packed) const {
-    elmo_fast::lstm_pack(shape, precision, weights, biases, projections(), packed.data(), packed.size());
-  }
-
   const float* const* projections() const { return D == P ? none : with_projection; }
 
   // `result` has the outputs' addresses.
-  elmo_fast::LstmCall call(Result& result, const Buffer& packed, const char* data) const {
+  elmo_fast::LstmCall call(Result& result) const {
     elmo_fast::LstmCall to = {};
     to.shape = {in, D, P};
-    to.packed = data, to.packed_size = packed.size();
     to.steps = static_cast<int64_t>(schedule.sizes.size()), to.batch_sizes = schedule.sizes.data();
     to.packed_rows = S;
     if (schedule.starts) to.sequence_start = start.data(), to.initial_h = initial_h.data(), to.initial_c = initial_c.data();
@@ -116,24 +110,23 @@ class LstmCase {
 
   elmo_fast::LstmRows from() const { return {inputs.data(), input_rows, schedule.split ? nullptr : rows.data()}; }
 
-  Result forward(elmo_fast::Precision precision, Buffer& packed, int threads) const {
+  Result forward(const elmo_fast::PackedLstm& packed, int threads) const {
     Result result = before();
-    elmo_fast::LstmCall to = call(result, packed, packed.data());
+    elmo_fast::LstmCall to = call(result);
     to.threads = threads;
-    elmo_fast::lstm_forward(to, from(), precision);
+    elmo_fast::lstm_forward(packed, to, from());
     return result;
   }
 
   Result before() const { return {Floats(static_cast<size_t>(S * 2 * P), NAN), h, c, {}}; }
 
   // With addresses of the inputs in place of rows.
-  Result addressed(elmo_fast::Precision precision, Buffer& packed) const {
+  Result addressed(const elmo_fast::PackedLstm& packed) const {
     Result result = before();
     std::vector<const float*> inputs_at;
     for (int d = 0; d < 2; ++d)
       for (int64_t s = 0; s < S; ++s) inputs_at.push_back(input_of(s, d));
-    elmo_fast::lstm_forward(call(result, packed, packed.data()), elmo_fast::LstmAddresses{inputs_at.data(), false},
-                            precision);
+    elmo_fast::lstm_forward(packed, call(result), elmo_fast::LstmAddresses{inputs_at.data(), false});
     return result;
   }
 
@@ -142,12 +135,11 @@ class LstmCase {
     return inputs.data() + (schedule.split ? (row * 2 + d) * in : row * in);
   }
 
-  void gradients(Engine& engine, Buffer& packed, const Result& plain) {
+  void gradients(Engine& engine, const elmo_fast::PackedLstm& packed, const Result& plain) {
     const elmo_fast::LstmShape shape = {in, D, P};
     Buffer kept(elmo_fast::lstm_saved_size(shape, S));
     Result again = before();
-    elmo_fast::lstm_forward(call(again, packed, packed.data()), from(), elmo_fast::Precision::highest, kept.data(),
-                            kept.size());
+    elmo_fast::lstm_forward(packed, call(again), from(), kept.data());
     engine.expect(name("lstm saving"), again == plain);
 
     const Floats grad_output = random.floats(S * 2 * P), grad_h = random.floats(slots * 2 * P),
@@ -155,7 +147,7 @@ class LstmCase {
     const auto run = [&](int threads) {
       Result state = before();
       elmo_fast::LstmBackwardCall to = {};
-      to.forward = call(state, packed, nullptr);
+      to.forward = call(state);
       to.forward.threads = threads;
       to.from = from();
       std::vector<Floats> out = {grad_h, grad_c, Floats(initial_h.size(), NAN), Floats(initial_c.size(), NAN)};
