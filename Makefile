@@ -43,8 +43,9 @@ WITH_LIBRARIES := tests/integrations tests/scale tests/serve tests/compat/test_e
 SITE := $(VENV)/.elmo-fast-docs
 LIBRARIES := $(VENV)/.elmo-fast-test-all
 FLAIR := $(VENV)-flair
-# Named after the checkout: two of them may share an environment, and the last one installed is the one it runs.
-INSTALLED := $(VENV)/.elmo-fast-installed$(subst /,-,$(CURDIR))
+# Named after the checkout, by a sum, as names of targets have no spaces: two checkouts may share an environment, and the
+# last one installed is the one it runs.
+INSTALLED := $(VENV)/.elmo-fast-installed-$(firstword $(shell pwd -P | cksum))
 SOURCES := setup.py CMakeLists.txt $(shell find csrc)
 RECORD := elmo_fast/_build_info.py
 
