@@ -65,6 +65,13 @@ PLANTED = {
               "vpbroadcastmb2q %k1, %zmm2", "vaddph %zmm1, %zmm2, %zmm3", "vfmadd231ph %zmm1, %zmm2, %zmm3",
               "vrndscaleph $1, %zmm1, %zmm2", "vp2intersectd %zmm1, %zmm2, %k2", "vrcp28ps %zmm1, %zmm2",
               "vpcomb $1, %xmm1, %xmm2, %xmm3"]}
+# What a change of the engine's source may bring, by the fault that it is.
+PLANTED_CODE = {
+    "avx512 in": '__attribute__((target("avx512f"))) void one(float* x) { for (int i = 0; i < 16; ++i) x[i] = 1; }',
+    "exported": "float scales[16];",
+    "shared: ": "#include <vector>\nfloat* grow(std::vector<float>& x) { x.push_back(1); return x.data(); }",
+    ".init_array": "#include <cmath>\nnamespace { struct Table { float rows[9]; Table(float x) { for (float& row : rows) "
+                   "row = std::exp(x++); } };\nconst Table table(1); }\nfloat at(int i) { return table.rows[i]; }"}
 MACROS = {"__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4.1", "__SSE4_2__": "sse4.2", "__AVX__": "avx",
           "__POPCNT__": "popcnt", "__XSAVE__": "xsave", "__F16C__": "f16c", "__FMA__": "fma", "__AVX2__": "avx2",
           "__BMI__": "bmi1", "__BMI2__": "bmi2", "__LZCNT__": "lzcnt", "__MOVBE__": "movbe", "__AVX512F__": "avx512f",
@@ -132,6 +139,14 @@ def test_features_are_read_from_the_bytes_of_instructions(needed, tmp_path):
     code = [(text, feature(code)) for _, code, text in instructions(tmp_path / "planted.o")]
     assert len(code) == len(PLANTED[needed])
     assert not [line for line in code if line[1] != needed]
+
+
+@pytest.mark.parametrize("fault", PLANTED_CODE)
+def test_faults_of_an_engine_are_found(fault, tmp_path):
+    (tmp_path / "planted.cpp").write_text(PLANTED_CODE[fault])
+    flags = "-O3", "-mavx2", "-mfma", "-fvisibility=hidden", "-fvisibility-inlines-hidden"
+    printed([COMPILER, *flags, "-c", tmp_path / "planted.cpp", "-o", tmp_path / "planted.o"])
+    assert [message for message in faults(tmp_path / "planted.o", "avx2") if fault in message]
 
 
 def test_detection_checks_every_feature_of_the_flags():
