@@ -16,6 +16,7 @@ from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.stand_in_gpu import GPU, stand_in_gpu
 
 pytest.importorskip("triton")
+pytest.importorskip("elmo_fast.kernels", reason="a checkout that is not installed has no elmo_fast.kernels")
 SHAPE = SHAPES["clips that fire"]
 FAMILIES = "char_cnn", "highway", "pointwise", "captures"
 PROGRAMS = {"dies": ("sys.exit(139)", "exit status 139"), "never ends": ("time.sleep(600)", "no end after 1 s"),

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from tests.support.files import ROOT, program, run
 from tests.support.tf_checkpoints import KINDS, accumulators, import_values, made_up, names_of, restored, write_folder
 from tests.support.training import VOCABULARY, final, make_config, model, update, write_batches
 
+PYTHON = shlex.quote(sys.executable)
 STAND_IN = """
 import numpy
 class Reader(dict):
@@ -30,7 +32,7 @@ class train:
 def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys):
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     for python, message, expected in (
-        (program(tmp_path / "bare", f'exec {sys.executable} -S -E "$@"'),
+        (program(tmp_path / "bare", f'exec {PYTHON} -S -E "$@"'),
          'pip install "elmo-fast[tensorflow]", or name', 1),
         (program(tmp_path / "dies", "echo bad luck >&2; exit 3"), "ended with status 3 (bad luck)", 1),
         (str(tmp_path / "absent"), "tensorflow_python: expected a Python, got", 2),
@@ -44,7 +46,7 @@ def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys):
 def test_the_process_reads_every_variable(tmp_path):
     """A stand-in for TensorFlow reads NumPy's files."""
     (tmp_path / "tensorflow.py").write_text(STAND_IN)
-    python = program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
+    python = program(tmp_path / "python", f'PYTHONPATH={shlex.quote(str(tmp_path))} exec {PYTHON} "$@"')
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     values = made_up(train_perplexity=np.bytes_(b"no number"))
     with open(folder / "model.ckpt-7.index", "wb") as file:

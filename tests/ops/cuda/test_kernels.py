@@ -15,8 +15,10 @@ CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requ
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Let the choice of a backend see a GPU of compute capability 9.0."""
+    """Let the choice of a backend see a GPU of compute capability 9.0, and a Triton that has kernels for it."""
     triton = pytest.importorskip("triton")
+    pytest.importorskip("elmo_fast.kernels", reason="a checkout that is not installed has no elmo_fast.kernels")
+    monkeypatch.setattr(triton, "__version__", "3.4.0")
     monkeypatch.setattr(type(triton.runtime.driver), "active", SimpleNamespace(utils=None), raising=False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     backend.why_no_triton.cache_clear()
