@@ -4,12 +4,13 @@ import os
 import platform
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.support.files import program, python
-from tests.support.native_program import CMAKE, COMPILER, NINJA, ROOT
+from tests.support.native_program import CMAKE, COMPILER, NINJA, ROOT, printed
 
 ISAS = ["generic", "neon", "neon-dotprod", "avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "amx"]
 KERNELS_NAMES = {"sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "lzcnt": "abm"}  # in /proc/cpuinfo
@@ -95,12 +96,24 @@ def test_without_a_compiler_the_build_continues_and_records_why(tmp_path, monkey
     assert (tmp_path / "elmo_fast" / "kernels" / "__init__.py").exists() and not (tmp_path / "kernels").exists()
 
 
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_make_compiles_once_in_a_folder_with_spaces(tmp_path):
+    folder = tmp_path / "naïve folder"
+    (folder / "csrc").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "setup.py", "CMakeLists.txt"):
+        shutil.copy(ROOT / name, folder)
+    assert printed(["make", "-n", "-C", folder, "embed"]).count("--no-build-isolation") == 1
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not (COMPILER and CMAKE and NINJA), reason="needs g++, cmake and ninja")
 def test_an_engine_that_the_compiler_cannot_build_is_omitted(tmp_path):
-    """The compiler accepts the flags but fails, as with an assembler older than the compiler."""
+    """The compiler accepts the flags but fails, as with an assembler older than the compiler. Folders have spaces."""
+    folder = tmp_path / "naïve folder"
+    folder.mkdir()
     for name in ("setup.py", "CMakeLists.txt", "pyproject.toml", "README.md", "csrc", "elmo_fast", "kernels"):
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, folder / name)
+    (folder / "pybind11").symlink_to(find_spec("pybind11").submodule_search_locations[0])
     works = f'exec {COMPILER} "$@"\n'
     fails = f'case "$*" in *-mamx-tile*engine_isa*) echo no such instruction; exit 1;; esac\n{works}'
 
@@ -109,14 +122,15 @@ def test_an_engine_that_the_compiler_cannot_build_is_omitted(tmp_path):
         f"-DELMO_FAST_HAS_{engine}=OFF" for engine in ("AVX2", "AVX_VNNI", "AVX512_VNNI", "AVX512_BF16"))
 
     def build(script):
-        run = python(tmp_path / "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "out", timeout=None,
-                     CXX=program(tmp_path / "c++", script), CMAKE_ARGS=settings)
+        run = python(folder / "setup.py", "-q", "build_ext", "--build-lib", tmp_path / "out", timeout=None,
+                     CXX=program(tmp_path / "c++", script), CMAKE_ARGS=settings, PYTHONPATH=folder,
+                     CCACHE_DIR="/dev/null")  # as where the home directory is read-only
         code = "import _native; print(*_native.engines())"
         return run.stderr, python("-c", code, PYTHONPATH=tmp_path / "out" / "elmo_fast").stdout.split()
 
     left_out = "installing without the engines of AMX: this compiler failed with them"
     errors, built = build(fails)
     assert left_out in errors and built == ["generic", "avx512"]
-    assert list((tmp_path / "build").iterdir())  # not in the checkout
+    assert list((folder / "build").iterdir())  # not in the checkout
     errors, built = build(works)
     assert left_out not in errors and built == ["generic", "avx512", "amx"]

@@ -70,8 +70,8 @@ PLANTED_CODE = {
     "avx512 in": '__attribute__((target("avx512f"))) void one(float* x) { for (int i = 0; i < 16; ++i) x[i] = 1; }',
     "exported": "float scales[16];",
     "shared: ": "#include <vector>\nfloat* grow(std::vector<float>& x) { x.push_back(1); return x.data(); }",
-    ".init_array": "#include <cmath>\nnamespace { struct Table { float rows[9]; Table(float x) { for (float& row : rows) "
-                   "row = std::exp(x++); } };\nconst Table table(1); }\nfloat at(int i) { return table.rows[i]; }"}
+    ".init_array": "#include <cmath>\nstatic struct Table { float rows[9]; Table(float x) { for (float& row : rows) "
+                   "row = std::exp(x++); } } table(1);\nfloat at(int i) { return table.rows[i]; }"}
 MACROS = {"__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4.1", "__SSE4_2__": "sse4.2", "__AVX__": "avx",
           "__POPCNT__": "popcnt", "__XSAVE__": "xsave", "__F16C__": "f16c", "__FMA__": "fma", "__AVX2__": "avx2",
           "__BMI__": "bmi1", "__BMI2__": "bmi2", "__LZCNT__": "lzcnt", "__MOVBE__": "movbe", "__AVX512F__": "avx512f",
