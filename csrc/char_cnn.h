@@ -3,8 +3,8 @@
 // weights and character embeddings. The caller computes the activation's gradient.
 //
 // Windows that start in a token's padding hold only padding: they share a product. Of windows with the same maximum the
-// first takes its gradient. Sums have a fixed order: the bits of a token's results depend neither on the thread count nor
-// on its batch mates.
+// first takes its gradient. Sums have a fixed order: the bits of a token's results depend neither on the thread count
+// nor on its batch mates.
 #pragma once
 
 #include <cstddef>

@@ -19,8 +19,8 @@ struct PrecisionName {
   Precision precision;
   const char* name;
 };
-constexpr PrecisionName precision_names[] = {{Precision::highest, "highest"}, {Precision::high, "high"},
-                                             {Precision::medium, "medium"}, {Precision::low, "low"}};
+constexpr PrecisionName precision_names[] = {
+    {Precision::highest, "highest"}, {Precision::high, "high"}, {Precision::medium, "medium"}, {Precision::low, "low"}};
 constexpr int precision_count = sizeof precision_names / sizeof *precision_names;
 
 // y = epilogue(x W + b). highway: y = g * relu(x Wt + bt) + (1 - g) * x with g = sigmoid(x Wc + bc), K == M.

@@ -22,8 +22,8 @@
 namespace elmo_fast {
 
 struct LstmShape {
-  int64_t input;       // in, the columns of `inputs` that one direction reads
-  int64_t dim;         // D
+  int64_t input;  // in, the columns of `inputs` that one direction reads
+  int64_t dim;  // D
   int64_t projection;  // P; equal to D when there is no W_P
 };
 
@@ -41,42 +41,42 @@ using PackedLstm = cpu::Packed<cpu::LstmEngine>;
 PackedLstm lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2],
                      const float* const biases[2], const float* const projections[2]);
 
-// One layer over a schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row is
-// one running slot of one step, numbered step by step and slot by slot inside, as in PackedSequence:
-// S = sum(batch_sizes). No pointer may alias what the call writes (outputs, `h`, `c`); scratch belongs to the engine, a
+// One layer over a schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row
+// is one running slot of one step, numbered step by step and slot by slot inside, as in PackedSequence: S =
+// sum(batch_sizes). No pointer may alias what the call writes (outputs, `h`, `c`); scratch belongs to the engine, a
 // buffer per calling thread, reused by its next call.
 struct LstmCall {
   LstmShape shape;
 
-  int64_t steps;               // T, may be 0
+  int64_t steps;  // T, may be 0
   const int32_t* batch_sizes;  // [T], non-increasing, 0 <= batch_sizes[t] <= slots
-  int64_t packed_rows;         // S
+  int64_t packed_rows;  // S
   const uint8_t* sequence_start;  // [S] or null; 1: the initial state replaces the slot's, for both directions
-  const float* initial_h;      // [2P] or null (zeros)
-  const float* initial_c;      // [2D] or null (zeros)
+  const float* initial_h;  // [2P] or null (zeros)
+  const float* initial_c;  // [2D] or null (zeros)
 
-  float* const* outputs;       // [2, S] where each direction writes P values of a packed row, null: nowhere
+  float* const* outputs;  // [2, S] where each direction writes P values of a packed row, null: nowhere
   int64_t slots;
-  float* h;                    // [slots, 2P] state in, final state out; slots that never run are unchanged
-  float* c;                    // [slots, 2D] likewise
+  float* h;  // [slots, 2P] state in, final state out; slots that never run are unchanged
+  float* c;  // [slots, 2D] likewise
 
-  float cell_clip;             // > 0, +inf: none
-  float proj_clip;             // > 0, +inf: none
-  int threads;                 // >= 1; even counts run the directions side by side, each on half of them
+  float cell_clip;  // > 0, +inf: none
+  float proj_clip;  // > 0, +inf: none
+  int threads;  // >= 1; even counts run the directions side by side, each on half of them
 };
 
 // Inputs in the rows of a matrix: [input_rows, in], read by both directions, with `rows`; without, [S, 2 * in] in the
 // order of the packed rows, forward half first.
 struct LstmRows {
   const float* inputs;
-  int64_t input_rows;   // with `rows`
+  int64_t input_rows;  // with `rows`
   const int32_t* rows;  // [2, S] row of `inputs` each direction reads, or null; rows that repeat are multiplied once
 };
 
 // Inputs at addresses.
 struct LstmAddresses {
   const float* const* inputs;  // [2, S] of x [in]
-  bool add_input;              // in == P: x + h is written
+  bool add_input;  // in == P: x + h is written
 };
 
 // `weights` of the same shape. Throws std::invalid_argument on rows or batch sizes that do not fit. The caller checks
@@ -97,7 +97,7 @@ size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows);
 struct LstmBackwardCall {
   LstmCall forward;  // as of lstm_forward, with h and c as they were before it, read only; without outputs
   LstmRows from;
-  const float* weights[2];      // as of lstm_pack
+  const float* weights[2];  // as of lstm_pack
   const float* projections[2];
   const void* saved;
   size_t saved_size;

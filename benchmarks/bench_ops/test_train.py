@@ -144,7 +144,8 @@ def encoder(filters: str) -> CharacterEncoder:
     options = Options.from_dict(common.standard_options("small", n_layers=1) | {
         "char_cnn": {"embedding": {"dim": 16}, "filters": FILTERS[filters], "n_highway": 1, "n_characters": 262,
                      "max_characters_per_token": 50, "activation": "relu"}})
-    return CharacterEncoder(options, random_weights(options, seed=cases.SEED), requires_grad=True)
+    # Of a seed with which no two windows of the texts nearly tie: fp32 and float64 would take different maxima.
+    return CharacterEncoder.of_weights(options, random_weights(options, seed=cases.SEED + 1), requires_grad=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -162,7 +163,7 @@ def train_encoder(model: CharacterEncoder, batch: int, backend: str) -> list[tor
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.0)
-    out = model(token_ids(batch), backend)
+    out = model.encode_rows(token_ids(batch), backend)
     torch.manual_seed(cases.SEED)
     out.backward(torch.randn(out.shape).to(out.dtype))
     return [out.detach(), *(parameter.grad.clone() for parameter in model.parameters())]

@@ -36,9 +36,8 @@ void run_lstm(const py::kwargs& keywords) {
   void* saved;
   given.read("weights", weights, "biases", biases, "projections", projections);
   given.read("outputs", call.outputs, "precision", precision, "saved", saved);
-  given.finish([&] {
-    lstm_forward(lstm_pack(call.shape, precision, weights, biases, projections), call, from, saved);
-  });
+  given.finish(
+      [&] { lstm_forward(lstm_pack(call.shape, precision, weights, biases, projections), call, from, saved); });
 }
 
 void run_lstm_backward(const py::kwargs& keywords) {

@@ -23,16 +23,15 @@ constexpr const Engines *generic = ELMO_FAST_BUILT(generic), *neon = ELMO_FAST_B
                         *amx = ELMO_FAST_BUILT(amx);
 #undef ELMO_FAST_BUILT
 
-constexpr Level levels[] = {
-    {Isa::generic, "generic", {generic}},
-    {Isa::neon, "neon", {neon}},
-    {Isa::neon_dotprod, "neon-dotprod", {neon_dotprod, neon}},
-    {Isa::avx2, "avx2", {avx2}},
-    {Isa::avx_vnni, "avx-vnni", {avx_vnni, avx2}},
-    {Isa::avx512, "avx512", {avx512}},
-    {Isa::avx512_vnni, "avx512-vnni", {avx512_vnni, avx512}},
-    {Isa::avx512_bf16, "avx512-bf16", {avx512_bf16, avx512_vnni, avx512}},
-    {Isa::amx, "amx", {amx, avx512}}};
+constexpr Level levels[] = {{Isa::generic, "generic", {generic}},
+                            {Isa::neon, "neon", {neon}},
+                            {Isa::neon_dotprod, "neon-dotprod", {neon_dotprod, neon}},
+                            {Isa::avx2, "avx2", {avx2}},
+                            {Isa::avx_vnni, "avx-vnni", {avx_vnni, avx2}},
+                            {Isa::avx512, "avx512", {avx512}},
+                            {Isa::avx512_vnni, "avx512-vnni", {avx512_vnni, avx512}},
+                            {Isa::avx512_bf16, "avx512-bf16", {avx512_bf16, avx512_vnni, avx512}},
+                            {Isa::amx, "amx", {amx, avx512}}};
 
 constexpr bool are_in_order() {
   for (int k = 0; k < isa_count; ++k)

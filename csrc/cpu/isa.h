@@ -9,9 +9,7 @@
 namespace elmo_fast {
 
 // The levels in ascending order. AArch64 has generic and the levels of NEON, x86 the others.
-enum class Isa : int32_t {
-  generic, neon, neon_dotprod, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx
-};
+enum class Isa : int32_t { generic, neon, neon_dotprod, avx2, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx };
 constexpr int isa_count = static_cast<int>(Isa::amx) + 1;
 
 // Internal linkage: what is compiled differs between translation units.

@@ -28,14 +28,10 @@ static std::vector<float> copied(const float* values, int64_t count) { return {v
 class Encoder {
  public:
   Encoder(const EncoderWeights& from, int64_t outputs, Precision precision)
-      : call_(from.char_cnn),
-        banks_(call_.banks, call_.banks + call_.bank_count),
-        table_(copied(call_.table, call_.table_rows * call_.dim)),
-        biases_(copied(call_.biases, call_.filters)),
+      : call_(from.char_cnn), banks_(call_.banks, call_.banks + call_.bank_count),
+        table_(copied(call_.table, call_.table_rows * call_.dim)), biases_(copied(call_.biases, call_.filters)),
         words_(copied(from.words, from.words ? from.word_rows * from.word_dim : 0)),
-        word_dim_(from.words ? from.word_dim : 0),
-        word_rows_(from.word_rows),
-        outputs_(outputs) {
+        word_dim_(from.words ? from.word_dim : 0), word_rows_(from.word_rows), outputs_(outputs) {
     for (CharBank& bank : banks_) {
       filters_.push_back(copied(bank.weight, bank.width * call_.dim * bank.filters));
       bank.weight = filters_.back().data();
@@ -116,8 +112,13 @@ struct Model::Parts {
 };
 
 Model::Model(const EncoderWeights* encoder, const StackWeights& stack, Precision precision)
-    : parts_(new Parts{nullptr, {stack.projection, stack.dim, stack.projection}, precision, stack.cell_clip,
-                       stack.proj_clip, stack.skips, {}}) {
+    : parts_(new Parts{nullptr,
+                       {stack.projection, stack.dim, stack.projection},
+                       precision,
+                       stack.cell_clip,
+                       stack.proj_clip,
+                       stack.skips,
+                       {}}) {
   if (encoder) parts_->encoder = std::make_unique<Encoder>(*encoder, stack.projection, precision);
   for (const LayerWeights& layer : stack.layers)
     parts_->layers.push_back(lstm_pack(parts_->shape, precision, layer.weights, layer.biases, layer.projections));

@@ -25,7 +25,8 @@ struct TileC {
 // c += a b on tensor cores, m16n8k16. Volatile: the products with a part of h, which wait for their loads of it, are
 // issued before the arrival that lets others overwrite the part.
 ELMO_DEVICE void mma(TileC& c, const TileA& a, const TileB& b) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
@@ -115,7 +116,8 @@ class Deadline {
 
 // ---- clusters: `rank` is a block's number in the cluster, pointers are to this block's shared memory. Only called
 // where `has_clusters` is true, so that older targets drop them. So does 12.0, where code that names shared::cluster
-// makes the driver reserve 3.5 GB for the life of the context (docs/gpu.md), and no instruction copies to several blocks
+// makes the driver reserve 3.5 GB for the life of the context (docs/gpu.md), and no instruction copies to several
+// blocks
 
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 constexpr bool has_clusters = true;
@@ -138,10 +140,11 @@ ELMO_EFFECT(arrive_and_expect(PhaseBarrier* barrier, int bytes),
 // Of block scope: others wait for it only to overwrite what was read, which needs the count and no order of writes. An
 // arrival that released to the cluster would wait for all loads and stores of the thread.
 ELMO_EFFECT(arrive_remote(uint32_t barrier), "mbarrier.arrive.shared::cluster.b64 _, [%0];", "r"(barrier))
-#define ELMO_TRY(name, scope)                                                                                       \
-  ELMO_VALUE(asm volatile, uint32_t, name(const PhaseBarrier* barrier, uint32_t parity),                            \
-             "{\n.reg .pred p;\nmbarrier.try_wait.parity" scope ".shared::cta.b64 p, [%1], %2;\n"                    \
-             "selp.u32 %0, 1, 0, p;\n}",                                                                            \
+#define ELMO_TRY(name, scope)                                                            \
+  ELMO_VALUE(asm volatile, uint32_t, name(const PhaseBarrier* barrier, uint32_t parity), \
+             "{\n.reg .pred p;\nmbarrier.try_wait.parity" scope                          \
+             ".shared::cta.b64 p, [%1], %2;\n"                                           \
+             "selp.u32 %0, 1, 0, p;\n}",                                                 \
              "=r", "r"(shared_address(barrier)), "r"(parity) : "memory")
 // Whether the phases with this parity have ended; a try itself waits for some microseconds. `of_cluster`: other blocks'
 // stores are read then, for which the thread's processor drops its L1. Bulk copies need no more than block scope.

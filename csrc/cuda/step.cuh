@@ -120,7 +120,8 @@ class Cells {
       const float scale = scales[slot];
 #pragma unroll
       for (int gate = 0; gate < 4; ++gate)
-        sums_[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(to_float(z_[n][e].gates[gate]), scale, bias_[gate]) : 0.0f;
+        sums_[gate / 2][n].r[gate % 2 * 2 + e] =
+            there ? fmaf(to_float(z_[n][e].gates[gate]), scale, bias_[gate]) : 0.0f;
     });
   }
 

@@ -88,8 +88,7 @@ class CharCnnGradients {
   void weights(const CharBank& bank) const {
     const Partition mine = my_filters(bank);
     for (int64_t filter = mine.begin; filter < mine.end; ++filter)
-      for (int64_t k = 0; k < row(bank); k += vectors_at_once * Vec::width)
-        weight_vectors(bank, filter, k);
+      for (int64_t k = 0; k < row(bank); k += vectors_at_once * Vec::width) weight_vectors(bank, filter, k);
   }
 
   // Up to N vectors of floats from k on.

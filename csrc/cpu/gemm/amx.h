@@ -116,9 +116,7 @@ struct AmxGemm {
   };
 
   // Rounds to the nearest bf16, ties to even. A NaN stays NaN. Denormals become zero, as in the dots.
-  static __m256i to_bf16(__m512 x) {
-    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
-  }
+  static __m256i to_bf16(__m512 x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 };
 
 }  // namespace

@@ -52,9 +52,8 @@ class WeightGradients : BackwardMemory<Vec> {
 
   void pack_left_operands() const {
     if (d_.grad_weights)
-      pack_left(scratch_.left_x, shape_.input, unique_, [this](int64_t row, int64_t column) {
-        return d_.unique_inputs[row] + column;
-      });
+      pack_left(scratch_.left_x, shape_.input, unique_,
+                [this](int64_t row, int64_t column) { return d_.unique_inputs[row] + column; });
     if (d_.grad_projections)
       pack_left(scratch_.left_dp, shape_.projection, d_.packed_rows, [this](int64_t row, int64_t column) {
         return paneled(scratch_.dp, column / panel_width, row) + column % panel_width;
@@ -186,8 +185,7 @@ constexpr LstmTrainingEngine lstm_training_engine() {
             const Saved<Vec> saved(s, packed_rows, nullptr);
             return float_bytes(saved.end - saved.gates);
           },
-          [](const LstmShape& s) { return float_bytes(BackwardWeights<Vec>(s).size); },
-          backward_pack_direction<Vec>,
+          [](const LstmShape& s) { return float_bytes(BackwardWeights<Vec>(s).size); }, backward_pack_direction<Vec>,
           [](const LstmDirection& direction, int team_size) { return BackwardScratch<Vec>(direction, team_size).size; },
           [](const LstmBackward& direction, Team team) {
             BackwardLoop<Vec>(direction, team).run();
