@@ -149,12 +149,11 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _nearest(self) -> list[str]:
-        """The flags nearest to those that a subcommand does not have."""
+        """The flags nearest to those that the command does not have."""
         known, flags = self._option_string_actions, [word.partition("=")[0] for word in self._words if _FLAG(word)]
         unknown = [flag for flag in flags if flag[:2] not in known
                    and not any(name.startswith(flag) for name in known)]
-        return [name for flag in unknown if self._subparsers is None
-                for name in difflib.get_close_matches(flag, known, n=1)]
+        return [name for flag in unknown for name in difflib.get_close_matches(flag, known, n=1)]
 
     def error(self, message: str):
         unknown = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []

@@ -51,6 +51,7 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("embed texts/a.txt o.h5 -pool mean --frmat csv", "did you mean --pool, --format? (see elmo-fast embed --help)"),
     ("seqvec --inptu p.fasta -o o.h5",
      "required: -i/--input; did you mean --input? (see elmo-fast seqvec --help)"),
+    ("--verison", "unrecognized arguments: --verison; did you mean --version? (see elmo-fast --help)"),
     ("train r --trian texts/a.txt", "did you mean --train? (see elmo-fast train --help)"),
     ("embed texts/a.txt o.h5 --model model --device gpu", "got 'gpu' (cpu, cuda and cuda:1 are names)"),
     ("train r --train texts/a.txt", "--vocab: expected files for a new run, got none; elmo-fast vocab makes one"),
