@@ -25,10 +25,11 @@ _logger = logging.getLogger(__name__)
 
 
 class RemoteFile(NamedTuple):
-    """The URL of a file, and its size in bytes, None where it is not known."""
+    """The URL of a file, and its size in bytes and SHA-256 in hexadecimal digits, None where they are not known."""
 
     url: str
     size: int | None = None
+    sha256: str | None = None
 
 
 def fetch(location: str | os.PathLike) -> Path:
@@ -133,7 +134,7 @@ def is_url(name: str) -> bool:
 
 
 def _download(file: RemoteFile, name: str, path: Path) -> None:
-    """Write a remote file to `path`; `OSError` if its size differs from a known one."""
+    """Write a remote file to `path`; `OSError` if its size or SHA-256 differs from a known one."""
     if file.url.startswith(("http://", "https://")):
         _download_web(file.url, name, path)
     else:
@@ -141,6 +142,11 @@ def _download(file: RemoteFile, name: str, path: Path) -> None:
     size = path.stat().st_size
     if file.size not in (None, size):
         raise OSError(f"{file.url}: expected {file.size} bytes of this file, got {size}")
+    if file.sha256 is not None:
+        import pooch
+
+        if (digest := pooch.file_hash(path)) != file.sha256.lower():
+            raise OSError(f"{file.url}: expected the SHA-256 {file.sha256.lower()}, got {digest}")
 
 
 def _download_web(url: str, name: str, path: Path) -> None:

@@ -1,5 +1,6 @@
 """Models that `load` accepts by name: fetched from a local web server; offline, the message names the downloads."""
 
+import hashlib
 import socket
 
 import numpy as np
@@ -94,34 +95,35 @@ def no_network(*_, **__):
 
 
 def test_addresses_are_tried_in_order(tmp_path, model, serve, cache, monkeypatch, caplog):
-    """404, no server, a timeout, a wrong size or an incomplete body: the next address is tried."""
+    """404, no server, a timeout, a wrong size, a wrong checksum or an incomplete body: the next address is tried."""
     (tmp_path / "web").mkdir()
     archive = pack(tmp_path / "web" / "m.zip", contents(model)).read_bytes()
+    (tmp_path / "web" / "other.zip").write_bytes(archive[:-1] + b"?")
     (tmp_path / "web" / "short.zip").write_bytes(archive[:100])
     requests = []
     web = serve(tmp_path / "web", requests, {"/short.zip"})
     monkeypatch.setattr(downloads, "_SILENCE", 0.3)
-    size = len(archive)
+    size, digest = len(archive), hashlib.sha256(archive).hexdigest()
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         bad = [RemoteFile(f"{web}/none.zip"), RemoteFile(f"http://127.0.0.1:{closed.getsockname()[1]}/m.zip"),
                RemoteFile(f"http://127.0.0.1:{silent.getsockname()[1]}/m.zip"), RemoteFile(f"{web}/m.zip", size + 1),
-               RemoteFile(f"{web}/short.zip")]
+               RemoteFile(f"{web}/other.zip", size, digest), RemoteFile(f"{web}/short.zip")]
         with pytest.raises(UnavailableError) as caught:
             fetch_any("model 'x'", [(file,) for file in bad])
         assert left(cache) == [] and not isinstance(caught.value, FileNotFoundError)
         caplog.clear()
         monkeypatch.setitem(public.NAMED_MODELS, "small",
-                            tuple((file,) for file in (*bad, RemoteFile(f"{web}/m.zip?good", size))))
+                            tuple((file,) for file in (*bad, RemoteFile(f"{web}/m.zip?good", size, digest))))
         assert_is(find_model("small"), model)
     lines = str(caught.value).split("\n  ")
-    assert [line.startswith(f"{file.url}: ") for file, line in zip(bad, lines[1:])] == [True] * 5 and len(lines) == 8
+    assert [line.startswith(f"{file.url}: ") for file, line in zip(bad, lines[1:])] == [True] * 6 and len(lines) == 9
     answers = ["404 ", "Connection refused", "timed out", f"expected {size + 1} bytes of this file, got {size}",
-               "100 bytes read, 1 more expected"]
-    assert [answer in line for answer, line in zip(answers, lines[1:])] == [True] * 5
+               f"expected the SHA-256 {digest}, got", "100 bytes read, 1 more expected"]
+    assert [answer in line for answer, line in zip(answers, lines[1:])] == [True] * 6
     warning, = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(f"model 'small': downloaded from {web}/m.zip?good; before, {bad[0].url}: 404 ")
-    assert warning.count("; ") == 5
+    assert warning.count("; ") == 6
     assert left(cache, "*.zip*") != [] and requests[-1] == "/m.zip?good"
     with pytest.raises(MissingModelError, match="404"):
         fetch_any("model 'x'", [(RemoteFile(f"{web}/none.zip"),), (RemoteFile(f"{web}/none2.zip"),)])
