@@ -186,10 +186,9 @@ def test_vectors_without_context_and_similarity(directory, model):
 def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
     expected, keys = model.embed(SENTENCES), ["0", "1", "2", "sp|P1", "4"]
     model.save_vectors(tmp_path / "v.h5", iter(SENTENCES))
-    model.save_vectors(tmp_path / "plain", SENTENCES)
     model.save_vectors(tmp_path / "v.npz", SENTENCES)
     model.save_vectors(tmp_path / "v.npy", SENTENCES, layers="top", pool="mean")
-    for arrays in (*(read_hdf5(tmp_path / name) for name in ("v.h5", "plain")), np.load(tmp_path / "v.npz")):
+    for arrays in (read_hdf5(tmp_path / "v.h5"), np.load(tmp_path / "v.npz")):
         assert sorted(arrays) == sorted(keys)
         for key, values in zip(keys, expected):
             np.testing.assert_array_equal(arrays[key], values)
