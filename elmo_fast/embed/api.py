@@ -7,6 +7,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
@@ -17,12 +18,13 @@ from elmo_fast.embed.opening import embedder_of, read_files
 from elmo_fast.embed.progress import Progress
 from elmo_fast.embed.run import write_corpus
 from elmo_fast.engine.model import State
+from elmo_fast.errors import ConfigurationError
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.readers import Text
 from elmo_fast.text.tokenizers import Tokenizer, find_tokenizer
 from elmo_fast.vectors import layouts
-from elmo_fast.vectors.layouts.table import layout_of, options_of
+from elmo_fast.vectors.layouts.table import SUFFIXES, layout_of, options_of
 from elmo_fast.vectors.spec import OutputSpec, Target
 from elmo_fast.weights.datasets import Weights, fingerprint
 from elmo_fast.weights.families import BILM_TF, Family
@@ -213,14 +215,17 @@ class LoadedElmo:
                      tokenizer: str | Tokenizer = "auto", **options) -> None:
         """Write the arrays of `embed` to a file as they are computed; `open_embeddings` reads the file.
 
-        Suffixes are .h5 (one dataset per text, as without a suffix), .npz, .parquet, .arrow, or .npy for pooled
-        vectors. For a path without a suffix, `parquet` and `arrow` write a directory of files. Texts are named by their
-        number, from 0, or by the first word of a FASTA record's header; for `.npy` the names are in a `.json` file
-        beside it. The output is written atomically. `options` are fields of `SaveOptions`.
+        Suffixes are .h5 (one dataset per text), .npz, .parquet, .arrow, or .npy for pooled vectors. For a path without
+        a suffix, `parquet` and `arrow` write a directory of files. Texts are named by their number, from 0, or by the
+        first word of a FASTA record's header; for `.npy` the names are in a `.json` file beside it. The output is
+        written atomically. `options` are fields of `SaveOptions`.
         """
         saving = gathered(SaveOptions, options)
         form = OutputSpec(layers, pool, saving.dtype, saving.targets).check(self.num_layers)
         path = check_path("output", path)
+        if saving.layout is None and Path(path).suffix not in SUFFIXES:
+            raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, or a "
+                                     f"layout, got {path}")
         layout = layout_of(path, saving.layout)
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, options_of(layout, forget_sentences=True))

@@ -231,7 +231,7 @@ TWICE = [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")]
     (lambda m, _: m.embed(SENTENCES, layers=[1, 2]), "layers: expected 4 numbers"),
     (lambda m, _: m.embed(["a", ""], pool="mean"), r"sentences\[1\]: expected at least one token"),
     (lambda m, _: m.encode_words("token"), "words"),
-    (lambda m, folder: m.save_vectors(folder / "v.txt", SENTENCES), "output: expected a name that ends in .h5, "),
+    (lambda m, folder: m.save_vectors(folder / "v.txt", SENTENCES), "output: expected a file that ends in .h5, "),
     (lambda m, folder: m.save_vectors(folder / "v.npy", SENTENCES), "output: expected .h5 or .npz for arrays of"),
     (lambda m, folder: m.save_vectors(folder / "no" / "v.h5", SENTENCES), "output: expected an existing directory"),
     (lambda m, folder: m.save_vectors(folder / "v.h5", SENTENCES, pool="sum"), "pool: expected None or one of"),
