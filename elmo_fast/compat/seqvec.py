@@ -302,9 +302,10 @@ def _embed_alone(identifier: str, sequence: str, model: "Embedder", model_dir) -
             raise
         logger.error("RuntimeError for %s with %d residues: %s", identifier, len(sequence), error)
         logger.error("Single sequence processing failed. Switching to CPU now. This slows down the embedding process.")
-        settings = {"state": model.state, "precision": model.model.precision} if hasattr(model, "state") else {}
-        # NaN in the weights was refused or allowed when the model was read.
-        return _cpu_model(model_dir, allow_nonfinite=True, **settings).embed_sentence(list(sequence))
+        settings = {}
+        if hasattr(model, "state"):  # whose weights with NaN were refused or allowed when it was read
+            settings = {"state": model.state, "precision": model.model.precision, "allow_nonfinite": True}
+        return _cpu_model(model_dir, **settings).embed_sentence(list(sequence))
 
 
 def _batches(ordered: Iterable[tuple], batchsize: int, place: int = 1) -> Iterator[list]:

@@ -87,7 +87,7 @@ def test_a_value_at_its_clip_passes_gradients_as_clamp_does(clip, engine):
 
 
 @pytest.mark.parametrize("engine, case, op", mostly_long([
-    (NATIVE, CHAR_CNN, "char_cnn"), (NATIVE, LINEAR, "linear"),
+    (NATIVE, CHAR_CNN, "char_cnn"), (NATIVE, LINEAR, "linear"), (NATIVE, op_cases.highway_case(5, 7), "highway"),
     *((NATIVE, case, "projected_lstm") for case in (LSTM, lstm_case(gathered=False, slots=SLOTS))),
     *((engine, CHAR_CNN, "char_cnn") for engine in TRITON), *((engine, LINEAR, "linear") for engine in TRITON),
     *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON[:1])], quick=3))  # in fp32, as on the CPU

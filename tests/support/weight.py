@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from tests.support.files import ROOT
 
 FILE, ROOM, FUNCTION, LIST = 350, 12, 40, 10  # lines, files, lines, arguments
-PRODUCT, TESTS, WORDS = 32_070, 27_000, 35_000
+PRODUCT, TESTS, WORDS = 32_080, 27_000, 35_000
 _SOURCES = (".py", ".h", ".cpp", ".cu", ".cuh", ".js", ".css", ".html")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
