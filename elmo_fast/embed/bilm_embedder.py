@@ -15,6 +15,7 @@ from elmo_fast.nn.at_rest import parameter_of
 from elmo_fast.nn.bilm import BiLm
 from elmo_fast.nn.gpu.of_bilm import BiLmModel
 from elmo_fast.nn.layers.batch_layout import remove_boundaries
+from elmo_fast.nn.lookup import TokenEncoder
 from elmo_fast.ops.device import to_host
 from elmo_fast.ops.numerics import full_precision
 
@@ -71,7 +72,8 @@ class BiLmEmbedder(Embedder):
         return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
 
     def _runs_padded(self) -> bool:
-        return self.elmo_bilm.backend == "reference" or not by_parts.is_plain(self.elmo_bilm)
+        bilm = self.elmo_bilm
+        return bilm.backend == "reference" or not by_parts.is_plain(TokenEncoder.of(bilm), bilm._lstm_now())
 
     def _padded(self, batch: Sequence[Sequence[str]], state: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""

@@ -7,9 +7,10 @@ optimizers. So the sum of a parameter that requires gradients is over all of its
 number. Of a frozen parameter a sample of words is compared: edits of a whole tensor are seen, those of few numbers may
 not be; call `train()` and `eval()` after them. On a GPU no words are read, as the host would have to wait.
 
-A module whose parts have hooks, were replaced or wrapped, calls them one by one, as AllenNLP does (`is_plain`).
+A module whose parts have hooks, were replaced or wrapped, calls them one by one, as AllenNLP does (`Now.is_plain`).
 """
 
+import functools
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -31,19 +32,13 @@ class AtRest:
     def __init__(self) -> None:
         self._held: _Held | None = None
 
-    def get(self, kind: Hashable, parameters: Sequence[torch.Tensor], make: Callable[[], _Value]) -> _Value:
-        """The value of this kind for the parameters, made unless it was made before."""
+    def values_of(self, parameters: Sequence[torch.Tensor]) -> dict[Hashable, Any]:
+        """The values made of these parameters, by kind; empty after an edit."""
         held = self._held
         if held is None or not held.is_of(parameters):
             self._held = None  # frees the memory
-            held = self._held = _Held(parameters)  # before `make`: an edit meanwhile is seen by the next call
-        if kind not in held.values:
-            held.values[kind] = make()
-        return held.values[kind]
-
-    def drop(self) -> None:
-        """Make all values anew at the next call."""
-        self._held = None
+            held = self._held = _Held(parameters)
+        return held.values
 
     def __reduce__(self) -> tuple:
         return AtRest, ()
@@ -90,24 +85,46 @@ def _words(value: torch.Tensor) -> np.ndarray | None:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def is_plain(module: nn.Module, forwards: frozenset) -> bool:
-    """Whether the module and all its parts are ours, and have no hooks."""
-    return are_ours(module, forwards) and not any(getattr(torch_module, f"_global{kind}") for kind in _HOOKS) and (
-        not any(any(map(vars(part).get, _HOOKS)) for part in module.modules()))
+class Now:
+    """A module as a call finds it: its `tensors`, and whether its parts are ours (`forwards`) and have no hooks.
 
+    One call has one of these: the parts are visited and the parameters compared once, however many ask.
+    """
 
-def are_ours(module: nn.Module, forwards: frozenset) -> bool:
-    """Whether the module and all its parts have a `forward` of this set of functions."""
-    return all(type(part).forward in forwards and "forward" not in vars(part) for part in module.modules())
+    def __init__(self, module: nn.Module, forwards: frozenset, at_rest: AtRest | None = None):
+        parts, self._at_rest = list(_parts(module)), at_rest
+        self.tensors = [value for part in parts for value in _parameters(part)]
+        self.is_ours = all(type(part).forward in forwards and "forward" not in vars(part) for part in parts)
+        self.is_plain = self.is_ours and not any(getattr(torch_module, f"_global{kind}") for kind in _HOOKS) and (
+            not any(any(map(vars(part).get, _HOOKS)) for part in parts))
+
+    def get(self, kind: Hashable, make: Callable[[], _Value]) -> _Value:
+        """The value of this kind for the parameters, made unless it was made before, without gradients."""
+        values = self._values  # compared before `make`: an edit meanwhile is seen by the next call
+        if kind not in values:
+            with torch.inference_mode(False), torch.no_grad():  # a training step could not read inference tensors
+                values[kind] = make()
+        return values[kind]
+
+    @functools.cached_property
+    def _values(self) -> dict[Hashable, Any]:
+        return self._at_rest.values_of(self.tensors)
 
 
 def parameter_of(module: nn.Module) -> torch.Tensor:
     """A parameter of a module, with the device and type of all."""
-    return next(tensors_of(module))
+    return next(value for part in _parts(module) for value in _parameters(part))
 
 
-def tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    """The parameters of a module, and those that a replica of DataParallel has in their place."""
-    for part in module.modules():
-        yield from (value for value in (part._parameters or vars(part).get("_former_parameters", {})).values()
-                    if value is not None)
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """What `modules()` yields, in other order and a third of the time; a part that is there twice comes twice."""
+    parts = [module]
+    for part in parts:
+        yield part
+        parts += [below for below in part._modules.values() if below is not None]
+
+
+def _parameters(part: nn.Module) -> list[torch.Tensor]:
+    """Its own parameters, or those that a replica of DataParallel has in their place."""
+    own = part._parameters or vars(part).get("_former_parameters", {})
+    return [value for value in own.values() if value is not None]

@@ -1,6 +1,5 @@
 """The bidirectional language model: token ids to the representations of every layer."""
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -16,11 +15,11 @@ from elmo_fast.engine.schedule import batch_schedule, make_schedule
 from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.nn import by_parts
-from elmo_fast.nn.at_rest import parameter_of
+from elmo_fast.nn.at_rest import Now, parameter_of
 from elmo_fast.nn.layers.batch_layout import BiLmOutput
 from elmo_fast.nn.layers.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.nn.layers.lstm import ElmoLstm
-from elmo_fast.nn.lookup import KeptVectors, TableLookup, TokenEncoder, vectors_of_ids
+from elmo_fast.nn.lookup import TableLookup, TokenEncoder
 from elmo_fast.nn.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.ops import trial
 from elmo_fast.ops.backend import needs_gradient
@@ -185,13 +184,14 @@ class BiLm(OutsideGraphs):
         Ids on a GPU are copied to the host, the only time that the call waits for the GPU. Raises `RuntimeError` while
         a CUDA graph is captured.
         """
-        encoder, state = TokenEncoder.of(self), self._state_of_call(state)
-        if boundaries == "add" and not by_parts.is_plain(self):
+        encoder, lstm, state = TokenEncoder.of(self), self._lstm_now(), self._state_of_call(state)
+        if boundaries == "add" and not by_parts.is_plain(encoder, lstm):
             return by_parts.forward(encoder, self._elmo_lstm, ids, word_inputs, state == "carry",
                                     self._initial_state(state))
-        vectors, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder)) if word_inputs is None
-                                else encoder.numbered_batch(word_inputs, ids))
-        layers = self._run_batch(vectors, index, mask.sum(1).numpy(), state, mask.flatten())
+        vectors, index, mask = (encoder.batch(ids, boundaries, self._kept_vectors(encoder, lstm))
+                                if word_inputs is None else encoder.numbered_batch(word_inputs, ids))
+        initial = self._initial_state(state, encoder.now, lstm)
+        layers = self._run_batch(vectors, index, mask.sum(1).numpy(), state, initial, lstm, mask.flatten())
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in layers],
                           to_device(mask, encoder.device))
 
@@ -212,35 +212,38 @@ class BiLm(OutsideGraphs):
         """
         state, (first, last) = self._state_of_call(state), self._token_embedder.boundaries
         unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
-        return self._run_batch(TokenEncoder.of(self).strings(unique), torch.from_numpy(index), lengths, state), lengths
+        encoder, lstm = TokenEncoder.of(self), self._lstm_now()
+        initial = self._initial_state(state, encoder.now, lstm)
+        layers = self._run_batch(encoder.strings(unique), torch.from_numpy(index), lengths, state, initial, lstm)
+        return layers, lengths
 
-    def _kept_vectors(self, encoder: TokenEncoder) -> KeptVectors | None:
+    def _lstm_now(self) -> Now | None:
+        """What a call finds of the LSTM, None for one that is not ours."""
+        return self._elmo_lstm.now() if isinstance(self._elmo_lstm, ElmoLstm) else None
+
+    def _kept_vectors(self, encoder: TokenEncoder, lstm: Now | None) -> SpareVectors | None:
         """Vectors of character ids that are kept between calls, where a token's bits do not depend on its batch."""
-        source = encoder.source
-        if source is None or needs_gradient(source.tensors()) or not (
-                by_parts.has_plain_lstm(self) and self._elmo_lstm.can_write(self.backend)):
-            return None
-        return functools.partial(vectors_of_ids, self._spare, encoder.key)
+        return self._spare if (encoder.now and lstm and lstm.is_plain and not needs_gradient(encoder.now.tensors)
+                               and self._elmo_lstm.can_write(self.backend, lstm)) else None
 
     def _run_batch(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray, state: str,
-                   mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+                   initial: State | None, now: Now | None, mask: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end: a list of [N, 2 P], token layer first.
 
         `index` int [N], best on the host, is the row of `vectors` [R, P] at each position, `lengths` int [sentences]
         count the positions. With `mask` bool [M], on the host, the result is [M, 2 P], zero where the mask is False.
-        Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced.
+        Sentence k runs in slot k; if `state` is `carry`, the carried states are replaced. `initial` is
+        `_initial_state`, `now` what the call finds of the LSTM.
         """
         schedule, lstm, dtype = batch_schedule(lengths), self._elmo_lstm, parameter_of(self).dtype
-        if not by_parts.has_plain_lstm(self):
-            outputs = by_parts.run(lstm, vectors[index], lengths, state == "carry", self._initial_state(state))
+        if now is None or not now.is_plain:
+            outputs = by_parts.run(lstm, vectors[index], lengths, state == "carry", initial)
             return outputs if mask is None else [layer.new_zeros(len(mask), layer.shape[1]).masked_scatter(
                 mask[:, None].to(layer.device), layer) for layer in outputs]
-        places, size = (None, None) if mask is None else (mask.nonzero().squeeze(1), len(mask))
         with lstm.exclusive(state == "carry"):
-            begin = lstm.begin(schedule.slots.size, full_precision(parameter_of(self)), state == "carry",
-                               self._initial_state(state))
+            begin = lstm.begin(schedule.slots.size, full_precision(parameter_of(self)), state == "carry", initial)
             layers, last = lstm.run_in_text_order(vectors, index, schedule, begin, self.backend, self._precision,
-                                                  places, size)
+                                                  mask, now)
             if lstm.stores(state == "carry", begin.initial if state == "warm" else None):
                 lstm.store_state(last)
         return [layer.to(dtype) for layer in layers]
@@ -249,13 +252,17 @@ class BiLm(OutsideGraphs):
         """The state that a call names, by default the model's."""
         return self.state if state is None else check_choice("state", state, STATES)
 
-    def _initial_state(self, state: str) -> State | None:
-        """(h [L, 2 P], c [L, 2 D]) after the warm text if `state` is `warm`, otherwise None."""
+    def _initial_state(self, state: str, source: Now | None = None, lstm: Now | None = None) -> State | None:
+        """(h [L, 2 P], c [L, 2 D]) after the warm text if `state` is `warm`, otherwise None.
+
+        `source` and `lstm` are what the call finds of the parts.
+        """
         if state != "warm":
             return None
         if not isinstance(self._token_embedder, TokenSource) or not isinstance(self._elmo_lstm, ElmoLstm):
             raise RuntimeError("state: expected 'carry' or 'zero' for a biLM whose parts were replaced, got 'warm'")
-        made_of = (self.warm_text, self.backend, self._token_embedder.at_rest(), self._elmo_lstm.at_rest())
+        parts = source or self._token_embedder.now(), lstm or self._elmo_lstm.now()
+        made_of = (self.warm_text, self.backend, *(part.get("key", object) for part in parts))
         warm = self._warm
         if warm is None or warm[0] != made_of:
             self._warm = warm = made_of, self._run_warm_text()
@@ -272,7 +279,7 @@ class BiLm(OutsideGraphs):
             vectors = source.encode_rows(to_device(source.token_ids(tokens), device), self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
             begin = RunState(lstm.zero_state(1, full_precision(vectors)), None)
-            if not lstm.has_own_cells:
+            if not lstm.now().is_ours:
                 h, c = by_parts.state_after(lstm, vectors, lengths)
             else:
                 index = torch.arange(len(tokens), device=device)

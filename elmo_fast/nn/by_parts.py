@@ -4,24 +4,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.nn import at_rest
+from elmo_fast.nn.at_rest import Now
 from elmo_fast.nn.layers.batch_layout import BiLmOutput, add_boundaries
-from elmo_fast.nn.layers.encoder import CharacterEncoder, TokenSource
+from elmo_fast.nn.layers.encoder import CharacterEncoder
 from elmo_fast.nn.layers.lstm import ElmoLstm
 from elmo_fast.nn.lookup import TokenEncoder, WordCache, check_numbers
 from elmo_fast.ops.projected_lstm.reference import State
 
 
-def is_plain(bilm: nn.Module) -> bool:
-    """Whether the parts of a `BiLm` need not be called: they are ours, without hooks."""
-    source, words = map(bilm._modules.get, ("_token_embedder", "_word_embedding"))
-    return (has_plain_lstm(bilm) and (source is None or (isinstance(source, TokenSource) and source.is_plain))
-            and (words is None or at_rest.is_plain(words, frozenset({WordCache.forward}))))
-
-
-def has_plain_lstm(bilm: nn.Module) -> bool:
-    """Whether the LSTM of a `BiLm` need not be called as a module."""
-    return isinstance(bilm._elmo_lstm, ElmoLstm) and bilm._elmo_lstm.is_plain
+def is_plain(tokens: TokenEncoder, lstm: Now | None) -> bool:
+    """Whether the parts of a `BiLm` need not be called: they are ours, without hooks. `lstm` is None for another's."""
+    sources = [tokens.now] if tokens.source is not None else []
+    words = [Now(tokens.cache, frozenset({WordCache.forward}))] if tokens.cache is not None else []
+    return all(part is not None and part.is_plain for part in (lstm, *sources, *words))
 
 
 def forward(tokens: TokenEncoder, lstm: nn.Module, ids: torch.Tensor | None, words: torch.Tensor | None,

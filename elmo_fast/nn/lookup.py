@@ -13,12 +13,12 @@ from elmo_fast.arguments import check_choice
 from elmo_fast.engine.table import TokenTable
 from elmo_fast.engine.tokens import SpareVectors
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.nn.at_rest import parameter_of
+from elmo_fast.nn.at_rest import Now, parameter_of
 from elmo_fast.nn.layers.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
 from elmo_fast.nn.layers.encoder import TokenSource
 from elmo_fast.ops.device import refuse_capture, to_device
 from elmo_fast.ops.linear import computes_in
-from elmo_fast.ops.numerics import full_precision, numerics
+from elmo_fast.ops.numerics import full_precision
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, check_sentence
 
@@ -28,8 +28,6 @@ BOUNDARY_CHOICES = ("add", "present")
 
 # Vectors of a batch's tokens [R, P], the row of each token int64 [N] in running order, and the mask bool [B, T].
 BatchTokens = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# From ids int [N, C] and a function that computes vectors of ids: vectors [R, P], and the row of each id int [N].
-KeptVectors = Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
 
 
 class WordCache(nn.Module):
@@ -51,9 +49,9 @@ class WordCache(nn.Module):
         """The vectors of `words`; trained, where the char encoder is, apart from it."""
         check_sentence(words, "words")
         source = tokens.source
-        with torch.no_grad(), numerics(tokens.precision, tokens.device):
-            ids = source.token_ids([*source.boundaries, *words]).to(tokens.device)
-            vectors = torch.cat([source.encode_rows(rows, tokens.backend) for rows in ids.split(1024)])
+        with torch.no_grad():
+            ids = source.token_ids([*source.boundaries, *words])
+            vectors = torch.cat([tokens.encode(rows) for rows in ids.split(1024)])
         if source.like.requires_grad:
             logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained separately, "
                            "and the char encoder only on the other words")
@@ -109,7 +107,7 @@ class TableLookup:
     def check(self, precision: str) -> None:
         """Raise `ConfigurationError` if a call in `precision` must not use the table."""
         self.table.check_precision(precision)
-        if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.tensors()):
+        if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
         if (digest := self._encoder.digest()) != self._digest:
@@ -119,9 +117,13 @@ class TableLookup:
 
 
 class TokenEncoder(NamedTuple):
-    """Computes the vectors of a model's tokens; `source` is the char encoder or embedding of the model."""
+    """Computes the vectors of a model's tokens in a call; `source` is the char encoder or embedding of the model.
+
+    `now` is what the call finds of the source, None for one that is not ours.
+    """
 
     source: TokenSource | None
+    now: Now | None
     table: TableLookup | None
     cache: WordCache | None
     device: torch.device
@@ -137,19 +139,18 @@ class TokenEncoder(NamedTuple):
         device = parameter_of(bilm).device
         refuse_capture(device)
         source, cache = map(bilm._modules.get, ("_token_embedder", "_word_embedding"))  # a user may delete the first
-        return cls(source, bilm._table, cache, device, bilm.backend, bilm._precision)
+        now = source.now() if isinstance(source, TokenSource) else None
+        return cls(source, now, bilm._table, cache, device, bilm.backend, bilm._precision)
 
     def strings(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens: [N, P]."""
-        with numerics(self.precision, self.device):
-            if self.table is None:
-                ids = to_device(self.source.token_ids(tokens), self.device)
-                return self.source.encode_rows(ids, self.backend)
-            self.table.check(self.precision)
-            return self._complete(tokens, lambda missing: self.source.token_ids([tokens[k] for k in missing]))
+        if self.table is None:
+            return self.encode(self.source.token_ids(tokens))
+        self.table.check(self.precision)
+        return self._complete(tokens, lambda missing: self.source.token_ids([tokens[k] for k in missing]))
 
-    def batch(self, ids: torch.Tensor, boundaries: str, kept: KeptVectors | None = None) -> BatchTokens:
-        """Tokens of a batch given as ids, as `BiLm.forward` takes them; `kept` may know vectors of character ids."""
+    def batch(self, ids: torch.Tensor, boundaries: str, spare: SpareVectors | None = None) -> BatchTokens:
+        """Tokens of a batch given as ids, as `BiLm.forward` takes them; `spare` may have vectors of character ids."""
         by_number = self.table is not None and isinstance(ids, torch.Tensor) and ids.dim() == 2
         source = self.table if by_number else self.source
         check_shape(ids, boundaries, source)
@@ -161,8 +162,8 @@ class TokenEncoder(NamedTuple):
         rows = ids.flatten(0, 1)
         if self.backend == "reference" and self.table is None:  # encodes every row, padding too
             return self._vectors(rows), positions, mask
-        if kept and self.table is None and rows.dim() == 2 and len(positions):
-            return *kept(rows[positions], self._vectors), mask
+        if spare is not None and self.table is None and rows.dim() == 2 and len(positions):
+            return *vectors_of_ids(spare, self.key(), rows[positions], self._vectors), mask
         unique, index = unique_rows(rows[positions])
         return self._vectors(unique), index, mask
 
@@ -203,7 +204,7 @@ class TokenEncoder(NamedTuple):
     def key(self) -> tuple:
         """What the vectors depend on beside the tokens: equal keys mean equal vectors."""
         unknown = None if self.table is None else self.table.table.unknown
-        return self.table, unknown, self.device, self.backend, self.precision, self.source.at_rest()
+        return self.table, unknown, self.device, self.backend, self.precision, self.now.get("key", object)
 
     @property
     def computes_in(self) -> str:
@@ -219,24 +220,24 @@ class TokenEncoder(NamedTuple):
     def _vectors(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors [N, P] of tokens given as rows of ids on the host, int [N, ...]; with a table, unique ones."""
         ids = ids.long()
-        with numerics(self.precision, self.device):
-            if self.table is None:
-                return self._encode(ids)
-            self.table.check(self.precision)
-            if ids.dim() == 1:
-                return self.table.numbers(ids)
-            words = characters.decode_tokens(ids.numpy() - 1)
-            return self._complete(words, lambda missing: ids[torch.from_numpy(missing)])
+        if self.table is None:
+            return self.encode(ids)
+        self.table.check(self.precision)
+        if ids.dim() == 1:
+            return self.table.numbers(ids)
+        words = characters.decode_tokens(ids.numpy() - 1)
+        return self._complete(words, lambda missing: ids[torch.from_numpy(missing)])
 
     def _complete(self, words: Sequence[str | None], ids: Callable[[np.ndarray], torch.Tensor]) -> torch.Tensor:
         """Vectors [N, P] of words, of which `ids` returns the ids at some positions (see `TokenTable.complete`)."""
         def encode(missing: np.ndarray) -> np.ndarray:
-            return self._encode(ids(missing)).float().cpu().numpy()
+            return self.encode(ids(missing)).float().cpu().numpy()
 
         return self.table.on_device(self.table.table.complete(words, encode))
 
-    def _encode(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.source.encode_rows(to_device(ids, self.device), self.backend)
+    def encode(self, ids: torch.Tensor) -> torch.Tensor:
+        """Vectors of ids on the host by the source, [N, *row_shape] -> [N, P]."""
+        return self.source.encode_rows(to_device(ids, self.device), self.backend, self.precision, self.now)
 
 
 def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableLookup) -> None:
@@ -263,14 +264,14 @@ def check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
                          "got a 0 in front of a word")
 
 
-def vectors_of_ids(spare: SpareVectors, key: Callable[[], Hashable], ids: torch.Tensor,
+def vectors_of_ids(spare: SpareVectors, key: Hashable, ids: torch.Tensor,
                    encode: Callable[[torch.Tensor], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Vectors [R, P] with those of character ids int [N, C], N at least 1, and the row of each, int64 [N].
 
     `encode` computes the vectors of ids that the vectors of `key` in `spare` do not have. A token is named by its ids.
     """
     cache = spare.take()
-    cache.check(key(), ())
+    cache.check(key, ())
     names, size = ids.to(torch.int16).numpy().tobytes().decode("latin-1"), 2 * ids.shape[1]
     rows = cache.number([names[k : k + size] for k in range(0, len(names), size)])
     if new := cache.unencoded(len(rows)):

@@ -70,11 +70,6 @@ def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.T
     return torch.where(inner.view(shape), values[:, 1:-1], values.new_zeros(())), inner.to(mask.dtype)
 
 
-def in_text_order(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Sort outputs by token: [S, 2 P] at packed rows, with the token of each row in both directions int64 [2, S]."""
-    return torch.cat([restore(half, tokens) for half, tokens in zip(packed.chunk(2, dim=1), order)], dim=1)
-
-
 def all_in_text_order(vectors: torch.Tensor, index: torch.Tensor, layers: list[torch.Tensor], order: np.ndarray,
                       places: torch.Tensor | None, size: int) -> list[torch.Tensor]:
     """The token layer and the LSTM's `layers` [S, 2 P] in text order, [N, 2 P], or with `places` [size, 2 P].
@@ -83,7 +78,8 @@ def all_in_text_order(vectors: torch.Tensor, index: torch.Tensor, layers: list[t
     """
     device = vectors.device
     tokens, numbers = vectors[to_device(index, device)], to_device(order, device).long()  # [N, P], [2, S]
-    layers = [torch.cat([tokens, tokens], dim=1), *(in_text_order(layer, numbers) for layer in layers)]
+    halves = [map(restore, layer.chunk(2, dim=1), numbers) for layer in layers]
+    layers = [torch.cat([*pair], dim=1) for pair in ((tokens, tokens), *halves)]
     if places is None:
         return layers
     places = to_device(places, device)
@@ -104,7 +100,8 @@ def layers_to_write(vectors: torch.Tensor, order: np.ndarray, count: int, places
         layers[0].view(size, 2, width // 2)[:] = vectors[:, None]
     else:
         layers = vectors.new_zeros(count, size, width, dtype=torch.float32)
-        layers[0].view(size, 2, width // 2)[places] = vectors.float()[:, None]
+        # Not by indexing: torch divides that among its threads at any size, and a busy core makes the others wait.
+        layers[0].index_copy_(0, places, vectors.float().repeat(1, 2))
         numbers = places.numpy()[numbers]
     starts = layers.data_ptr() + np.arange(1, count)[:, None, None] * (4 * size * width)  # bytes
     return layers, (starts + 4 * (numbers * width + [[0], [width // 2]])).astype(np.uint64)

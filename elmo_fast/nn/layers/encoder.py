@@ -11,7 +11,7 @@ from elmo_fast.engine.backend import check_backend, effective_precision
 from elmo_fast.engine.native import PackedWeights, on_this_machine
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.errors import ConfigurationError
-from elmo_fast.nn.at_rest import AtRest, is_plain
+from elmo_fast.nn.at_rest import AtRest, Now
 from elmo_fast.nn.layers import layout
 from elmo_fast.nn.layers.batch_layout import add_boundaries, checked_mask, unique_rows
 from elmo_fast.nn.layers.cell import linear_of
@@ -38,7 +38,6 @@ class TokenSource(Packed):
 
     boundaries = BOUNDARIES
     reads_text = True
-    is_plain: bool  # whether the parts need not be called
     weights: Callable[[], dict[str, torch.Tensor]]  # by dataset name
 
     @classmethod
@@ -69,7 +68,7 @@ class TokenSource(Packed):
 
     def digest(self) -> str:
         """A fingerprint of the current weights."""
-        return self._at_rest.get("digest", self.tensors(), lambda: fingerprint(
+        return self.now().get("digest", lambda: fingerprint(
             {name.rpartition("/")[2]: value.detach().float().cpu().numpy() for name, value in self.weights().items()}))
 
     def warmup(self, backend: str = "auto") -> None:
@@ -143,30 +142,29 @@ class CharacterEncoder(TokenSource):
             raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
                              f"got {ids.dtype} of shape {tuple(ids.shape)}")
         bounded, mask = add_boundaries(ids, checked_mask(ids, self, "inputs"), *self.boundary_ids())
-        with numerics(self.precision, self.like.device):
-            if self.is_plain:
-                rows, index = unique_rows(bounded[mask])
-                vectors = self.encode_rows(rows, self.backend)[index]  # [N, P]
-            else:
-                vectors = self._by_parts(bounded.flatten(0, 1)).view(*mask.shape, -1)[mask]
+        now = self.now()
+        rows, index = unique_rows(bounded[mask]) if now.is_plain else (bounded.flatten(0, 1), mask.flatten())
+        vectors = self.encode_rows(rows, self.backend, self.precision, now)[index]  # [N, P]
         padded = vectors.new_zeros(*mask.shape, vectors.shape[-1], dtype=self.like.dtype)
         padded[mask] = vectors.to(padded)
         return {"mask": mask.long(), "token_embedding": padded}
 
-    def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
-        """Vectors of single tokens, [N, *row_shape] -> [N, P]."""
-        if not self.is_plain:
-            return self._by_parts(ids)
-        if self.is_packed(backend):
-            packed = self._packed(effective_precision(active_precision()))
+    def encode_rows(self, ids: torch.Tensor, backend: str = "auto", precision: str | None = None,
+                    now: Now | None = None) -> torch.Tensor:
+        """Vectors of single tokens, [N, *row_shape] -> [N, P]; `precision` is by default that of `numerics`."""
+        now, precision = now or self.now(), precision or active_precision()
+        if now.is_plain and self.is_packed(backend, now):
+            packed = self._packed(effective_precision(precision), now)
             return torch.from_numpy(packed.encode(np.ascontiguousarray(ids.numpy(), np.int32)))
-        return token_vectors(ids, self.weights(), self.model_options, backend)
+        with numerics(precision, self.like.device):
+            if now.is_plain:
+                return token_vectors(ids, self.weights(now), self.model_options, backend)
+            return self._by_parts(ids)
 
-    def is_packed(self, backend: str) -> bool:
+    def is_packed(self, backend: str, now: Now) -> bool:
         """Whether `encode_rows` runs in the C++ engine on packed weights: on the CPU and without gradients."""
-        tensors = self.tensors()
-        return (self.like.device.type == "cpu" and not needs_gradient(tensors)
-                and resolve("char_cnn", backend, *tensors) == "native")
+        return (self.like.device.type == "cpu" and not needs_gradient(now.tensors)
+                and resolve("char_cnn", backend, *now.tensors) == "native")
 
     def _by_parts(self, ids: torch.Tensor) -> torch.Tensor:
         """As `encode_rows`, by calls of the parts, as AllenNLP makes them."""
@@ -184,25 +182,24 @@ class CharacterEncoder(TokenSource):
         """A parameter, with the device and type of all."""
         return self._char_embedding_weights
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the parts need not be called: they are ours, without hooks, and of the model's sizes."""
-        return (is_plain(self, _FORWARDS) and self._highways._activation is nn.functional.relu
-                and len(self._highways._layers) == self.options.n_highway
-                and all(part.weight.shape[::2] == (count, width) and part.stride == (1,) and part.padding == (0,)
-                        for part, (width, count) in zip(self._convolutions, self.options.filters)))
+    def now(self) -> Now:
+        """As in `Packed`; the parts also have to be of the model's sizes."""
+        now = super().now()
+        now.is_plain = (now.is_plain and self._highways._activation is nn.functional.relu
+                        and len(self._highways._layers) == self.options.n_highway
+                        and all(part.weight.shape[::2] == (count, width) and part.stride == (1,)
+                                and part.padding == (0,)
+                                for part, (width, count) in zip(self._convolutions, self.options.filters)))
+        return now
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self, now: Now | None = None) -> dict[str, torch.Tensor]:
         """Weights by dataset name, in bilm-tf's layout and in file order.
 
         Computed once for parameters at rest, and in every call while gradients are recorded.
         """
-        tensors = self.tensors()
-        if needs_gradient(tensors):
-            return self._converted()
-        with torch.inference_mode(False), torch.no_grad():
-            return self._at_rest.get("weights", tensors, lambda: {
-                name: value.detach() for name, value in self._converted().items()})
+        now = now or self.now()
+        return self._converted() if needs_gradient(now.tensors) else now.get(
+            "weights", lambda: {name: value.detach() for name, value in self._converted().items()})
 
     def _converted(self) -> dict[str, torch.Tensor]:
         weights = {self._embedding_name: self._char_embedding_weights[1:]}
@@ -216,13 +213,12 @@ class CharacterEncoder(TokenSource):
                         "CNN_proj/b_proj": self._projection.bias}
         return weights if self.word_embed is None else weights | {self._words_name: self.word_embed}
 
-    def _packed(self, precision: str) -> PackedWeights:
+    def _packed(self, precision: str, now: Now) -> PackedWeights:
         def pack() -> PackedWeights:
             weights = {name: value.detach().float().numpy() for name, value in self._converted().items()}
             return PackedWeights(self.model_options, weights, precision)
 
-        with torch.no_grad():
-            return self._at_rest.get(on_this_machine(precision), self.tensors(), pack)
+        return now.get(on_this_machine(precision), pack)
 
     def warmup(self, backend: str = "auto") -> None:
         """Run 1 and 4096 tokens of English lengths, so that kernels are compiled for both counts."""
@@ -232,8 +228,8 @@ class CharacterEncoder(TokenSource):
                 self.encode_rows(ids[:count], backend)
 
 
-_FORWARDS = frozenset({CharacterEncoder.forward, nn.Conv1d.forward, Highway.forward, nn.ModuleList.forward,
-                       nn.Linear.forward})
+CharacterEncoder._forwards = frozenset({CharacterEncoder.forward, nn.Conv1d.forward, Highway.forward,
+                                        nn.ModuleList.forward, nn.Linear.forward})
 
 
 class WordEmbedder(TokenSource):
@@ -244,7 +240,6 @@ class WordEmbedder(TokenSource):
     """
 
     row_shape: tuple[int, ...] = ()
-    is_plain = True  # nothing but the table is read
 
     @torch.inference_mode(False)
     def _build(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False, *_: str) -> None:
@@ -269,7 +264,13 @@ class WordEmbedder(TokenSource):
                                      "(vocab.txt beside its weights), got 'add'")
         return super().boundary_ids()
 
-    def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+    def now(self) -> Now:
+        """As in `Packed`; nothing but the table is read."""
+        now = super().now()
+        now.is_plain = True
+        return now
+
+    def forward(self, ids: torch.Tensor, *_: object) -> torch.Tensor:
         return word_vectors(ids, self.embedding)
 
     encode_rows = forward

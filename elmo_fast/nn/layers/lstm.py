@@ -1,6 +1,5 @@
 """`ElmoLstm`: the stack of two-direction LSTM layers with AllenNLP's parameters."""
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +13,7 @@ from elmo_fast.engine.native import PackedWeights, on_this_machine
 from elmo_fast.engine.precision import check_precision
 from elmo_fast.engine.schedule import Schedule, make_schedule
 from elmo_fast.files.downloads import fetch
-from elmo_fast.nn.at_rest import AtRest, are_ours, is_plain
+from elmo_fast.nn.at_rest import AtRest, Now
 from elmo_fast.nn.layers.batch_layout import all_in_text_order, layers_to_write
 from elmo_fast.nn.layers.carried import CarriedStates, Stateful
 from elmo_fast.nn.layers.cell import LstmCellWithProjection, check_lstm
@@ -118,18 +117,13 @@ class ElmoLstm(Packed, Stateful):
         """A parameter, with the device and type of all."""
         return self.forward_layer_0.state_linearity.weight
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the cells need not be called: they are ours, without hooks, dropout, and with the same clips."""
-        options = self.options
-        return is_plain(self, _FORWARDS) and not (self.training and self.recurrent_dropout_probability) and all(
-            (cell.memory_cell_clip_value, cell.state_projection_clip_value) == (options.cell_clip, options.proj_clip)
+    def now(self) -> Now:
+        """As in `Packed`; the cells also have to be without dropout, and with the same clips."""
+        now, clips = super().now(), (self.options.cell_clip, self.options.proj_clip)
+        now.is_plain = now.is_plain and not (self.training and self.recurrent_dropout_probability) and all(
+            (cell.memory_cell_clip_value, cell.state_projection_clip_value) == clips
             for cell in (*self.forward_layers, *self.backward_layers))
-
-    @property
-    def has_own_cells(self) -> bool:
-        """Whether the cells are ours, with or without hooks."""
-        return are_ours(self, _FORWARDS)
+        return now
 
     def layer_weights(self) -> list[Layer]:
         """(W, B, W_P or None) of both directions of every layer, in bilm-tf's layout.
@@ -140,8 +134,8 @@ class ElmoLstm(Packed, Stateful):
             return [(forward.weights(), backward.weights())
                     for forward, backward in zip(self.forward_layers, self.backward_layers)]
 
-        tensors = self.tensors()
-        return converted() if needs_gradient(tensors) else self._at_rest.get("layers", tensors, _detached(converted))
+        now = self.now()
+        return converted() if needs_gradient(now.tensors) else now.get("layers", converted)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Weights by dataset name, layer by layer in each direction, detached."""
@@ -151,19 +145,19 @@ class ElmoLstm(Packed, Stateful):
                        for name, value in zip(LSTM_DATASETS, cell.weights())]
         return {name: value for name, value in of_cell if value is not None}
 
-    def _packed(self, precision: str) -> PackedWeights:
+    def _packed(self, precision: str, now: Now) -> PackedWeights:
         def pack() -> PackedWeights:
             weights = {name: value.float().numpy() for name, value in self.weights().items()}
             return PackedWeights(Options(self.options, None), weights, precision)
 
-        return self._at_rest.get(on_this_machine(precision), self.tensors(), _detached(pack))
+        return now.get(on_this_machine(precision), pack)
 
     # ---- runs --------------------------------------------------------------------------------------------------------
 
-    def can_write(self, backend: str) -> bool:
+    def can_write(self, backend: str, now: Now | None = None) -> bool:
         """Whether `write` runs with this `backend`: in the C++ engine, on the CPU and without gradients."""
-        tensors, like = self.tensors(), self.like
-        if like.device.type != "cpu" or like.dtype == torch.float64 or needs_gradient(tensors):
+        like = self.like
+        if like.device.type != "cpu" or like.dtype == torch.float64 or needs_gradient((now or self.now()).tensors):
             return False
         if self.input_size != self.hidden_size:  # of a stack by itself
             return False
@@ -173,12 +167,12 @@ class ElmoLstm(Packed, Stateful):
         return resolve("projected_lstm", backend, full_precision(like), unsupported=lacking) == "native"
 
     def write(self, vectors: torch.Tensor, rows: np.ndarray, schedule: Schedule, state: engine.RunState,
-              addresses: np.ndarray, precision: str = "highest") -> State:
+              addresses: np.ndarray, precision: str = "highest", now: Now | None = None) -> State:
         """As `run` in evaluation, with outputs written at `addresses` uint64 [L, 2, S] (see `engine.Model.run`).
 
         Only where `can_write`. Returns the final state.
         """
-        packed = self._packed(effective_precision(precision))
+        packed = self._packed(effective_precision(precision), now or self.now())
         begin = engine.RunState(*(part and tuple(value.detach().float().contiguous().numpy() for value in part)
                                   for part in state))
         last = packed.run(vectors.detach().float().numpy(), rows, schedule, begin, addresses).last
@@ -191,20 +185,20 @@ class ElmoLstm(Packed, Stateful):
                           precision=precision)
 
     def run_in_text_order(self, vectors: torch.Tensor, index: torch.Tensor, schedule: Schedule, state: engine.RunState,
-                          backend: str = "auto", precision: str = "highest", places: torch.Tensor | None = None,
-                          size: int | None = None) -> tuple[Sequence[torch.Tensor], State]:
+                          backend: str = "auto", precision: str = "highest", mask: torch.Tensor | None = None,
+                          now: Now | None = None) -> tuple[Sequence[torch.Tensor], State]:
         """The token layer and all layers of sentences laid end to end, [N, 2 P] each, and the final state.
 
-        `index` int [N], best on the host, is the row of `vectors` [R, P] at each position. With `places` int [N], on
-        the host, position k is at places[k] of [size, 2 P], and the rest is zero. Without gradients the C++ engine
+        `index` int [N], best on the host, is the row of `vectors` [R, P] at each position. With `mask` bool [M], on
+        the host, the positions are where it is True of [M, 2 P], and the rest is zero. Without gradients the C++ engine
         writes the layers where it can run; otherwise the ops run.
         """
-        order = schedule.tokens
+        order, now = schedule.tokens, now or self.now()
         rows = index[to_device(order, index.device).long()]  # [2, S]
-        size = len(index) if places is None else size
-        if self.can_write(backend) and not needs_gradient([vectors]):
+        places, size = (None, len(index)) if mask is None else (mask.nonzero().squeeze(1), len(mask))
+        if self.can_write(backend, now) and not needs_gradient([vectors]):
             layers, addresses = layers_to_write(vectors[index], order, self.num_layers + 1, places, size)
-            return layers, self.write(vectors, rows.numpy(), schedule, state, addresses, precision)
+            return layers, self.write(vectors, rows.numpy(), schedule, state, addresses, precision, now)
         with numerics(precision, vectors.device):
             layers, last = self.run(vectors, rows, schedule, state, backend, precision)
         return all_in_text_order(vectors, index, layers, order, places, size), last
@@ -221,13 +215,13 @@ class ElmoLstm(Packed, Stateful):
         carried = self.stateful and initial_state is None if carried is None else carried
         present = self._present(inputs, mask)
         with self.exclusive(carried), numerics(self.precision, inputs.device):
-            if not self.is_plain:
+            if not (now := self.now()).is_plain:
                 return self._run_cells(inputs, present, initial_state, carried)
             schedule = make_schedule(present.sum(1).cpu().numpy())
-            places, vectors = present.flatten().nonzero().squeeze(1).cpu(), full_precision(inputs)[present]
+            vectors = full_precision(inputs)[present]
             state = self.begin(schedule.slots.size, vectors, carried, initial_state)
-            (_, *layers), final = self.run_in_text_order(vectors, torch.arange(len(places)), schedule, state,
-                                                         self.backend, self.precision, places, mask.numel())
+            (_, *layers), final = self.run_in_text_order(vectors, torch.arange(len(vectors)), schedule, state,
+                                                         self.backend, self.precision, present.flatten().cpu(), now)
             if self.stores(carried, initial_state):
                 self.store_state(final)
         # Hooks of `register_backward_hook` get the gradients of the last operation.
@@ -300,14 +294,4 @@ def run_layers(layers: Sequence[Layer], options: LstmOptions, vectors: torch.Ten
     return outputs, tuple(map(torch.stack, zip(*finals)))
 
 
-_FORWARDS = frozenset({ElmoLstm.forward, LstmCellWithProjection.forward, nn.Linear.forward})
-
-
-def _detached(make: Callable) -> Callable:
-    """`make` without gradients and outside of inference mode, whose tensors a training step could not read."""
-    @functools.wraps(make)
-    def made():
-        with torch.inference_mode(False), torch.no_grad():
-            return make()
-
-    return made
+ElmoLstm._forwards = frozenset({ElmoLstm.forward, LstmCellWithProjection.forward, nn.Linear.forward})

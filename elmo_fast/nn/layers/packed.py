@@ -1,27 +1,29 @@
 """A module that computes with weights packed from its parameters (see `nn.at_rest`)."""
 
+from typing import ClassVar
+
 import torch
 
-from elmo_fast.nn.at_rest import AtRest, tensors_of
+from elmo_fast.nn.at_rest import AtRest, Now
 from elmo_fast.nn.outside_graphs import OutsideGraphs
 
 
 class Packed(OutsideGraphs):
-    """Its parameters, and what was made of them: made anew after `train()` and `eval()`, and in each replica."""
+    """Its parameters, and what was made of them: made anew after `train()` and `eval()`, and in each replica.
+
+    Methods take the `now` of their call, or look themselves.
+    """
 
     _at_rest: AtRest
+    _forwards: ClassVar[frozenset] = frozenset()  # those of our parts
 
-    def tensors(self) -> list[torch.Tensor]:
-        """All parameters."""
-        return list(tensors_of(self))
-
-    def at_rest(self) -> object:
-        """What was made of the current parameters: another object after an edit."""
-        return self._at_rest.get("at rest", self.tensors(), object)
+    def now(self) -> Now:
+        """The parts and parameters of this moment; `is_plain` says whether the parts need not be called."""
+        return Now(self, self._forwards, self._at_rest)
 
     def train(self, mode: bool = True) -> "Packed":
         if mode != self.training:
-            self._at_rest.drop()
+            self._at_rest = AtRest()
         return super().train(mode)
 
     @torch.inference_mode(False)
