@@ -100,7 +100,7 @@ def layers_to_write(vectors: torch.Tensor, order: np.ndarray, count: int, places
         layers[0].view(size, 2, width // 2)[:] = vectors[:, None]
     else:
         layers = vectors.new_zeros(count, size, width, dtype=torch.float32)
-        # Not by indexing: torch divides that among its threads at any size, and a busy core makes the others wait.
+        # Not by indexing: torch divides that among its threads from 3,000 numbers on, and waits for busy cores.
         layers[0].index_copy_(0, places, vectors.float().repeat(1, 2))
         numbers = places.numpy()[numbers]
     starts = layers.data_ptr() + np.arange(1, count)[:, None, None] * (4 * size * width)  # bytes

@@ -197,7 +197,8 @@ class ElmoLstm(Packed, Stateful):
         rows = index[to_device(order, index.device).long()]  # [2, S]
         places, size = (None, len(index)) if mask is None else (mask.nonzero().squeeze(1), len(mask))
         if self.can_write(backend, now) and not needs_gradient([vectors]):
-            layers, addresses = layers_to_write(vectors[index], order, self.num_layers + 1, places, size)
+            tokens = vectors.index_select(0, index)
+            layers, addresses = layers_to_write(tokens, order, self.num_layers + 1, places, size)
             return layers, self.write(vectors, rows.numpy(), schedule, state, addresses, precision, now)
         with numerics(precision, vectors.device):
             layers, last = self.run(vectors, rows, schedule, state, backend, precision)
