@@ -16,7 +16,7 @@ from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.testing import SAME_MODEL
 from elmo_fast.weights.public import public_copies
 from tests.support.engines import EXACT, isa, needs_native
-from tests.support.files import names, paths, python, read_hdf5, run, start, tiny, write_model
+from tests.support.files import assert_refused, names, paths, python, read_hdf5, run, start, tiny, write_model
 from tests.support.grid import mostly_long
 
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
@@ -34,13 +34,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "in.txt").write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
     return tmp_path
-
-
-def assert_refused(result, message, status=2):
-    """One line on stderr, nothing on stdout."""
-    assert result[0] == status and result[1] == ""
-    assert result[2].startswith(f"elmo-fast: error: {message}"), result[2]
-    assert result[2].count("\n") == 1 and result[2].endswith("\n")
 
 
 def summary(path, texts, tokens, shape, layout="allennlp"):

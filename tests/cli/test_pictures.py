@@ -10,7 +10,7 @@ import pytest
 import elmo_fast
 from elmo_fast.explore.comparison import compare
 from elmo_fast.explore.contexts import ContextIndex
-from tests.support.files import names, run, write_model
+from tests.support.files import assert_refused, names, run, write_model
 from tests.support.grid import mostly_long
 
 CORPUS = ["The play opened in spring .", "", "They Play outside <b>&amp;</b> play", "no such word", "猫 and a play"]
@@ -28,11 +28,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "in.txt").write_text("\n".join(CORPUS) + "\n", encoding="utf-8")
     return tmp_path
-
-
-def assert_refused(result, message, status=2):
-    assert result[:2] == (status, "") and result[2].startswith(f"elmo-fast: error: {message}"), result
-    assert result[2].count("\n") == 1
 
 
 class Tags(HTMLParser):

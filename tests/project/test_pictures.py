@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast import ContextIndex, cli, compare
-from tests.support.files import ROOT
+from elmo_fast import ContextIndex, compare
+from tests.support.files import ROOT, run
 
 PICTURES, CORPUS = ROOT / "docs" / "pictures", ROOT / "examples" / "senses.txt"
 DRAWN = json.loads((PICTURES / "numbers.json").read_text(encoding="utf-8"))
@@ -29,11 +29,6 @@ def assert_drawn(name, expected):
     assert (np.abs(np.array(numbers, float) - expected) <= 1.01 * 10.0**-digits).all()
 
 
-def printed(capsys, *arguments):
-    assert cli.main([str(argument) for argument in arguments]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_numbers_are_of_this_picture(name):
     assert hashlib.sha256((PICTURES / name).read_bytes()).hexdigest() == DRAWN[name]["sha256"]
@@ -42,12 +37,12 @@ def test_the_numbers_are_of_this_picture(name):
 def test_the_readme_shows_the_output_of_its_command(capsys):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     command, = re.findall(r"^elmo-fast compare (.*) -o compare.png$", readme, re.MULTILINE)
-    table = printed(capsys, "compare", *re.findall('"(.*?)"', command), "--device", "cpu")
+    table = run(capsys, "compare", *re.findall('"(.*?)"', command), "--device", "cpu")[1]
     assert_drawn("compare.png", [float(number) for number in re.findall(r"-?\d\.\d{4}", table)])
 
 
 def test_nearest_contexts_are_those_of_the_command(capsys):
-    rows = printed(capsys, "nearest", CORPUS, "--word", "play", "--top", "5", "--device", "cpu")
+    rows = run(capsys, "nearest", CORPUS, "--word", "play", "--top", "5", "--device", "cpu")[1]
     assert_drawn("nearest.png", [float(row.split("\t")[0]) for row in rows.splitlines() if row[:5] != "query"])
 
 

@@ -100,6 +100,13 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
+def assert_refused(result, message, status=2):
+    """One line on stderr, nothing on stdout."""
+    assert result[0] == status and result[1] == ""
+    assert result[2].startswith(f"elmo-fast: error: {message}"), result[2]
+    assert result[2].count("\n") == 1 and result[2].endswith("\n")
+
+
 def _environment(**changes):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}

@@ -16,12 +16,17 @@ from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.modules.scalar_mix import ScalarMix
 from elmo_fast.compat.allennlp.modules.token_embedders.elmo_token_embedder import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
+from elmo_fast.compat.allennlp.registry import say_what_stays
 from elmo_fast.compat.elmo_embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 
 __all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError",
            "ELMoCharacterMapper", "ELMoTokenCharactersIndexer", "Elmo", "ElmoEmbedder", "ElmoLstm", "ElmoTokenEmbedder",
            "Highway", "ScalarMix", "_ElmoBiLm", "_ElmoCharacterEncoder", "add_sentence_boundary_token_ids",
            "batch_to_ids", "create_elmo_embeddings_from_vocab", "remove_sentence_boundaries"]
+
+for _module in ("", ".commands", ".common", ".common.checks", ".common.file_utils", ".common.util", ".data",
+                ".data.token_indexers", ".modules", ".modules.token_embedders", ".nn", ".nn.util", ".tools"):
+    say_what_stays(f"{__name__}{_module}")
 
 
 def __getattr__(name: str):

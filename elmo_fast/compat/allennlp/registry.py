@@ -6,6 +6,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from elmo_fast.arguments import shown
@@ -14,6 +15,7 @@ from elmo_fast.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = "options_file", "weight_file"
+_STAYS = "stays with AllenNLP (docs/migrating.md)"
 
 
 def base_class(module: str, name: str, otherwise: type) -> type:
@@ -30,14 +32,24 @@ def base_class(module: str, name: str, otherwise: type) -> type:
         return otherwise
 
 
-def stays_with_allennlp(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module: `ImportError` for a name that AllenNLP's module of this path has alone."""
-    def missing(name: str) -> Any:
-        if name.startswith("_") or (name.islower() and hasattr(sys.modules[module], "__path__")):  # a submodule
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        raise ImportError(f"cannot import name {name!r} from {module!r}: it stays with AllenNLP (docs/migrating.md)")
+def say_what_stays(module_name: str) -> None:
+    """Make imports of what a module or package lacks, and attributes, say that it stays with AllenNLP.
 
-    return missing
+    Python asks the finders of `__path__` for names that the module lacks. The last entry is no folder, and its finder
+    raises. Attributes raise `AttributeError`, for `hasattr` and for pickle, which looks for names in all modules.
+    """
+    def missing(name: str) -> Any:
+        raise AttributeError(f"module {module_name!r} has no attribute {name!r}: it {_STAYS}")
+
+    def find_spec(name: str, target: Any = None) -> None:
+        # `from` replaces an error whose name is what it asked for by "cannot import name".
+        raise ModuleNotFoundError(f"cannot import {name!r}: it {_STAYS}", name=name.removeprefix("elmo_fast.compat."))
+
+    module = importlib.import_module(module_name)
+    entry = os.path.join(os.path.dirname(module.__file__), f"<{module_name}>")
+    sys.path_importer_cache[entry] = SimpleNamespace(find_spec=find_spec)
+    module.__path__ = [*getattr(module, "__path__", ()), entry]
+    vars(module).setdefault("__getattr__", missing)
 
 
 def register(base: type, name: str, subclass: type) -> None:

@@ -1,5 +1,1 @@
 """`allennlp.common`, the part that code using ELMo imports."""
-
-from elmo_fast.compat.allennlp.registry import stays_with_allennlp
-
-__getattr__ = stays_with_allennlp(__name__)

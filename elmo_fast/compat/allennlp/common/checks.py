@@ -8,7 +8,6 @@ from elmo_fast import errors
 from elmo_fast.compat.allennlp import registry
 
 __all__ = ["ConfigurationError"]
-__getattr__ = registry.stays_with_allennlp(__name__)
 
 _Function = TypeVar("_Function", bound=Callable)
 

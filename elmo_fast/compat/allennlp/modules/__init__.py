@@ -3,7 +3,5 @@
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
 from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.modules.scalar_mix import ScalarMix
-from elmo_fast.compat.allennlp.registry import stays_with_allennlp
 
 __all__ = ["Elmo", "Highway", "ScalarMix"]
-__getattr__ = stays_with_allennlp(__name__)

@@ -4,10 +4,7 @@ from typing import Any
 
 import torch
 
-from elmo_fast.compat.allennlp.registry import stays_with_allennlp
 from elmo_fast.nn.layers.batch_layout import add_boundaries, remove_boundaries
-
-__getattr__ = stays_with_allennlp(__name__)
 
 
 def remove_sentence_boundaries(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
