@@ -25,7 +25,7 @@ DRAWN = (".png", ".svg", ".pdf")  # by matplotlib
 MAPS, CONTEXTS = (*DRAWN, ".html"), (*DRAWN, ".html", ".txt")
 NEGATIVE, ZERO, POSITIVE = "#8a3606", "#f1f0ec", "#12508f"
 MOST_TOKENS = 300  # of a text in a drawing
-_INK, _MUTED = "#1d2126", "#5f6771"
+_INK, _MUTED, _MIDDLE = "#1d2126", "#5f6771", "#767676"  # the last on pages of any colour
 _LONGEST_LABEL = 18
 
 
@@ -51,7 +51,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike, weights: Se
     if Path(path).suffix.lower() == ".html":
         write_bytes(path, pages.comparison_page(maps, first, second).encode("utf-8", "replace"))
     else:
-        _save(_draw_maps(maps, first, second), path)
+        _save(_draw_maps(maps, first, second), path, "none")
 
 
 def save_report(report: Report, path: str | os.PathLike, title: str) -> None:
@@ -59,7 +59,7 @@ def save_report(report: Report, path: str | os.PathLike, title: str) -> None:
     check_picture(path, CONTEXTS)
     suffix = Path(path).suffix.lower()
     if suffix in DRAWN:
-        _save(_draw_report(report, title), path)
+        _save(_draw_report(report, title), path, "white")
     else:
         lines = "".join(f"{line}\n" for line in report_lines(report))
         write_bytes(path, (pages.report_page(report, title) if suffix == ".html" else lines).encode("utf-8", "replace"))
@@ -95,13 +95,13 @@ def _draw_maps(maps: dict[str, np.ndarray], first: Sequence[str], second: Sequen
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for axes, (title, cosines) in zip(panels, maps.items()):
         image = _draw_map(axes, cosines, rows, columns, cell, families)
-        axes.set_title(title, fontsize=10, color=_INK, pad=8)
+        axes.set_title(title, fontsize=10, color=_MIDDLE, pad=8)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
     bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.05, aspect=24, shrink=1 / down,
                           ticks=[-1, -0.5, 0, 0.5, 1])
-    bar.set_label("cosine", color=_MUTED, fontsize=9)
-    bar.ax.tick_params(labelsize=8, colors=_MUTED, length=0)
+    bar.set_label("cosine", color=_MIDDLE, fontsize=9)
+    bar.ax.tick_params(labelsize=8, colors=_MIDDLE, length=0)
     bar.outline.set_visible(False)
     return figure
 
@@ -112,7 +112,7 @@ def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[
 
     colors = LinearSegmentedColormap.from_list("cosine", [NEGATIVE, ZERO, POSITIVE]).with_extremes(bad="white")
     image = axes.imshow(cosines, cmap=colors, vmin=-1, vmax=1)
-    style = {"fontsize": min(9, 50 * cell), "fontfamily": families, "parse_math": False, "color": _INK}
+    style = {"fontsize": min(9, 50 * cell), "fontfamily": families, "parse_math": False, "color": _MIDDLE}
     axes.set_xticks(range(len(columns)), columns, rotation=90 if max(map(len, columns)) > 3 else 0, **style)
     axes.set_yticks(range(len(rows)), rows, **style)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -203,10 +203,10 @@ def _families(texts: Iterable[str]) -> list[str]:
     return families
 
 
-def _save(figure: "Figure", path: str | os.PathLike) -> None:
+def _save(figure: "Figure", path: str | os.PathLike, background: str) -> None:
     content = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(content, format=Path(path).suffix.lower()[1:], dpi=120, bbox_inches="tight", pad_inches=0.15,
-                       facecolor="white")
+                       facecolor=background)
     write_bytes(path, content.getvalue())
