@@ -16,13 +16,14 @@ from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.archives import Member, is_archive, open_archive
 from elmo_fast.files.atomic import DeferredErrorFile, store_once
 from elmo_fast.files.downloads import cache_path, fetch, fetch_any, is_url
-from elmo_fast.files.hdf5 import MAGIC, check_unpacked
+from elmo_fast.files.hdf5 import check_unpacked, open_hdf5
 from elmo_fast.files.stops import interruptible
 from elmo_fast.weights.families import ALLENNLP, BILM_TF, SAFETENSORS, Family, family_of
 from elmo_fast.weights.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, public_copies
 
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 _OPTIONS, _WEIGHTS = "options.json", "*.hdf5, *.h5 or *.safetensors"
+_VECTORS = ".npz", ".npy", ".parquet", ".arrow", ".feather"  # suffixes
 _TOGETHER = ("--options-file and --weight-file are given together (train: --from-options, --from-weights; Python: "
              "options_file, weight_file)")
 _BLOCK = 1 << 20
@@ -69,7 +70,7 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
     path = _fetched(name) if is_url(name) else Path(name)
     if path.is_dir():
         return _in_directory(path)
-    if path.is_file() and is_archive(path):
+    if path.is_file() and path.suffix not in _VECTORS and is_archive(path):
         return _in_directory(_unpacked(path))
     if path.exists():
         raise ConfigurationError(f"model: expected a directory, ZIP or tar with {_OPTIONS} and {_WEIGHTS}, got {path}, "
@@ -80,18 +81,17 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
 
 def _what_is(path: Path) -> str:
-    """Describe a file that is not a model, and say how to pass it if it is a part of a model."""
-    kinds = {SAFETENSORS: "a safetensors file", ".json": "a JSON file"}
-    kind = "an HDF5 file" if _begins_as_hdf5(path) else kinds.get(path.suffix)
+    """Describe a file that is not a model, and say how to pass a part of a model, or how to read vectors."""
+    import h5py
+
+    kind = {SAFETENSORS: "a safetensors file", ".json": "a JSON file"}.get(path.suffix)
+    has_vectors = path.suffix in _VECTORS
+    if h5py.is_hdf5(path):
+        with open_hdf5(path, "model") as file:
+            kind, has_vectors = "an HDF5 file", "RNN_0" not in file
+    if has_vectors:
+        return "a file of vectors or other arrays; elmo_fast.open_embeddings reads, elmo-fast nearest searches them"
     return f"{kind}: {_TOGETHER}" if kind else "an unknown file or a truncated archive"
-
-
-def _begins_as_hdf5(path: Path) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:  # the readers of the two files say more
-        return False
 
 
 def is_name(model: str) -> bool:
@@ -104,9 +104,11 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     if len(missing) == 1:
         raise ConfigurationError(f"{missing[0]}: expected a path or URL, got None; {_TOGETHER}")
     checked = {name: check_path(name, value, ConfigurationError) for name, value in given.items()}
+    import h5py
+
     options, weights = (Path(check_file(name, fetch(value))) for name, value in checked.items())
     family = family_of([weights.name])
-    if _begins_as_hdf5(options):
+    if h5py.is_hdf5(options):
         raise ConfigurationError(f"options_file {options}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
     return _readable(ModelFiles(options, weights, vocabulary_in(weights.parent), family))

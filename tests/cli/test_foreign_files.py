@@ -5,7 +5,6 @@ import io
 import lzma
 import os
 import pickle
-import socket
 import zipfile
 
 import h5py
@@ -14,7 +13,7 @@ import pytest
 import torch
 
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import names, paths, run, write_model
+from tests.support.files import names, paths, run, unix_socket, write_model
 from tests.support.training import QUIET, corpus_arguments
 
 
@@ -62,13 +61,8 @@ KINDS = {
 }
 
 
-def socket_at(path):
-    with socket.socket(socket.AF_UNIX) as endpoint:
-        endpoint.bind(os.fspath(path))
-
-
 SPECIAL = {"nothing": lambda path: None, "directory": os.mkdir, "loop": lambda path: path.symlink_to(path.name),
-           "socket": socket_at}
+           "socket": unix_socket}
 MODEL, LM = ("--model", "model"), ("--model", "lm")
 TRAIN = ("train", "out", "--quiet", "--max-steps", "1", "--batch-size", "2", "--unroll-steps", "2", "--negatives", "4")
 TEXT, VOCAB, OPTIONS = (("--train", "corpus/text/part-0.txt"), ("--vocab", "corpus/text/vocab.txt"),
@@ -161,6 +155,8 @@ def test_every_command_reads_or_refuses_a_foreign_file(capsys, folder, kind):
     ("embed FILE.txt out.h5 --model model", "loop", "symbolic links: 'foreign.txt'"),
     ("embed FILE.txt out.h5 --model model", "socket", "No such device or address: 'foreign.txt'"),
     ("embed in.txt out.h5 --model model --token-table FILE.h5", "HDF5 of a scalar", "foreign.h5: embedding: expected"),
+    *((f"info FILE{suffix}", kind, "a file of vectors or other arrays; elmo_fast.open_embeddings reads, ")
+      for suffix, kind in ((".h5", "HDF5"), (".npy", "npy"), (".npz", "npz"))),
     ("info FILE.zip", "npz header",
      "foreign.zip: expected options.json and *.hdf5, *.h5 or *.safetensors inside, found"),
     ("score in.txt --model lm --vocab-file FILE.txt", "text",

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import stat
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from elmo_fast import BiLm
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import full_disk, paths, run, write_model
+from tests.support.files import full_disk, paths, run, unix_socket, write_model
 from tests.support.training import QUIET, corpus_arguments
 
 NOTES = "my notes\n"
@@ -60,11 +59,6 @@ link_to_a_directory, link_to_a_pipe, link_to_a_device = map(link_to, (directory,
 
 def text(path, _):
     path.write_text(NOTES)
-
-
-def unix_socket(path, _):
-    with socket.socket(socket.AF_UNIX) as endpoint:
-        endpoint.bind(os.fspath(path))
 
 
 def second_name(path, mine):

@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -16,8 +17,8 @@ import numpy as np
 from elmo_fast import Options, cli, random_weights, write_weights
 from elmo_fast.testing import TINY
 
-__all__ = ["ROOT", "TINY", "flip", "full_disk", "kill", "names", "paths", "program", "python", "read_hdf5", "run",
-           "spoil", "start", "start_until", "tiny", "until", "write_model"]
+__all__ = ["ROOT", "TINY", "assert_refused", "flip", "full_disk", "kill", "names", "paths", "program", "python",
+           "read_hdf5", "run", "spoil", "start", "start_until", "tiny", "unix_socket", "until", "write_model"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +60,11 @@ def program(path, text):
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+def unix_socket(path, _=None):
+    with socket.socket(socket.AF_UNIX) as endpoint:
+        endpoint.bind(os.fspath(path))
 
 
 def names(folder):
