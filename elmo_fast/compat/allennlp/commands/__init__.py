@@ -18,7 +18,7 @@ def main(prog: str | None = None, subcommand_overrides: Mapping[str, Any] | None
     from elmo_fast.compat.allennlp.commands.elmo import Elmo
 
     parser = argparse.ArgumentParser(prog=prog, description="AllenNLP's ELMo command, run by elmo-fast")
-    parsers = parser.add_subparsers(title="Commands", metavar="")
+    parsers = parser.add_subparsers(title="Commands", metavar="COMMAND")
     for name, subcommand in {"elmo": Elmo(), **(subcommand_overrides or {})}.items():
         subcommand.add_subparser(name, parsers).add_argument("--include-package", action="append", default=[],
                                                              help="a package to import first; repeatable")
