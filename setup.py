@@ -1,5 +1,6 @@
 """Builds elmo_fast._native with CMake; where that cannot be, installs pure Python and records why."""
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -97,9 +98,25 @@ class BuildNative(build_ext):
         subprocess.run([*CMAKE, "--install", build, "--prefix", package], check=True)
 
 
+def published() -> dict:
+    """README and addresses for a package index, where relative links lead nowhere: those of the repository that builds.
+
+    The variables are set in GitHub's workflows; without them links stay as they are, and there is no address.
+    """
+    readme, urls = (ROOT / "README.md").read_text(encoding="utf-8"), {}
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        home, commit = f"{os.environ['GITHUB_SERVER_URL']}/{repository}", os.environ["GITHUB_SHA"]
+        readme = re.sub(r"(!?)\[[^]]*\]\((?!https?:|#)",
+                        lambda link: f"{link[0]}{home}/{'raw' if link[1] else 'blob'}/{commit}/", readme)
+        urls = {"Repository": home, "Documentation": f"{home}/tree/{commit}/docs", "Issues": f"{home}/issues",
+                "Changelog": f"{home}/blob/{commit}/CHANGELOG.md"}
+    return {"long_description": readme, "long_description_content_type": "text/markdown", "project_urls": urls}
+
+
 SKIPPED = why_no_native()
 setup(packages=[*find_packages(include=["elmo_fast", "elmo_fast.*"]), "elmo_fast.kernels"],
       package_dir={"elmo_fast.kernels": "kernels"},
       package_data={"elmo_fast": ["pretrained/**", "**/*.html", "**/*.css", "**/*.js", "py.typed"]},
       ext_modules=[] if SKIPPED else [Extension("elmo_fast._native", [])],
-      cmdclass={"build_py": BuildPython, "build_ext": BuildNative}, include_package_data=False)
+      cmdclass={"build_py": BuildPython, "build_ext": BuildNative}, include_package_data=False,
+      **published())

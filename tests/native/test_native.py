@@ -2,6 +2,8 @@
 
 import os
 import platform
+import re
+import runpy
 import shutil
 import subprocess
 from importlib.util import find_spec
@@ -84,6 +86,18 @@ def test_an_old_setuptools_is_named_in_a_line():
     run = python("-c", code, status=1)
     assert run.stdout == ""
     assert run.stderr == "elmo-fast: expected setuptools 77 or newer, got 65.5.0: pip install -U setuptools\n"
+
+
+def test_the_readme_of_a_release_links_to_the_repository_that_builds_it(monkeypatch):
+    setuptools, settings = pytest.importorskip("setuptools", "77"), {}
+    for name, value in {"SERVER_URL": "https://host", "REPOSITORY": "owner/name", "SHA": "abc"}.items():
+        monkeypatch.setenv(f"GITHUB_{name}", value)
+    monkeypatch.setattr(setuptools, "setup", lambda **values: settings.update(values))
+    runpy.run_path(ROOT / "setup.py")
+    links = [link.split("#")[0] for link in re.findall(r"\]\((.*?)\)", settings["long_description"])]
+    assert all(not link or link.startswith("https://") for link in links)
+    paths = [link.split("/abc/")[1] for link in links if link.startswith("https://host/owner/name/")]
+    assert all((ROOT / path).is_file() for path in paths) and "docs/pictures/compare.png" in paths
 
 
 def test_without_a_compiler_the_build_continues_and_records_why(tmp_path, monkeypatch):
