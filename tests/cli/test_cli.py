@@ -144,8 +144,7 @@ def test_help_and_version(capsys):
     assert status == 0 and "--use-sentence-keys" in output
     assert "sentences at a time, at most 1,048,576" in " ".join(output.split())
     for command in ("embed", "seqvec"):
-        assert "--resume continue an interrupted run" in " ".join(
-            run(capsys, command, "--help")[1].split())
+        assert "--resume continue an interrupted run" in " ".join(run(capsys, command, "--help")[1].split())
     for words in ("-v models small", "models -v small", "models small --verbose"):
         assert run(capsys, *words.split()) == run(capsys, "models", "small")
     assert run(capsys, "--version") == (0, f"elmo-fast {elmo_fast.__version__}\n", "")

@@ -22,8 +22,7 @@ from tests.support.models import SHAPES, bilm, texts
 
 def check(texts, size, shape="two layers", backend="native", **arguments):
     """A stream of each text of a list against its batches: vectors and carried states, in the native engine by bits."""
-    stream, batch = (ElmoEmbedder.from_bilm(bilm(SHAPES[shape], backend=backend, **arguments))
-                     for _ in range(2))
+    stream, batch = (ElmoEmbedder.from_bilm(bilm(SHAPES[shape], backend=backend, **arguments)) for _ in range(2))
     tolerance = {"atol": 0 if backend == "native" else SAME_MODEL, "rtol": 0}
     for sentences in texts:
         if backend == "reference":

@@ -35,8 +35,7 @@ def best_isa(native, cap):
     runs = {isa for isa, needed in native.engines().items() if all(features[name] for name in needed if needed[name])}
     if cap != "avx512-bf16" and not (cpus.exists() and "AuthenticAMD" in cpus.read_text()):
         runs.discard("avx512-bf16")  # other processors run it only on request
-    return [isa for isa in ISAS[:ISAS.index(cap) + 1]
-            if isa in runs and (isa != "amx" or native.amx_permitted())][-1]
+    return [isa for isa in ISAS[:ISAS.index(cap) + 1] if isa in runs and (isa != "amx" or native.amx_permitted())][-1]
 
 
 def test_features_are_named_booleans_and_agree_with_the_kernel(native):

@@ -47,8 +47,7 @@ WAYS = {
        for n in (2, 14, 15, 16, 17, 33, 64)}}
 
 
-@pytest.mark.parametrize("engine, sizes, way", grid([*FAST, *GPU_GRADIENTS[:1]], SIZES, list(WAYS),
-                                                    only_pairs=TWINS))
+@pytest.mark.parametrize("engine, sizes, way", grid([*FAST, *GPU_GRADIENTS[:1]], SIZES, list(WAYS), only_pairs=TWINS))
 def test_agrees_with_float64(engine, sizes, way):
     lstm_case(sizes, **WAYS[way]).check(engine)
 

@@ -21,6 +21,16 @@ def test_the_pages_have_the_figures_of_the_results():
         assert report.with_parts(text) == text, f"{page}: run python -m benchmarks.report"
 
 
+@pytest.mark.parametrize("name", report.drawn())
+def test_a_chart_shows_the_results(name):
+    """To a hundredth of the width: a little, and the numbers at the axes, depend on the version of matplotlib."""
+    pytest.importorskip("matplotlib")
+    texts = (ROOT / "docs/pictures" / name).read_text(encoding="utf-8"), report.svg(report.drawn()[name]())
+    assert len({tuple(re.findall(">(.*[a-z].*)</text>", text)) for text in texts}) == 1
+    saved, drawn = (re.findall(r"\d[\d.]*", " ".join(re.findall(' d="([^"]*)"', text))) for text in texts)
+    assert list(map(float, saved)) == pytest.approx(list(map(float, drawn)), abs=5)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_no_figure_is_outside_the_parts(page):
     if page in ELSEWHERE:

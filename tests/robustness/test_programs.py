@@ -25,8 +25,7 @@ def test_damaged_input_gives_the_right_result_or_a_refusal():
 def test_damaged_files_of_every_format_are_read_or_refused_by_name():
     """In bounded time and memory each; a minute in all, as formats that take longer have a third of the cases."""
     kinds = [("--kind", kind) * (1 if kind in SLOW else 3) for kind in KINDS if kind not in OF_RUNS]
-    python("-m", "tests.robustness.fuzz", *itertools.chain(*kinds), "--cases", CASES_OF_FILES, "--seed", 7,
-           timeout=900)
+    python("-m", "tests.robustness.fuzz", *itertools.chain(*kinds), "--cases", CASES_OF_FILES, "--seed", 7, timeout=900)
 
 
 @pytest.mark.parametrize("commands", [("embed", "embed-warm"), ("embed-npy", "seqvec"), ("cache", "export"),

@@ -7,8 +7,7 @@ from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
 from elmo_fast.testing import TINY
 from tests.support.files import paths, write_model
 
-__all__ = ["SENTENCES", "SHAPES", "WORD_IDS", "bilm", "files", "layers", "options", "texts", "weights",
-           "word_bilm"]
+__all__ = ["SENTENCES", "SHAPES", "WORD_IDS", "bilm", "files", "layers", "options", "texts", "weights", "word_bilm"]
 
 WORD_IDS = Options.from_dict({"lstm": TINY["lstm"], "n_tokens_vocab": 9})
 

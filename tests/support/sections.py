@@ -49,8 +49,7 @@ def embed(output, state="carry", slots=3, texts=TEXTS, layout="allennlp", form=N
     embedder = model(state, seed, precision)
     items = (Text(str(number), " ".join(tokens), tokens) for number, tokens in enumerate(texts))
     form = form or OutputSpec()
-    write_corpus(items, embedder.runner(slots), Target(output, layout, form), resume=resume,
-                 commit_seconds=seconds)
+    write_corpus(items, embedder.runner(slots), Target(output, layout, form), resume=resume, commit_seconds=seconds)
     return embedder.elmo_bilm._elmo_lstm._states
 
 

@@ -158,8 +158,7 @@ def test_expected_counts_are_tensorflows(count, draws):
     np.testing.assert_allclose(np.exp(log_expected_count(np.arange(50), 50, draws, count)), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("suffix, compress", [
-    (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
+@pytest.mark.parametrize("suffix, compress", [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
 @pytest.mark.parametrize("name, convert, flags", [
     ("t.txt", str, []), ("t.raw", lambda text: text.replace(" .", "."), ["--format", "text", "--tokenizer", "penn"]),
     ("t.csv", lambda text: "n,s\n" + "".join(f'1,"{line}"\n' for line in text.splitlines()), ["--field", "s"])])
