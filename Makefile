@@ -4,6 +4,7 @@
 # make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
 # make test-flair  the tests of flair, in an environment beside VENV that sees its packages
 # make bench     set up, then measure the tables of speed anew (ALLENNLP=PATH of a checkout of 0.9; eight minutes)
+# make shown    bench and pictures, one after the other
 # make pictures  set up as for test-integrations, then make the pictures of the docs and the outputs of the notebooks anew
 # make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
@@ -67,7 +68,7 @@ APART := $(PY) -c 'import xdist; print("-n 2 --dist loadfile")' 2>/dev/null || t
 # Tests start hundreds of Pythons, which would each compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv native embed test test-all test-integrations test-flair bench pictures docs lint clean FORCE
+.PHONY: venv native embed test test-all test-integrations test-flair bench pictures shown docs lint clean FORCE
 
 venv: $(TESTED)
 
@@ -142,6 +143,8 @@ bench: $(TESTED)
 pictures: $(LIBRARIES)
 	$(PY) docs/pictures/make.py
 	$(PY) docs/pictures/notebooks.py
+
+shown: bench pictures
 
 docs: $(SITE)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q

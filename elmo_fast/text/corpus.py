@@ -119,7 +119,7 @@ def make_vocabulary(inputs: Inputs, output: str | os.PathLike, *, min_count: int
     `reading` are `format`, `field` and `tokenizer` of `open_texts`; plain text is read by `processes` in parallel.
 
     `<S>`, `</S>` and `<UNK>` come first, then words by descending count, equal counts in the order of code points.
-    Words counted less than `min_count` times are left out, and words beyond `max_size`, which includes the first three.
+    Words rarer than `min_count`, and beyond `max_size` with the first three, are left out: `ValueError` if all are.
     """
     check_target(output, "output")
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
@@ -135,14 +135,13 @@ def make_vocabulary(inputs: Inputs, output: str | os.PathLike, *, min_count: int
         for path in others:
             for line in tokenized_lines(path, "inputs", **reading):
                 counts.update(line.split())
-        total = counts.total()
-        if not total:
-            raise ValueError(f"inputs: expected words, found none in {', '.join(paths):.300}")
         by_count = sorted((-counts[word], word) for word in counts.keys() - {*SPECIAL_WORDS, SKIPPED_LINE}
                           if counts[word] >= min_count)
+        if not by_count:
+            raise ValueError(f"inputs: expected words, found none in {', '.join(paths):.300} (min_count {min_count})")
         words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
         write_part(part, output, "".join(f"{word}\n" for word in words).encode())
-        return len(words), total
+        return len(words), counts.total()
 
 
 def _count_words(text: str) -> Counter:

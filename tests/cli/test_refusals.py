@@ -148,6 +148,7 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("bench --json absent/x.json", "--json: expected an existing directory"),
     ("bench --seconds 0", "expected a number from 1 to 3600, got '0'"), ("bench --text absent.txt", "absent.txt"),
     ("bench --text empty.txt", "input file: expected one tokenized"),
+    ("vocab play.txt o.txt --min-count 9", "inputs: expected words, found none in play.txt (min_count 9)"),
 ])
 def test_a_refusal_says_what_to_write(capsys, folder, monkeypatch, command, message):
     monkeypatch.setattr(sys, "stdin", None)
