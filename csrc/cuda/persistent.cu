@@ -1,7 +1,9 @@
 // The persistent kernel's instances and their launch.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
-#include <iterator>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,9 +18,7 @@ using Kernel = void (*)(Launch);
 constexpr int built_for[] = {__CUDA_ARCH_LIST__};  // 900 is compute capability 9.0
 
 void check(cudaError_t error, const char* doing) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();
-  throw std::runtime_error(std::string("CUDA: ") + doing + ": " + cudaGetErrorString(error));
+  if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + doing + ": " + cudaGetErrorString(error));
 }
 
 template <size_t... at>
@@ -53,10 +53,13 @@ bool has_code_for(int major) {
 
 Device use_device(int index) {
   cudaDeviceProp has;
-  int has_mps = 0;  // stays so where CUDA is too old to know the attribute, cudaDevAttrMpsEnabled
+  int has_mps = 0;
   check(cudaSetDevice(index), "device");
   check(cudaGetDeviceProperties(&has, index), "device properties");
-  if (cudaDeviceGetAttribute(&has_mps, cudaDeviceAttr(133), index) != cudaSuccess) cudaGetLastError();
+  const char* pipes = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  // cudaDevAttrMpsEnabled, which drivers before 545 do not know: whether MPS has its pipes tells there.
+  if (cudaDeviceGetAttribute(&has_mps, cudaDeviceAttr(133), index) != cudaSuccess)
+    has_mps = access(pipes ? pipes : "/tmp/nvidia-mps", F_OK) == 0;
   if (has_mps)
     throw std::runtime_error("the processes of MPS share the device, and all blocks of a launch have to run at once");
   if (has.major == 12 && !has_code_for(12))  // before the code is loaded, which would reserve 3.5 GB (device.cuh)

@@ -20,7 +20,7 @@ using Three = std::array<uint32_t, 3>;
 struct Runtime {
   int processors = 0, shared = 0, shared_per_processor = 0;
   std::pair<int, int> capability;
-  bool shared_by_processes = false;
+  int shared_by_processes = 0;  // -1: the driver does not tell
   std::vector<int> clusters;  // processors of each part that a cluster lies in
   Settings settings;
   GlobalMemory memory;
@@ -147,7 +147,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* of, int) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  if (attribute != 133) return cudaErrorNotSupported;  // cudaDevAttrMpsEnabled
+  if (attribute != 133 || runtime.shared_by_processes < 0) return cudaErrorNotSupported;  // cudaDevAttrMpsEnabled
   *value = runtime.shared_by_processes;
   return cudaSuccess;
 }
@@ -163,7 +163,6 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, con
 }
 
 const char* cudaGetErrorString(cudaError_t) { return runtime.error.c_str(); }
-cudaError_t cudaGetLastError() { return cudaSuccess; }  // every call reports its own
 }
 
 PYBIND11_MODULE(ELMO_FAST_PTX, m) {
@@ -186,11 +185,11 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   });
   m.def("use", [](std::vector<std::shared_ptr<Kernel>> kernels) { runtime.kernels = std::move(kernels); });
   m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
-                         const std::vector<int>& clusters, bool shared_by_processes) {
+                         const std::vector<int>& clusters, int shared_by_processes) {
     runtime.shared_by_processes = shared_by_processes;
     runtime.processors = processors, runtime.shared = shared, runtime.shared_per_processor = shared_per_processor;
     runtime.capability = capability, runtime.clusters = clusters;
-  }, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg("shared_by_processes") = false);
+  }, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(), py::arg("shared_by_processes") = 0);
   m.def("set", [](uint32_t seed, const std::tuple<uint32_t, uint32_t, bool, uint32_t, std::string, uint64_t>& hold) {
     const auto& [block, warp, whole, arrivals, at, nanoseconds] = hold;
     runtime.settings = {seed, {block, warp, whole, arrivals, at, nanoseconds}};

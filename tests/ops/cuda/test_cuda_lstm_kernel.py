@@ -163,13 +163,15 @@ def test_limits_of_a_device(native):
 @pytest.mark.parametrize("native", ["sm_90"], indirect=True)
 @pytest.mark.parametrize("change, message", [
     ({"capability": (12, 0)}, "compute capability 12 needs an installation that nvcc 12.9 or newer has built"),
-    ({"shared_by_processes": True}, "the processes of MPS share the device"), ({"index": 1}, "device: no device 1")])
-def test_devices_that_are_refused(change, message, native):
-    processors, shared, of_processor, capability, parts = DEVICES[90]
-    native.machine.set_device(processors, shared, of_processor, change.get("capability", capability), parts,
-                              shared_by_processes=change.get("shared_by_processes", False))
+    *(({"mps": told}, "the processes of MPS share the device") for told in (1, -1)), ({"index": 1}, "no device 1")])
+def test_devices_that_are_refused(change, message, native, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))  # asked where the driver does not tell of MPS
+    *sizes, capability, parts = DEVICES[90]
+    native.machine.set_device(*sizes, change.get("capability", capability), parts, change.get("mps", 0))
     with pytest.raises(RuntimeError, match=message):
         native.machine.cuda_device(change.get("index", 0))
+    tmp_path.rmdir()
+    assert change.get("mps") != -1 or native.machine.cuda_device(0)
 
 
 def test_a_launch_is_on_its_own_device(native):
