@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 VARIABLE, MODES = "ELMO_FAST_GPU_TRIAL", ("auto", "wait", "off", "never")
 _FINAL = "passed", "failed"
 POSTPONED = 75  # exit status of a child that could not begin
-_LIMIT = 300.0  # seconds of a child, which imports torch and compiles the kernels of a family
+_LIMIT = 300.0  # seconds of a child, which imports torch and compiles a family's kernels: 10 s of one core here
 # What PyTorch's errors say after a fault of a kernel. Assertions of the device are those of PyTorch's own kernels.
 _FAULTS = ("illegal", "misaligned", "launch failure", "launch timed out", "stack error", "invalid program counter",
            "invalid address space")
