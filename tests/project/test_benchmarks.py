@@ -154,7 +154,8 @@ case "$*" in {" ".join(f"{arguments}) {action} ;;" for _, arguments, action in E
         for case in json.loads(kept[name])["results"]:
             assert case["p20"] <= case["median"] <= case["p80"] and case.get("error", 0) <= case.get("limit", 0)
     if device == "cpu":
-        assert all(json.loads(kept[f"{stage}.json"])["results"] for stage in stages if stage != "trial")
+        empty = {"trial"} | ({"accuracy"} if not (common.shared_folder() / "fixtures").is_dir() else set())
+        assert all(json.loads(kept[f"{stage}.json"])["results"] for stage in stages if stage not in empty)
         return
     for stage, words in {"build": "--no-index", "trial": "doctor --gpu", "trial-memcheck": "--tool memcheck",
                          "text": f"--allennlp {tmp_path}", "training": "--device cuda", "tests-1": "-m gpu",
