@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sysconfig
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,8 +23,6 @@ BUILD = ROOT / "build" / "ptx"
 FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 # Processors; shared memory of a block and of a processor; capability; processors of each part that a cluster lies in.
 DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 0), [18, 18, 16, 16, 16, 16, 16, 16])}
-# An instruction, and its executions by warps and by threads.
-Line = namedtuple("Line", ("kernel", "number", "opcode", "text", "executed", "threads"))
 NVCC = shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]))
 IS_THERE = all([NVCC, COMPILER, importlib.util.find_spec("pybind11"), os.environ.get("ELMO_FAST_NO_NATIVE") != "1"])
 
@@ -89,8 +86,3 @@ def _bits(value) -> int:
     if isinstance(value, float):
         return int(np.float32(value).view(np.uint32))
     return value.data_ptr() if isinstance(value, torch.Tensor) else (value or 0) % 2**64
-
-
-def lines(kernels) -> list[Line]:
-    """The kernels' instructions, with counts of executions."""
-    return [Line(*line) for kernel in kernels for line in kernel.executed()]

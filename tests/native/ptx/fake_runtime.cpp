@@ -176,13 +176,6 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     for (const uint64_t& argument : arguments) places.push_back(&argument);
     runtime.launch(kernel, grid, block, shared, cluster, false, places.data());
   });
-  kernel.def("executed", [](const Kernel& kernel) {  // of each instruction: kernel, line, opcode, text, and its counts
-    py::list result;
-    for (const Instruction& in : kernel.code)
-      if (const Counts& n = in.counts; in.line)  // the end that every kernel is given has no line
-        result.append(py::make_tuple(kernel.name, in.line, in.opcode, in.text, n.executed, n.threads));
-    return result;
-  });
   m.def("use", [](std::vector<std::shared_ptr<Kernel>> kernels) { runtime.kernels = std::move(kernels); });
   m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
                          const std::vector<int>& clusters, int shared_by_processes) {

@@ -111,8 +111,6 @@ bool Machine::turn(Warp& warp, uint64_t instructions) try {
     const Mask mask = warp.active & guarded(warp, in);
     ++warp.pc;
     ++nanoseconds;
-    ++in.counts.executed;
-    in.counts.threads += unsigned(__builtin_popcount(mask));
     if (kernel.has_wgmma) check_registers(warp, in);
     if (!mask) continue;
     if (in.convergent && mask != warp.active) throw Trap("a barrier under a condition that differs within the warp");

@@ -40,18 +40,12 @@ struct Address {
   size_t bytes = 0;
 };
 
-// How often one instruction was executed, by warps and by threads.
-struct Counts {
-  uint64_t executed = 0, threads = 0;
-};
-
 struct Instruction {
   std::function<void(Warp&, Mask)> run;  // for the threads of a mask that is not empty
   Operand guard;                         // a predicate or none; the instruction runs where it differs from `skips`
   Mask skips = 0;
   bool convergent = false;  // runs once all threads are here that have not left
   uint32_t target = 0;      // of a branch
-  Counts counts;
   std::vector<uint32_t> reads, writes;  // registers
   int line = 0;
   std::string opcode, text;
