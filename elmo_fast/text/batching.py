@@ -22,8 +22,8 @@ def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[tup
 
 
 def check_iterable(batch: Iterable, name: str = "batch") -> None:
-    """Raise `ValueError` for anything but a collection or generator of sentences; strings and mappings are refused."""
-    if isinstance(batch, (str, bytes, Mapping)) or not isinstance(batch, Iterable) or not getattr(batch, "ndim", 1):
+    """Raise `ValueError` for anything but a collection or generator of sentences; strings and tables are refused."""
+    if isinstance(batch, (str, bytes)) or not _is_series(batch):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
 
 
@@ -36,13 +36,18 @@ def check_sentence(sentence: Iterable[str], name: str = "sentence", expected: st
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {shown(sentence)}; "
                          "split it first (.split() for words, list() for letters)")
-    # An array may be a single number.
-    if isinstance(sentence, Mapping) or not isinstance(sentence, Iterable) or not getattr(sentence, "ndim", 1):
+    if not _is_series(sentence):
         raise ValueError(f"{name}: expected {expected}, got {type(sentence).__name__}")
     tokens = tuple(itertools.islice(sentence, _MOST_WORDS + 1))
     if len(tokens) > _MOST_WORDS:
         raise ValueError(f"{name}: expected at most {_MOST_WORDS:,} tokens, got more")
     return tokens
+
+
+def _is_series(values: object) -> bool:
+    """Whether values are in order. An array may be a single number; of mappings and data frames only names are read."""
+    return (isinstance(values, Iterable) and not isinstance(values, Mapping) and not hasattr(values, "columns")
+            and getattr(values, "ndim", 1) > 0)
 
 
 def groups_of(iterator: Iterable[_Item], group_size: int) -> Iterator[list[_Item]]:

@@ -13,6 +13,7 @@ from elmo_fast.compat.simple_elmo import ElmoModel
 from tests.support.files import paths, write_model
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "cat"]
+FRAME = type("Frame", (list,), {"columns": ["text"]})(["text"])  # a data frame's items are the names of its columns
 TOKENS = st.text(st.characters(exclude_categories=()), max_size=12) | st.sampled_from(["<S>", "</S>", "the"])
 BATCHES = st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=4)
 
@@ -101,6 +102,8 @@ def test_a_sentence_may_be_any_finite_series_of_tokens(vocab_file, tmp_path, for
     ([["a"], b"the"], r"batch\[1\]: expected a list of tokens, got the bytes"),
     ([None], r"batch\[0\]: expected a list of tokens, got NoneType"),
     ([{"a": 1}], r"batch\[0\]: expected a list of tokens, got dict"),
+    (FRAME, "batch: expected a list of tokenized sentences, got Frame"),
+    ([FRAME], r"batch\[0\]: expected a list of tokens, got Frame"),
     ([(word for word in ["a", 3])], "token: expected a string, got int"),
     ([itertools.repeat("a")], r"batch\[0\]: expected at most 16,777,216 tokens, got more"),
     ([[None]], "token: expected a string, got NoneType"),
