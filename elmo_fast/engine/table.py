@@ -173,10 +173,11 @@ class TokenTable:
             self._vectors = read_table(self._path).vectors
 
 
-def _checked(vectors: Any) -> np.ndarray:
-    """The vectors as an array, copied unless nobody can write to them."""
-    vectors = np.asarray(vectors.detach().cpu() if hasattr(vectors, "detach") else vectors)
+def _checked(given: Any) -> np.ndarray:
+    """The vectors as an array, copied unless nobody can write to them, or they are a memory-mapped file's."""
+    vectors = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.dtype not in (np.float32, np.float16):
         raise ValueError(f"vectors: expected float32 or float16 of shape [words, values], got {vectors.dtype} of shape "
                          f"{vectors.shape}")
-    return vectors.copy() if vectors.flags.writeable else vectors
+    is_fixed = not vectors.flags.writeable and (vectors.flags.owndata or getattr(given, "mode", "") == "r")  # a memmap
+    return vectors if is_fixed else vectors.copy()

@@ -53,6 +53,13 @@ def test_ids_are_rows_plus_1():
     assert "the" in token_table and "no" not in token_table
 
 
+def test_vectors_that_are_edited_later_change_no_table():
+    vectors = random_vectors(3)
+    table, expected = TokenTable(np.broadcast_to(vectors, vectors.shape)), vectors.copy()  # of a read-only view
+    vectors[:] = 0
+    assert np.array_equal(table.vectors(range(3)), expected)
+
+
 def test_a_table_without_words_has_ids_only(path):
     vectors = random_vectors(4)
     with h5py.File(path, "w") as file:  # big-endian numbers too
