@@ -91,6 +91,14 @@ def test_arrays_of_other_types_are_refused(tmp_path, values):
             elmo_fast.open_embeddings(tmp_path / name)[0]
 
 
+def test_arrays_of_the_same_name_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("0.npy", b"")
+        archive.writestr("0", b"")  # of the same name, for NumPy
+    with pytest.raises(ConfigurationError, match="a.npz: expected different names of arrays, found one twice"):
+        elmo_fast.open_embeddings(tmp_path / "a.npz")
+
+
 @pytest.mark.parametrize("names", ["3", "[[1]]", "[" * 50_000, '{"a": 1}', '["a", "a", "a", "a"]'])
 def test_names_of_rows_are_checked(tmp_path, names):
     np.save(tmp_path / "a.npy", np.zeros((3, 2), np.float32))

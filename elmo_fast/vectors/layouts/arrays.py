@@ -211,6 +211,8 @@ class NpzSource(Embeddings):
         if not isinstance(self._file, np.lib.npyio.NpzFile):
             raise ConfigurationError(f"embeddings {self._name}: expected an archive of arrays, got another file")
         self.keys, stored = list(self._file.files), os.path.getsize(path)
+        if len(set(self.keys)) < len(self.keys):  # of which one is read
+            raise ConfigurationError(f"embeddings {self._name}: expected different names of arrays, found one twice")
         check_unpacked(f"embeddings {self._name}", sum(info.file_size for info in self._file.zip.infolist()), stored)
 
     def _vectors(self, number: int) -> np.ndarray:
