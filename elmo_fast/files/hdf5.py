@@ -141,11 +141,9 @@ def dataset_of(file: "h5py.File", name: str, where: str, kinds: str = "", *shape
 def strings_of(file: "h5py.File", name: str, ends: str, where: str) -> list[str]:
     """Read strings that `strings.joined` encoded into two datasets."""
     content, positions = (dataset_of(file, *key, None)[...] for key in ((name, where, "u"), (ends, where, "i")))
-    try:
+    expected = "strings in UTF-8 and their ends, found others: the file is damaged"
+    with parsing(f"{where}: {name}, {ends}", expected):
         return split(content, positions)
-    except ValueError as error:
-        raise ConfigurationError(f"{where}: {name}, {ends}: expected strings in UTF-8 and their ends, "
-                                 f"found others: the file is damaged ({error!s:.100})") from error
 
 
 def attribute_of(file: "h5py.File", name: str, where: str, kind: type, default: Any = None) -> Any:

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from elmo_fast.arguments import check_file
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, parsing
 
 MOST_JSON = 64 << 20  # bytes of a file
 
@@ -14,7 +14,7 @@ def read_json(path: str | os.PathLike, name: str = "options_file") -> dict[str, 
     """The object in a JSON file; `ConfigurationError`, which calls the file `name`, for anything else."""
     path = check_file(name, path, ConfigurationError)
     where = f"{name} {path}"
-    with open(path, "rb") as file:
+    with parsing(where, "a file that can be read"), open(path, "rb") as file:
         content = file.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise ConfigurationError(f"{where}: expected at most {MOST_JSON >> 20} MB, got more")
@@ -29,11 +29,9 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
     `ConfigurationError`, which begins with `where`, for anything else, and for an object with the same key twice.
     """
-    try:
+    with parsing(where, "JSON, got something else"):
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         return json.loads(text, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where}: expected JSON, got something else ({error!s:.160})") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

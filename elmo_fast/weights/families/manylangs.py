@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from elmo_fast.arguments import MOST_CELLS, shown
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.json import read_json
 from elmo_fast.weights.families import MANYLANGS, Family
 from elmo_fast.weights.families.allennlp import Tensors, cnn_weights, lstm_weights
@@ -153,11 +153,8 @@ def _lexicon(path: Path, needed: Sequence[str]) -> dict[str, int]:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
+    with parsing(f"{path}", "a token, a tab and a number in each line, in UTF-8, found other bytes"):
         return [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line, in UTF-8, found other "
-                                 f"bytes ({error})") from error
 
 
 def _model_id(number: int, padding: int) -> int:
