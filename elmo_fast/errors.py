@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 _KINDS = {b"\x1f\x8b": "gzip data, whose name must end in .gz,", b"BZh": "bzip2 data, whose name must end in .bz2,",
-          b"\xfd7zXZ": "xz data, whose name must end in .xz,", b"PK\3\4": "a ZIP file",
+          b"\xfd7zXZ": "xz data, whose name must end in .xz,", b"PK\3\4": "a ZIP file", b"\x89HDF": "HDF5",
           b"\x28\xb5\x2f\xfd": "Zstandard data, whose name must end in .zst,",
           b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 

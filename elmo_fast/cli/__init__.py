@@ -153,7 +153,8 @@ class Parser(argparse.ArgumentParser):
         known, flags = self._option_string_actions, [word.partition("=")[0] for word in self._words if _FLAG(word)]
         unknown = [flag for flag in flags if flag[:2] not in known
                    and not any(name.startswith(flag) for name in known)]
-        return [name for flag in unknown for name in difflib.get_close_matches(flag, known, n=1)]
+        names = {name.lstrip("-"): name for name in known}
+        return [names[near] for flag in unknown for near in difflib.get_close_matches(flag.lstrip("-"), names, n=1)]
 
     def error(self, message: str):
         unknown = message.removeprefix("unrecognized arguments: ").split() if "unrecognized" in message else []

@@ -72,8 +72,7 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
 class Texts:
     """The texts of `open_texts`, to be iterated over once, or as long as a `with` block leaves them open."""
 
-    def __init__(self, sources: "Sequence[_Source]", field: str, tokenize: Tokenizer, allow_blank: bool,
-                 warns: bool):
+    def __init__(self, sources: "Sequence[_Source]", field: str, tokenize: Tokenizer, allow_blank: bool, warns: bool):
         """`warns`: a warning is logged if most of the first texts are not tokenized."""
         self._sources, self._field, self._allow_blank = sources, field, allow_blank
         self._texts = self._read(tokenize, warns)
@@ -268,7 +267,7 @@ def _find(path: str | os.PathLike, what: str) -> list[str]:
 def format_of(name: str) -> str:
     """The format of a file, by its suffix. A tar, whose headers are UTF-8 too, is refused."""
     suffix = os.path.splitext(split_suffix(name)[0])[1].lower()
-    if suffix == ".tar":
+    if suffix in (".tar", ".tgz"):
         raise ConfigurationError(f"input: expected files of texts, got {name}; unpack it (tar -xf)")
     return next((kind for kind, row in FORMATS.items() if suffix in row.suffixes), "text")
 

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 from elmo_fast.arguments import TOKENIZERS, shown
+from elmo_fast.errors import parsing
 from elmo_fast.text.batching import check_sentence
 
 Tokenizer = Callable[[str], Sequence[str]]
@@ -69,9 +70,12 @@ def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
 
 def _checked(function: Tokenizer) -> Tokenizer:
     def tokenize(text: str) -> Sequence[str]:
-        tokens = list(check_sentence(function(text), f"tokenizer, of {text!r:.60}"))
+        name = f"tokenizer, of {text!r:.60}"
+        with parsing(name, "a function of a string, got one that failed"):
+            tokens = function(text)
+        tokens = list(check_sentence(tokens, name))
         if not all(isinstance(token, str) for token in tokens):
-            raise ValueError(f"tokenizer, of {text!r:.60}: expected strings, got {shown(tokens)}")
+            raise ValueError(f"{name}: expected strings, got {shown(tokens)}")
         return tokens
     return tokenize
 

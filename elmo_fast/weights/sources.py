@@ -108,7 +108,7 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
 
     options, weights = (Path(check_file(name, fetch(value))) for name, value in checked.items())
     family = family_of([weights.name])
-    if h5py.is_hdf5(options):
+    if options.is_file() and h5py.is_hdf5(options):  # a pipe is read once
         raise ConfigurationError(f"options_file {options}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
     return _readable(ModelFiles(options, weights, vocabulary_in(weights.parent), family))
@@ -136,8 +136,9 @@ def _remote_model_files(url: str) -> list[str]:
         system, path = fsspec.url_to_fs(url)
         entries = system.ls(path, detail=True) if system.isdir(path) else []
     except ImportError as error:
-        name = "hub" if url.startswith("hf://") else "remote"
-        raise ImportError(f"reading {url} needs a package that is missing ({error}): {install_line(name)}") from error
+        name = "hub" if url.startswith("hf://") else "remote" if error.name == "fsspec" else ""
+        remedy = f": {install_line(name)}" if name else ""  # fsspec names the packages of other file systems
+        raise ImportError(f"reading {url} needs a package that is missing ({error}){remedy}") from error
     except Exception as error:
         raise OSError(f"model: {url} cannot be listed ({type(error).__name__}: {error})") from error
     names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]

@@ -10,6 +10,11 @@ import pytest
 
 from tests.support.files import run, write_model
 
+FILES = {"texts/a.txt": "a b\n", "texts/b.txt": "a b\n", "plain.txt.gz": "a b\n", "data.txt": " \n", "empty.txt": "",
+         "vocab.txt": "<S>\n</S>\n<UNK>\na\n", "short.txt": "<S>\n</S>\nThe\n", "names.json": '["a"]',
+         "p.fasta": ">P|1\nMKV\n>Q|2\nMK\n", "play.txt": "The play opened\nThey Play outside\n",
+         "blank.txt": "a\n\nb\n", "data.json": '{"text": "a b"}\n'}
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -17,21 +22,11 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")
     (tmp_path / "texts").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "texts" / f"{name}.txt").write_text("a b\n")
-    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\na\n")
-    (tmp_path / "p.fasta").write_text(">P|1\nMKV\n>Q|2\nMK\n")
-    (tmp_path / "data.txt").write_text(" \n")
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "blank.txt").write_text("a\n\nb\n")
-    (tmp_path / "play.txt").write_text("The play opened\nThey Play outside\n")
-    (tmp_path / "short.txt").write_text("<S>\n</S>\nThe\n")
-    (tmp_path / "data.json").write_text('{"text": "a b"}\n')
-    (tmp_path / "names.json").write_text('["a"]')
     (tmp_path / "run").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     (tmp_path / "zipped.txt").write_bytes(gzip.compress(b"<S>\n</S>\n<UNK>\na\n" * 40))
     (tmp_path / "wide.txt").write_text("a b\n", encoding="utf-16")
-    (tmp_path / "plain.txt.gz").write_text("a b\n")
     (tmp_path / "run" / "options.json").write_bytes((tmp_path / "model" / "options.json").read_bytes())
     return tmp_path
 
@@ -55,7 +50,8 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("embed texts/a.txt o.h5 --model model --device gpu", "got 'gpu' (cpu, cuda and cuda:1 are names)"),
     ("train r --train texts/a.txt", "--vocab: expected files for a new run, got none; elmo-fast vocab makes one"),
     ("seqvec -i p.fasta -o o.h5 --model model --split-char ~", "(--id 0 --split-char ' ': its first word)"),
-    ("score texts/a.txt --zzz", "unrecognized arguments: --zzz (see elmo-fast score --help)"),
+    ("score texts/a.txt --lr", "unrecognized arguments: --lr (see elmo-fast score --help)"),
+    ("embed model/weights.hdf5 o.h5 --model model", "expected UTF-8 text, got HDF5 at line 1 of model/weights.hdf5"),
     ("--quiet embed texts/a.txt o.h5", "--quiet; flags of a command come after its name (see elmo-fast --help)"),
     ("embed texts/a.txt o.npy --pool mean --model model",
      "one vector per text: --pool with --top, --average, --layer or --weights"),

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import subprocess
 import tarfile
 
 import numpy as np
@@ -13,6 +14,7 @@ import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.arguments import check_path, local_path
 from elmo_fast.compat.seqvec import get_elmo_model
+from elmo_fast.nn.bilm import BiLm
 from elmo_fast.weights.sources import find_model
 from tests.support.files import names, paths, run, write_model
 from tests.support.sources import assert_is, contents, left
@@ -173,20 +175,18 @@ def test_a_compressed_file_without_a_tar_is_refused(tmp_path, name):
 # ---- files that are no model ----
 
 
-def test_a_single_file_of_a_model_is_refused_with_its_option(model, tmp_path):
-    options, weights = paths(model)
-    with pytest.raises(ConfigurationError, match=f"got {weights}, which is an HDF5 file: .* --weight-file"):
-        find_model(weights)
-    with pytest.raises(ConfigurationError, match=f"got {options}, which is a JSON file: .*--options-file"):
-        find_model(options)
-    with pytest.raises(ConfigurationError, match=f"^options_file {weights}: expected JSON, got HDF5: options_file is "):
-        find_model(options_file=weights, weight_file=options)
-
-
 def test_a_torch_checkpoint_is_refused_with_the_export_command(tmp_path):
     torch.save({}, tmp_path / "best.pt")
     with pytest.raises(ConfigurationError, match="found .*/data.pkl.*; .*elmo-fast export"):
         find_model(tmp_path / "best.pt")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="no names of pipes")
+def test_options_may_come_from_a_pipe(model):
+    options, weights = paths(model)
+    with subprocess.Popen(["cat", options], stdout=subprocess.PIPE) as process:
+        elmo = BiLm.from_files(f"/dev/fd/{process.stdout.fileno()}", weights)
+    assert elmo.fingerprint() == BiLm.from_model(model).fingerprint()
 
 
 def test_a_dangling_link_is_named(model, tmp_path):

@@ -181,6 +181,9 @@ def test_the_folder_of_the_cache(monkeypatch, variables, expected):
 
 
 def test_a_missing_extra_is_named(monkeypatch, model):
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # in no extra: fsspec names it
+    with pytest.raises(ImportError, match=r"^reading s3://h/a needs a package that is missing \([^()]*s3fs[^()]*\)$"):
+        find_model("s3://h/a")
     for name in ("pooch", "fsspec"):
         monkeypatch.setitem(sys.modules, name, None)
     for url in ("https://h/a", "s3://h/a"):

@@ -126,6 +126,7 @@ def test_tokenizers(write, monkeypatch, tokenizer, text, expected):
     (lambda text: [1], r"tokenizer, of 'a b': expected strings, got \[1\]"),
     (lambda text: (b"a" for _ in text), r"tokenizer, of 'a b': expected strings, got \[b'a', b'a', b'a'\]"),
     (lambda text: None, "tokenizer, of 'a b': expected a list of tokens, got NoneType"),
+    ("os:getcwd", r"tokenizer, of 'a b': expected a function of a string, got one that failed \(.*arguments"),
     (lambda text: {"a": 1}, "tokenizer, of 'a b': expected a list of tokens, got dict"),
     (lambda text: [], "input file: expected tokens in every text, got none in text 1 of a.txt"),
 ])
@@ -140,7 +141,7 @@ def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
     (["a.txt", "."], {}, IsADirectoryError, "a glob, got the directory .; ./* are its files"),
     ([], {}, ConfigurationError, "input: expected at least one file, got none"),
     *((name, {}, ConfigurationError, f"input: expected files of texts, got {name}; unpack it") for name in (
-        "a.tar", "a.tar.gz", "a.TAR.xz")),
+        "a.tar", "a.tgz", "a.TAR.xz")),
     (["-", "-"], {}, ConfigurationError, "input: expected stdin (-) once, got it twice"),
     (3, {}, ConfigurationError, "input: expected paths, got 3"),
     (io.StringIO("a.txt"), {}, ConfigurationError, "input: expected paths, got <_io.StringIO"),
@@ -154,7 +155,7 @@ def test_a_bad_tokenizer_is_refused(write, tokenizer, message):
     ("-", {"format": "parquet"}, ConfigurationError, "Parquet: expected a file, not compressed as a whole and no pipe"),
 ])
 def test_bad_arguments_are_refused_before_reading(write, inputs, options, error, message):
-    for name in ("a.txt", "a.fa", "a.parquet.gz", "a.tar", "a.tar.gz", "a.TAR.xz"):
+    for name in ("a.txt", "a.fa", "a.parquet.gz", "a.tar", "a.tgz", "a.TAR.xz"):
         write(name, "")
     with pytest.raises(error) as caught:
         open_texts(inputs, **options)
