@@ -253,8 +253,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
 
         layout = layout_of(output_path)
         target = Target(output_path, layout, form, options_of(layout, forget_sentences=True, original_ids=True))
-        runner = Runner(model, lambda texts: _batches(texts, batchsize, 2), run, {"batchsize": batchsize},
-                        model.state)
+        runner = Runner(model, lambda texts: _batches(texts, batchsize, 2), run, {"batchsize": batchsize}, model.state)
         # bio_embeddings' name of a sequence is stored beside its vectors.
         texts = (Text(identifier, name, list(sequence)) for identifier, sequence, name in ordered)
         written = write_corpus(texts, runner, target, resume=options.resume, lock=part,

@@ -76,5 +76,4 @@ def _torch_model(options: Options, weights: Weights, opening: ModelOptions, devi
     from elmo_fast.nn.gpu.model import TorchModel
     from elmo_fast.ops.device import available_device
 
-    return TorchModel(options, weights, available_device(device), opening.precision, opening.backend,
-                      opening.warm_text)
+    return TorchModel(options, weights, available_device(device), opening.precision, opening.backend, opening.warm_text)

@@ -42,8 +42,7 @@ class Model(ABC):
     backend, device = "auto", "cpu"
     token_table: TokenTable | None = None
 
-    def __init__(self, options: Options, weights: Weights,
-                 warm_text: Sequence[Sequence[str]] = WARM_TEXT):
+    def __init__(self, options: Options, weights: Weights, warm_text: Sequence[Sequence[str]] = WARM_TEXT):
         self.options, self.warm_text = options, tuple(map(tuple, warm_text))
         self.num_layers, self.output_dim = options.n_layers, options.output_dim
         self.token_ids = options.token_ids()

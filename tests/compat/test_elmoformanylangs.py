@@ -206,13 +206,12 @@ def test_other_sizes_are_refused(tmp_path, changes, message):
 
 def test_unsupported_calls_are_refused(common, tmp_path):
     embedder = Embedder(common)
-    for layer in (3, -3, True, "top"):
-        with pytest.raises(ValueError, match="^output_layer: expected -1 for the mean"):
-            embedder.sents2elmo(SENTENCES, layer)
-    with pytest.raises(ValueError, match=r"^sents\[0\]: expected a list of tokens, got the str"):
-        embedder.sents2elmo(["one sentence"])
-    with pytest.raises(ValueError, match="^token: expected a string, got int"):
-        embedder.sents2elmo([[1]])
+    for arguments, message in (
+            *(((SENTENCES, layer), "output_layer: expected -1 for the mean") for layer in (3, -3, True, "top")),
+            ((["one sentence"],), r"sents\[0\]: expected a list of tokens, got the str"),
+            (([[1]],), "token: expected a string, got int")):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            embedder.sents2elmo(*arguments)
     with pytest.raises(ValueError, match="^batch_size: expected an integer"):
         Embedder(common, 0)
     with pytest.raises(ConfigurationError, match="found a model of ELMoForManyLangs, which elmo_fast.load"):

@@ -159,8 +159,8 @@ def cases(commands, kinds):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command, place, make", cases(COMMANDS, KINDS))
-def test_a_stranger_at_the_name_of_a_helper_file_is_refused_and_stays(capsys, folder, command, place, make):
+@pytest.mark.parametrize("command, place, make", [*cases(COMMANDS, KINDS), *cases(OUTPUTS, OF_OUTPUTS)])
+def test_a_stranger_at_the_name_of_a_file_is_refused_and_stays(capsys, folder, command, place, make):
     is_made = place in ("o", "o/checkpoints") and make in (directory, link_to_a_directory) and command[0] == "train"
     if is_made or (place == "o.h5.part/parts" and make is directory):
         pytest.skip("a directory there is no stranger")
@@ -174,12 +174,6 @@ def test_a_stranger_at_the_name_of_a_helper_file_is_refused_and_stays(capsys, fo
     (TRAIN, "o/checkpoints", text), (("export", "run", "o", "--softmax"), "o/vocab.txt", text)])
 def test_a_stranger_is_refused_and_stays(capsys, folder, command, place, make):
     """A case of each cause; the long tier has all."""
-    refused(capsys, folder, command, place, make)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("command, place, make", cases(OUTPUTS, OF_OUTPUTS))
-def test_anything_but_a_file_in_the_place_of_an_output_is_refused(capsys, folder, command, place, make):
     refused(capsys, folder, command, place, make)
 
 

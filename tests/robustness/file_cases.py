@@ -184,16 +184,16 @@ def _manylangs(world: World) -> Path:
     return write_manylangs(world.folder / "manylangs")
 
 
+def _resume(world: World, run_directory: Path) -> bool:
+    world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
+    return True
+
+
 def of_log(world: World, folder: Path, rng: random.Random) -> Case:
     """A damaged log: refused before any text is read."""
     run_directory = shutil.copytree(world.run, folder / "run")
     damage = damage_lines(run_directory / "log.jsonl", rng)
-
-    def run() -> bool:
-        world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
-        return True
-
-    return Case(damage, run, file=str(run_directory))
+    return Case(damage, functools.partial(_resume, world, run_directory), file=str(run_directory))
 
 
 def of_sealed_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
@@ -218,12 +218,7 @@ def of_sealed_checkpoint(world: World, folder: Path, rng: random.Random) -> Case
         checkpoint.write(path, {name: value for name, value in content.items() if name != "format"})
     except Exception:
         return Case("cannot be written", lambda: True)
-
-    def run() -> bool:
-        world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
-        return True
-
-    return Case(f"{key}", run, file=str(run_directory))
+    return Case(f"{key}", functools.partial(_resume, world, run_directory), file=str(run_directory))
 
 
 KINDS = {"table": of_table, "vectors": of_vectors, "vocabulary": of_vocabulary, "index": of_index,
