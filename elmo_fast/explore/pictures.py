@@ -106,8 +106,7 @@ def _draw_maps(maps: dict[str, np.ndarray], first: Sequence[str], second: Sequen
     return figure
 
 
-def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[str], cell: float,
-              families: list[str]):
+def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[str], cell: float, families: list[str]):
     from matplotlib.colors import LinearSegmentedColormap
 
     colors = LinearSegmentedColormap.from_list("cosine", [NEGATIVE, ZERO, POSITIVE]).with_extremes(bad="white")

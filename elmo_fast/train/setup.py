@@ -76,8 +76,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
         replicas.close()
 
 
-def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments,
-           copies: str | os.PathLike) -> Run:
+def _start(folder: Path, replicas: Replicas, workers: int, arguments: TrainArguments, copies: str | os.PathLike) -> Run:
     run_config, vocab_file = RunConfig.from_dict(arguments.run), _absolute(arguments.vocab)
     if replicas.is_first:
         run_files.check_is_new(folder, vocab_file)

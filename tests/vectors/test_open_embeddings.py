@@ -86,6 +86,9 @@ def test_embeddings_are_a_sequence(tmp_path, layout, name):
             embeddings.by_key("id 7")
     assert name in repr(reader) and reader[0].flags.writeable
     reader.close()
+    if (tmp_path / name).is_file():  # a directory opens its files again
+        with pytest.raises(ConfigurationError, match="expected an open file, got one that was closed"):
+            reader[0]
 
 
 @pytest.mark.parametrize("layout, name", kinds())

@@ -270,4 +270,5 @@ class AllennlpSource(Embeddings):
             return positions
 
     def close(self) -> None:
+        super().close()
         self._stack.close()

@@ -222,6 +222,7 @@ class NpzSource(Embeddings):
             return array
 
     def close(self) -> None:
+        super().close()
         self._file.close()
 
 
@@ -248,7 +249,9 @@ class NpySource(Embeddings):
         self.keys = list(map(str, keys))
 
     def _vectors(self, number: int) -> np.ndarray:
-        return np.array(self._rows[number])
+        with self._reading():
+            return np.array(self._rows[number])
 
     def close(self) -> None:
+        super().close()
         self._rows = self._rows[:0].copy()

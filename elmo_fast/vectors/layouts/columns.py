@@ -234,6 +234,7 @@ class ColumnsSource(Embeddings):
         return batch
 
     def close(self) -> None:
+        super().close()
         self._cached, self._file = {}, None
         self._source.close()
 

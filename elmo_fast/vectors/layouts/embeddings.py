@@ -125,6 +125,7 @@ class Embeddings(Sequence):
     @abc.abstractmethod
     def close(self) -> None:
         """Close the file; arrays that were read stay valid."""
+        self._expected = "an open file, got one that was closed"
 
     def __enter__(self) -> "Embeddings":
         return self
