@@ -41,6 +41,7 @@ def locked(target: str | os.PathLike, wait: bool = False) -> Iterator[Path]:
     """
     final = Path(os.path.realpath(local_path(target)))
     partial, process = final.with_name(f"{final.name}.elmo-{secrets.token_hex(4)}.part"), os.getpid()
+    own_file(partial, f"output {final}", "a partial file")  # a name may be too long, which is said before any work
     is_inside = not _held.isdisjoint(final.parents)
     with contextlib.nullcontext() if is_inside else _lock_file(final, wait):
         _held.add(final)

@@ -260,7 +260,7 @@ def _find(path: str | os.PathLike, what: str) -> list[str]:
         return [name]
     names = sorted(file for file in glob.glob(name, recursive=True) if not os.path.isdir(file))
     if not names:
-        raise FileNotFoundError(f"{what}: expected files, found none at {name}")
+        raise FileNotFoundError(f"{what}: expected files, found none at {name:.400}")
     return names
 
 

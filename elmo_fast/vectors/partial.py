@@ -19,7 +19,7 @@ from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.atomic import DeferredErrorFile, replace, to_disk
 from elmo_fast.files.lock import own_file, remove
 from elmo_fast.vectors.layouts.parts import part_name
-from elmo_fast.vectors.layouts.table import SUFFIXES
+from elmo_fast.vectors.layouts.table import SUFFIXES, by_first_bytes
 from elmo_fast.vectors.spec import Target
 
 logger = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ class PartialResult:
 
     def _is_left(self, path: Path) -> bool:
         return bool(_LEFT.fullmatch(path.relative_to(self.folder).as_posix())) and own_file(
-            path, "output", "a part of a partial result",
-            lambda start, _: path.name != _NEW or start[:2] in (b"", b"PK"))
+            path, "output", "a part of a partial result",  # which may not have been written yet, or has names
+            lambda start, _: not start.strip(b"\0") or start[:1] == b"[" or by_first_bytes(start) is not None)
 
     def commit(self, texts: int, digest: str, states: State | None) -> None:
         """Count the new part, which is complete: a killed run continues after it."""

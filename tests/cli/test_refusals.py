@@ -88,12 +88,12 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     *((command, "expected a complete gzip file, got plain.txt.gz (Not a gzipped file") for command in (
         "vocab plain.txt.gz o.txt", "embed plain.txt.gz o.h5 --model model", "cache plain.txt.gz o.h5 --model model")),
     ("embed texts/a.txt o.h5 --layers top --model model", "arguments: --layers top; did you mean --layer?"),
+    *((f"{command} {'n' * 240}.h5", "File name too long") for command in ("embed texts/a.txt", "vocab texts/a.txt")),
     ("embed texts/a.txt no/o.h5 --model model", "output file: expected an existing directory, found none at"),
-    ("embed o.h5 texts/a.txt --model model", "input: expected files, found none at o.h5"),
+    (f"embed {'[' * 9000} texts/a.txt --model model", "input: expected files, found none at [[["),
     ("train r --train texts/a.txt --vocab texts/a.txt --size small", "missing <S>, </S>, <UNK>"),
     ("train model --resume", "run model: expected a run to resume, found no options.json and run.json"),
     ("compare a b --model model -o x.gif", "expected a file that ends in .png, .svg, .pdf, .html, got x.gif"),
-    ("nearest texts/a.txt --word dog --model model", "expected a word that the corpus has at least twice"),
     ("perplexity model texts/a.txt", "softmax: expected softmax.hdf5, which export writes with --softmax"),
     ("seqvec -i p.fasta -o o.npy --model model --protein maybe",
      "argument --protein: expected True or False, got 'maybe'"),
@@ -123,7 +123,6 @@ _QUOTED = "quote a glob ('*.txt'), else the shell replaces it by the names of it
     ("embed play.txt o.h5 --cuda-device -2", "--cuda-device: expected -1 for the CPU or the number of a GPU, got '-2'"),
     ("embed play.txt o.h5 --cuda-device 0 --device cpu", "argument --device: not allowed with argument --cuda-device"),
     ("embed play.txt o.h5 --precision lowest", "argument --precision: invalid choice: 'lowest'"),
-    ("embed play.txt o.h5 --frobnicate", "unrecognized arguments: --frobnicate"),
     ("fly", "unknown command 'fly': expected one of embed, cache, info,"),
     ("emb", "unknown command 'emb': did you mean embed? (see elmo-fast --help)"),
     ("embed", "the following arguments are required: INPUT, OUTPUT"),
@@ -150,7 +149,7 @@ def test_a_refusal_says_what_to_write(capsys, folder, monkeypatch, command, mess
     monkeypatch.setattr(sys, "stdin", None)
     before = contents(folder)
     status, output, error = run(capsys, *command.split())
-    assert (status, output, error.count("\n")) == (2, "", 1)
+    assert (status, output, error.count("\n")) == (2, "", 1) and len(error) < 1500
     assert error.startswith("elmo-fast: error: ") and message in error and contents(folder) == before
 
 

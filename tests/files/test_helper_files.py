@@ -169,7 +169,8 @@ def test_a_stranger_at_the_name_of_a_file_is_refused_and_stays(capsys, folder, c
 
 @pytest.mark.parametrize("command, place, make", [
     *((EMBED, "o.h5.lock", make) for make in QUICK), *((EMBED, "o.h5.part", make) for make in QUICK[:-1]),
-    (EMBED, "o.h5.part/parts", pipe), (EMBED, "o.h5.part/progress.npz.new", text),
+    (EMBED, "o.h5.part/parts", pipe), *((EMBED, f"o.h5.part/{name}", text) for name in (
+        "progress.npz.new", "parts/00000.h5", "parts/joined", "parts/00000.h5.json")),
     (POOLED, "o.json", link), (TRAIN, "o/options.json", link_to_a_device), (TRAIN, "o/vocab.txt", text),
     (TRAIN, "o/checkpoints", text), (("export", "run", "o", "--softmax"), "o/vocab.txt", text)])
 def test_a_stranger_is_refused_and_stays(capsys, folder, command, place, make):

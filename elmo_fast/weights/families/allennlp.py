@@ -55,18 +55,18 @@ class Tensors(dict):
     """The tensors of a `state_dict` in a file, read without running code from it; errors call the file `name`."""
 
     def __init__(self, path: str | os.PathLike, name: str = "model", allow_nonfinite: bool = False):
-        self._where, self._allow_nonfinite = f"{name} {path}", allow_nonfinite
+        self.where, self._allow_nonfinite = f"{name} {path}", allow_nonfinite
         if not os.path.isfile(path):
-            raise ConfigurationError(f"{self._where}: expected tensors written by torch.save, found no file")
+            raise ConfigurationError(f"{self.where}: expected tensors written by torch.save, found no file")
         content = load_tensors(path, name, "tensors written by torch.save")
         if not isinstance(content, Mapping):
-            raise ConfigurationError(f"{self._where}: expected a state_dict, got {type(content).__name__}")
+            raise ConfigurationError(f"{self.where}: expected a state_dict, got {type(content).__name__}")
         super().__init__({key: value for key, value in content.items() if isinstance(key, str)})
         self._rest = set(self)
 
     def take(self, key: str, *shape: int | None) -> np.ndarray:
         """The tensor of a key as float32; a size of None in `shape` accepts any size."""
-        tensor, where = self.get(key), f"{self._where}: {key:.120}"
+        tensor, where = self.get(key), f"{self.where}: {key:.120}"
         if not is_plain(tensor):
             raise ConfigurationError(f"{where}: expected shape {shape} of floating-point numbers in memory, found "
                                      f"{described(tensor)}")
@@ -81,7 +81,7 @@ class Tensors(dict):
 
     def check_rest(self, *prefixes: str) -> None:
         """Raise `ConfigurationError` for a key with one of the prefixes that was not taken: of another model."""
-        check_all_read(self._where, [key for key in self._rest if key.startswith(prefixes)])
+        check_all_read(self.where, [key for key in self._rest if key.startswith(prefixes)])
 
 
 def cnn_weights(tensors: Tensors, cnn: CharCnnOptions, convolution: str, highway: str) -> dict[str, np.ndarray]:

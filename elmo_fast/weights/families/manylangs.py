@@ -168,13 +168,13 @@ def _model_id(number: int, padding: int) -> int:
 def _token_weights(tensors: Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],
                    words: Mapping[str, int] | None, word_dim: int) -> dict[str, np.ndarray]:
     chars = tensors.take("char_emb_layer.embedding.weight", None, cnn.embedding_dim)
-    _check_rows("char.dic", characters, len(chars))
+    _check_rows(f"{tensors.where}: char.dic", characters, len(chars))
     table = np.zeros((max(len(chars), PADDING_ID), cnn.embedding_dim), np.float32)
     table[[_model_id(row, characters[_PAD]) - 1 for row in range(len(chars))]] = chars
     weights = {CHARACTERS: table, **cnn_weights(tensors, cnn, "convolutions.{}", "highways._layers.{}")}
     if words is not None:
         weights[WORDS] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
-        _check_rows("word.dic", words, len(weights[WORDS]))
+        _check_rows(f"{tensors.where}: word.dic", words, len(weights[WORDS]))
     total = cnn.n_filters + (word_dim if words is not None else 0)
     weights["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).T
     weights["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)
