@@ -354,7 +354,7 @@ def changed_tensor(before: torch.Tensor, rng: random.Random):
     ways = [lambda: before.to("meta"), lambda: before.to(torch.complex64), lambda: before.int(),
             before.double, lambda: before[None], lambda: before.reshape(-1),
             lambda: torch.zeros(()).expand(before.shape),
-            lambda: torch.zeros(1).as_strided((1 << 40, *before.shape[1:]), (0,) * before.dim()),
+            lambda: torch.zeros(1).as_strided((1 << 40, *before.shape[1:]), (0,) * max(1, before.dim())),
             lambda: before.new_zeros(0), lambda: before * rng.choice((np.nan, np.inf, -1.0, 1e30)), lambda: None,
             lambda: "text", lambda: [before],
             lambda: before.bool(), lambda: before.bfloat16(), lambda: rng.choice(HOSTILE_NUMBERS)]
