@@ -151,8 +151,7 @@ class Parser(argparse.ArgumentParser):
     def _nearest(self) -> list[str]:
         """The flags nearest to those that the command does not have."""
         known, flags = self._option_string_actions, [word.partition("=")[0] for word in self._words if _FLAG(word)]
-        unknown = [flag for flag in flags if flag[:2] not in known
-                   and not any(name.startswith(flag) for name in known)]
+        unknown = [flag for flag in flags if flag[:2] not in known and not any(name.startswith(flag) for name in known)]
         names = {name.lstrip("-"): name for name in known}
         return [names[near] for flag in unknown for near in difflib.get_close_matches(flag.lstrip("-"), names, n=1)]
 

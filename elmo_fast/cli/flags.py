@@ -23,8 +23,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--options-file": {"metavar": "FILE", "help": "options.json, a path or URL, given with --weight-file"},
     "--weight-file": {"metavar": "FILE", "help": "HDF5 weights, a path or URL"},
     "--state": {"choices": STATES, "default": "carry", "help": "initial state of a sentence (default: %(default)s)"},
-    "--precision": {"choices": PRECISIONS, "default": "highest", "help": "numerical precision (default: "
-                    "%(default)s)"},
+    "--precision": {"choices": PRECISIONS, "default": "highest", "help": "numerical precision (default: %(default)s)"},
     "--backend": {"choices": BACKENDS, "default": "auto", "help": "implementation of the operations (default: "
                   "%(default)s)"},
     "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite (otherwise an error)"},
@@ -34,8 +33,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--tokenizer": {"default": "whitespace", "metavar": "NAME", "help": f"{', '.join(TOKENIZERS)} or "
                     "package.module:function; auto splits tokenized texts at whitespace, raw ones by penn (default: "
                     "%(default)s)"},
-    "--quiet": {"dest": "progress", "action": "store_false", "help": "print neither progress nor what was "
-                "written"},
+    "--quiet": {"dest": "progress", "action": "store_false", "help": "print neither progress nor what was written"},
 }
 FILES_HELP = (f"or, by suffix, {listed([row.title for kind, row in FORMATS.items() if kind != 'text'])}; also "
               "compressed files and globs")

@@ -36,8 +36,7 @@ def add_commands(commands) -> None:
                       "file", *TEXTS).add_argument
     add("inputs", metavar="TEXT", nargs="+", help=f"{_TEXT} {FORMATS_HELP}")
     add("output", metavar="OUTPUT", help="the vocabulary file, most frequent word first")
-    add("--min-count", type=at_least(1), default=1, help="leave out words that occur less often (default: "
-        "%(default)s)")
+    add("--min-count", type=at_least(1), default=1, help="leave out words that occur less often (default: %(default)s)")
     add("--max-size", type=at_least(4), help="largest number of words, including <S>, </S> and <UNK>")
     add("--processes", type=at_least(1), help="number of processes (default: one per core)")
     add_train_arguments(add_command(commands, "train", train, "train a model from a tokenized text, resume a run, or "
@@ -144,8 +143,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--weight-decay", type=_FRACTION, metavar="W", help="weight decay of adamw, matrices only (default: 0.01)")
     add("--clip-norm", dest="all_clip_norm_val", type=_NONNEGATIVE, metavar="N",
         help="maximum norm of all gradients together (default: 10)")
-    add("--seed", type=at_least(0), metavar="N", help="random seed of weights, order, dropout and samples "
-        "(default: 0)")
+    add("--seed", type=at_least(0), metavar="N", help="random seed of weights, order, dropout and samples (default: 0)")
     add("--precision", choices=TRAINED, help="numerical precision (default: medium, which is bf16, on GPUs "
         "that have it, else highest)")
     add = parser.add_argument_group("run").add_argument

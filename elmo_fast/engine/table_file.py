@@ -20,7 +20,7 @@ from elmo_fast.files.atomic import check_target, replace
 from elmo_fast.files.hdf5 import attribute_of, dataset_of, new_hdf5, open_hdf5, strings_of
 from elmo_fast.files.lock import lock_of
 from elmo_fast.files.strings import joined
-from elmo_fast.text.batching import BOUNDARIES, check_sentence
+from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 3  # 2: checksums after the HDF5 data, which are not read
@@ -103,7 +103,9 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
         vocabulary_file = Vocabulary(vocabulary)
         vocabulary_file.require(*BOUNDARIES)
         return list(vocabulary_file.words)
-    words = list(map(_checked, check_sentence(vocabulary, "vocabulary", "a file or words")))
+    if not isinstance(vocabulary, Iterable) or not getattr(vocabulary, "ndim", 1):
+        raise ValueError(f"vocabulary: expected a file or words, got {type(vocabulary).__name__}")
+    words = list(map(_checked, vocabulary))
     known = set(words)
     return words + [word for word in BOUNDARIES if word not in known]
 

@@ -75,8 +75,7 @@ class SharedModel:
 class AddVectors:
     """Adds a column of vectors to Arrow tables, in a process with its own model."""
 
-    def __init__(self, shared: SharedModel, settings: Settings, column: str, output: str,
-                 tokenizer: str | Tokenizer):
+    def __init__(self, shared: SharedModel, settings: Settings, column: str, output: str, tokenizer: str | Tokenizer):
         set_threads(settings.cpus)
         self._settings, self._elmo = settings, shared.load("cuda" if settings.gpus else "cpu")
         self._names, self._split = (column, output), find_tokenizer(tokenizer)

@@ -126,8 +126,7 @@ def _absolute(value: list[str] | str | None) -> list[str] | str | None:
     return os.path.join(glob.escape(os.getcwd()), os.path.normpath(value))  # perhaps a pattern
 
 
-def _read_text(data: dict[str, Any], config: RunConfig,
-               copies: str | os.PathLike) -> tuple[list[Shard], list[Shard]]:
+def _read_text(data: dict[str, Any], config: RunConfig, copies: str | os.PathLike) -> tuple[list[Shard], list[Shard]]:
     """Return the shards of the training text and of the held-out text; `copies` is a folder as in `plain_files`."""
     reading = {name: data[name] for name in _READING if data.get(name) is not None}
     shards, heldout = (read_shards(data[name], name, copies, **reading) if data.get(name) else []
