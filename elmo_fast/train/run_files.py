@@ -17,6 +17,7 @@ from elmo_fast.weights.families import SUFFIXES
 
 OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
+_MOST = 1 << 63  # of integers in a log, which are plotted
 STATE_FILE = "checkpoint"  # in bilm-tf's directory, names the last checkpoint
 _NAME = re.compile(r"step-(\d+)\.pt")
 _EXTENSION = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
@@ -159,9 +160,10 @@ def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _is_line(value: Any) -> bool:
-    return (isinstance(value, dict) and type(value.get("step")) is int and value["step"] >= 0
+    return (isinstance(value, dict) and type(value.get("step")) is int and 0 <= value["step"] < _MOST
             and isinstance(value.get("kind"), str)
-            and (value["kind"] not in ("train", "heldout") or type(value.get("perplexity")) in (int, float)))
+            and (value["kind"] not in ("train", "heldout") or type(loss := value.get("perplexity")) is float
+                 or (type(loss) is int and abs(loss) < _MOST)))
 
 
 def plot_losses(run: str | os.PathLike) -> str | None:
