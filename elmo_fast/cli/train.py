@@ -24,7 +24,7 @@ from elmo_fast.train.run_files import check_run, choose, find_tf_checkpoint
 
 _TEXT = "UTF-8 text, one tokenized sentence per line;"
 _FRACTION = checked_type(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
-_NONNEGATIVE = checked_type(float, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
+_POSITIVE = checked_type(float, "a finite number above 0", lambda value: 0 < value < math.inf)
 _CHECKPOINT = {"metavar": "FILE", "help": "a checkpoint of the run (default: the best, else the last)"}
 _COUNT = {"type": at_least(1), "metavar": "N"}
 _WORKERS = checked_type(int, "an integer from 0 to 256", lambda value: 0 <= value <= 256)
@@ -131,17 +131,17 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "that the model also learns from zero states (default: 0, as bilm-tf)")
     add("--accumulate", **_COUNT, help="batches per step, from separate streams; their gradients are "
         "averaged, as with N processes (default: 1)")
-    add("--epochs", dest="n_epochs", type=_NONNEGATIVE, metavar="N", help="epochs to train (default: 10)")
+    add("--epochs", dest="n_epochs", type=_POSITIVE, metavar="N", help="epochs to train (default: 10)")
     add("--max-steps", **_COUNT, help="steps to train, in place of --epochs")
     add("--optimizer", choices=OPTIMIZERS, help="optimizer (default: adagrad)")
-    add("--learning-rate", type=_NONNEGATIVE, metavar="R", help="learning rate (default: 0.2 for adagrad, "
+    add("--learning-rate", type=_POSITIVE, metavar="R", help="learning rate (default: 0.2 for adagrad, "
         "0.001 for adamw)")
     add("--warmup-steps", type=at_least(0), metavar="N", help="steps before the full learning rate (default: 0 for "
         "adagrad, 500 for adamw)")
     add("--decay", choices=DECAYS, help="learning rate schedule after the warmup (default: constant for adagrad, "
         "cosine for adamw)")
     add("--weight-decay", type=_FRACTION, metavar="W", help="weight decay of adamw, matrices only (default: 0.01)")
-    add("--clip-norm", dest="all_clip_norm_val", type=_NONNEGATIVE, metavar="N",
+    add("--clip-norm", dest="all_clip_norm_val", type=_POSITIVE, metavar="N",
         help="maximum norm of all gradients together (default: 10)")
     add("--seed", type=at_least(0), metavar="N", help="random seed of weights, order, dropout and samples (default: 0)")
     add("--precision", choices=TRAINED, help="numerical precision (default: medium, which is bf16, on GPUs "

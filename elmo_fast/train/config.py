@@ -46,8 +46,8 @@ def _boolean(default: bool) -> Any:
     return _checked(default, "true or false", lambda value: isinstance(value, bool))
 
 
-def _fraction(default: float, most: float = 1) -> Any:
-    return _checked(default, "a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= most)
+def _fraction(default: float) -> Any:
+    return _checked(default, "a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1)
 
 
 def _positive(default: float) -> Any:
@@ -66,7 +66,8 @@ class OptimizerConfig:
 
     batch_size: int = _integer(128, 1)
     unroll_steps: int = _integer(20, 1)
-    dropout: float = _fraction(0.1, most=math.nextafter(1, 0))
+    dropout: float = _checked(0.1, "a number of at least 0 and below 1",
+                              lambda value: type(value) in (int, float) and 0 <= value < 1)
     sample_softmax: bool = _boolean(True)
     n_negative_samples_batch: int = _integer(8192, 1)
     share_embedding_softmax: bool = _boolean(False)
