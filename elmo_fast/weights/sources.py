@@ -165,9 +165,9 @@ def _readable(files: ModelFiles) -> ModelFiles:
     return _in_directory(_stored(functools.partial(_convert, *sources), *sources))
 
 
-def _convert(options_file: Path, weight_file: Path, folder: Path) -> None:
+def _convert(options_file: Path, weight_file: Path, folder: Path, name: str = "model") -> None:
     folder.mkdir(exist_ok=True)
-    ALLENNLP.implementation.convert(options_file, weight_file, folder)
+    ALLENNLP.implementation.convert(options_file, weight_file, folder, name)
 
 
 def vocabulary_in(directory: Path, family: Family = BILM_TF) -> Path | None:
@@ -243,7 +243,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                 interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
     if family is ALLENNLP:
         options = folder / _only(archive, family, "*options_file", list(filter(family.is_options, wanted))).name
-        _convert(options, folder / "weights.th", folder)
+        _convert(options, folder / "weights.th", folder, f"model {archive}:")
         for name in wanted.keys() - {_OPTIONS}:
             (folder / name).unlink()
 

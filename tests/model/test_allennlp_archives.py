@@ -121,7 +121,7 @@ def second(state):
      "char_conv_1.bias: expected shape .* found none")])
 def test_other_archives_are_refused(tuned, cache, arguments, message):
     _, archive = tuned(**arguments)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=f"^model {archive}: .*{message}"):
         elmo_fast.load(archive)
     assert not list(cache.rglob("*.hdf5"))
 

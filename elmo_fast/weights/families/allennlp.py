@@ -18,10 +18,10 @@ from elmo_fast.weights.options import N_CHARACTERS, CharCnnOptions, LstmOptions,
 _CHARACTERS, _WORDS = "_token_embedder._char_embedding_weights", "_token_embedder.embedding"
 
 
-def convert(options_file: Path, weight_file: Path, folder: Path) -> None:
-    """Write the model of a checkpoint into a folder, NaN and infinities included."""
+def convert(options_file: Path, weight_file: Path, folder: Path, name: str = "model") -> None:
+    """Write the model of a checkpoint, which errors call `name`, into a folder, NaN and infinities included."""
     options = Options.from_file(options_file)
-    write_model(folder, options.to_dict(), read_state_dict(weight_file, options, allow_nonfinite=True))
+    write_model(folder, options.to_dict(), read_state_dict(weight_file, options, name, allow_nonfinite=True))
 
 
 def read_state_dict(path: str | os.PathLike, options: Options, name: str = "model",
