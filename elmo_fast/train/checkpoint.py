@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from elmo_fast.arguments import check_path, local_path
-from elmo_fast.errors import ConfigurationError
+from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.atomic import DeferredErrorFile, atomic_path, write_bytes
 from elmo_fast.files.compressed import read_words
 from elmo_fast.files.json import parse_json, read_json
@@ -161,7 +161,9 @@ def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[s
     current, stored = described_files(run), content["files"]
     changed = [VOCABULARY_FILE] if vocabulary and current[VOCABULARY_FILE] != stored[VOCABULARY_FILE] else []
     if content["format"] == FORMAT:  # format 2 has a digest of the options
-        expected, options = (dict(parse_json(files[OPTIONS_FILE], f"checkpoint {path}")) for files in (stored, current))
+        where = f"checkpoint {path}: files"
+        with parsing(where, f"those of a run, with the object of {OPTIONS_FILE}"):
+            expected, options = (dict(parse_json(files[OPTIONS_FILE], where)) for files in (stored, current))
         starts_anew = content.get("streams", ()) is None
         keys = NETWORK_KEYS if starts_anew else sorted((expected.keys() | options.keys()) - _CHANGEABLE)
         changed += [f"{OPTIONS_FILE}: {key}" for key in keys if expected.get(key) != options.get(key)]

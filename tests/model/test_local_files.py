@@ -181,7 +181,6 @@ def test_a_torch_checkpoint_is_refused_with_the_export_command(tmp_path):
         find_model(tmp_path / "best.pt")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="no names of pipes")
 def test_options_may_come_from_a_pipe(model):
     options, weights = paths(model)
     with subprocess.Popen(["cat", options], stdout=subprocess.PIPE) as process:

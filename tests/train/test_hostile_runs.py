@@ -71,6 +71,7 @@ def parameter(content):
     (lambda content: content["streams"][0]["h"].view(-1)[:1].fill_(torch.nan), "streams"),
     (lambda content: content["shards"][0].__setitem__(2, torch.zeros(3)), "shards"),
     (lambda content: content["weights"].update({3: torch.zeros(3)}), "weights"),
+    (lambda content: content["files"].update({"options.json": "3.5"}), "files"),
     (lambda content: content["weights"]["char_embed"].view(-1)[:1].fill_(torch.nan), "weights"),
 ])
 def test_a_checkpoint_of_another_kind_is_refused_first_and_named(run, change, field):
