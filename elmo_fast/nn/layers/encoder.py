@@ -31,9 +31,9 @@ _WARMUP_TOKENS = 4096
 
 
 class TokenSource(Packed):
-    """Ids of tokens to their vectors [N, P]. `row_shape` is the shape of a token's ids, `largest` the largest id.
+    """Ids of tokens to their vectors [N, P], of `dim` P.
 
-    `dim` is P, `like` a parameter, with the device and type of all.
+    `row_shape` is the shape of a token's ids, `largest` the largest id.
     """
 
     boundaries = BOUNDARIES
@@ -177,11 +177,6 @@ class CharacterEncoder(TokenSource):
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
-    @property
-    def like(self) -> torch.Tensor:
-        """A parameter, with the device and type of all."""
-        return self._char_embedding_weights
-
     def now(self) -> Now:
         """As in `Packed`; the parts also have to be of the model's sizes."""
         now = super().now()
@@ -248,11 +243,6 @@ class WordEmbedder(TokenSource):
         self.largest, self.dim = self.embedding.shape
         self._ids, self.reads_text = options.token_ids(), options.vocabulary is not None
         self._at_rest = AtRest()
-
-    @property
-    def like(self) -> torch.Tensor:
-        """The parameter."""
-        return self.embedding
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Weights by dataset name."""

@@ -112,11 +112,6 @@ class ElmoLstm(Packed, Stateful):
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
-    @property
-    def like(self) -> torch.Tensor:
-        """A parameter, with the device and type of all."""
-        return self.forward_layer_0.state_linearity.weight
-
     def now(self) -> Now:
         """As in `Packed`; the cells also have to be without dropout, and with the same clips."""
         now, clips = super().now(), (self.options.cell_clip, self.options.proj_clip)

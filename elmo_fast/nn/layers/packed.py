@@ -4,15 +4,17 @@ from typing import ClassVar
 
 import torch
 
-from elmo_fast.nn.at_rest import AtRest, Now
+from elmo_fast.nn.at_rest import AtRest, Now, parameter_of
 from elmo_fast.nn.outside_graphs import OutsideGraphs
 
 
 class Packed(OutsideGraphs):
     """Its parameters, and what was made of them: made anew after `train()` and `eval()`, and in each replica.
 
-    Methods take the `now` of their call, or look themselves.
+    Methods take the `now` of their call, or look themselves. `like` is a parameter, with the device and type of all.
     """
+
+    like = property(parameter_of)
 
     _at_rest: AtRest
     _forwards: ClassVar[frozenset] = frozenset()  # those of our parts
