@@ -25,7 +25,7 @@ COMMANDS = {  # module -> its subcommands
     "serve": ["serve"], "seqvec": ["seqvec"], "bench": ["bench"]}
 _FLAG = re.compile("--?[A-Za-z]").match
 _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-_UNOPENED = (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG)  # a link to itself, a socket
+_UNOPENED = (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG)  # a link to itself, a socket, a name of 256 letters
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,6 +45,13 @@ def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
         yield file
 
 
+def is_hdf5(path: str | os.PathLike) -> bool:
+    """Whether a file has HDF5's signature; False for a pipe, and for a file that cannot be read."""
+    import h5py
+
+    return os.access(path, os.R_OK) and h5py.is_hdf5(path)
+
+
 def _check_inside(file: "h5py.File", where: str) -> None:
     """Refuse soft and external links, external storage and virtual datasets: they can read any file of the user."""
     import h5py

@@ -16,7 +16,7 @@ from elmo_fast.errors import ConfigurationError, parsing
 from elmo_fast.files.archives import Member, is_archive, open_archive
 from elmo_fast.files.atomic import DeferredErrorFile, store_once
 from elmo_fast.files.downloads import cache_path, fetch, fetch_any, is_url
-from elmo_fast.files.hdf5 import check_unpacked, open_hdf5
+from elmo_fast.files.hdf5 import check_unpacked, is_hdf5, open_hdf5
 from elmo_fast.files.stops import interruptible
 from elmo_fast.weights.families import ALLENNLP, BILM_TF, SAFETENSORS, Family, family_of
 from elmo_fast.weights.public import DEFAULT_MODEL, MODEL_NAMES, NAMED_MODELS, public_copies
@@ -82,11 +82,9 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
 def _what_is(path: Path) -> str:
     """Describe a file that is not a model, and say how to pass a part of a model, or how to read vectors."""
-    import h5py
-
     kind = {SAFETENSORS: "a safetensors file", ".json": "a JSON file"}.get(path.suffix)
     has_vectors = path.suffix in _VECTORS
-    if h5py.is_hdf5(path):
+    if is_hdf5(path):
         with open_hdf5(path, "model") as file:
             kind, has_vectors = "an HDF5 file", "RNN_0" not in file
     if has_vectors:
@@ -104,11 +102,9 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     if len(missing) == 1:
         raise ConfigurationError(f"{missing[0]}: expected a path or URL, got None; {_TOGETHER}")
     checked = {name: check_path(name, value, ConfigurationError) for name, value in given.items()}
-    import h5py
-
     options, weights = (Path(check_file(name, fetch(value))) for name, value in checked.items())
     family = family_of([weights.name])
-    if options.is_file() and h5py.is_hdf5(options):  # a pipe is read once
+    if is_hdf5(options):
         raise ConfigurationError(f"options_file {options}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
     return _readable(ModelFiles(options, weights, vocabulary_in(weights.parent), family))

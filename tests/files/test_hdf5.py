@@ -1,5 +1,7 @@
 """HDF5 files that lead to other files, unpack to more than memory, or hold numbers that are not finite."""
 
+import os
+
 import h5py
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, Options, load, read_weights
 from elmo_fast.compat.allennlp.modules import Elmo as AllenNlpElmo
 from elmo_fast.engine.table_file import read_table
-from elmo_fast.files.hdf5 import open_hdf5
+from elmo_fast.files.hdf5 import is_hdf5, open_hdf5
 from elmo_fast.nn.softmax_head import read_softmax
 from tests.robustness.damage import lead_out
 from tests.support.files import TINY, paths, write_model
@@ -28,6 +30,12 @@ def secret(tmp_path):
     with h5py.File(tmp_path / "secret.hdf5", "w") as file:
         file["values"] = np.full(64, 7, np.float32)
     return path
+
+
+def test_a_pipe_and_a_file_that_cannot_be_read_are_not_hdf5(tmp_path, secret):
+    os.mkfifo(tmp_path / "pipe")
+    os.chmod(tmp_path / "secret.hdf5", 0)
+    assert not is_hdf5(tmp_path / "pipe") and is_hdf5(tmp_path / "secret.hdf5") == (os.geteuid() == 0)
 
 
 @pytest.mark.parametrize("way, message", [
