@@ -3,8 +3,10 @@
 # make test-all  set up, then run the long tests, which `make test` leaves out, and `make test-integrations`
 # make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
 # make test-flair  the tests of flair, in an environment beside VENV that sees its packages
-# make bench     set up, then measure the tables of speed anew (ALLENNLP=PATH of a checkout of 0.9; eight minutes)
-# make shown    bench and pictures, one after the other
+# make shown     bench and pictures: every table, chart, picture and output of README, docs and notebooks anew
+# make bench     set up as for test-integrations, then measure what the tables and charts show of this kind of processor,
+#                in an hour and a half on two idle cores, beside ALLENNLP=, BILM_TF=, SIMPLE_ELMO= (checkouts) and in
+#                TF_PYTHON=, a Python with TensorFlow and tf_keras
 # make pictures  set up as for test-integrations, then make the pictures of the docs and the outputs of the notebooks anew
 # make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
@@ -21,6 +23,7 @@
 #   VENV_FLAGS   for `python -m venv`
 #   PIP_FLAGS    for every `pip install`
 #   PYTEST_FLAGS for pytest
+#   SHARED       where `bench` finds the folders text and corpus
 # Without a network, with an interpreter that has pip, the build tools and, for the tests, torch and pytest already:
 #   make test VENV_FLAGS="--system-site-packages --without-pip" PIP_FLAGS=--no-deps
 # (--without-pip, because the setuptools that a new environment brings would hide the newer one underneath.)
@@ -31,6 +34,7 @@ TORCH ?= torch==2.13.0
 VENV_FLAGS ?=
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+SHARED ?= ../shared
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q $(PIP_FLAGS)
@@ -41,6 +45,9 @@ LINTERS := $(VENV)/.elmo-fast-linters
 WITH_LIBRARIES := tests/integrations tests/scale tests/serve tests/compat/test_elmoformanylangs.py \
 	tests/project/test_site.py tests/project/test_notebooks.py tests/vectors/test_layouts.py \
 	tests/vectors/test_open_embeddings.py tests/files/test_helper_files.py
+BENCH := $(PY) -m benchmarks.
+RESULTS := benchmarks/results/cpu
+PEERS := ALLENNLP BILM_TF SIMPLE_ELMO TF_PYTHON
 SITE := $(VENV)/.elmo-fast-docs
 LIBRARIES := $(VENV)/.elmo-fast-test-all
 FLAIR := $(VENV)-flair
@@ -134,10 +141,32 @@ $(FLAIR)/.elmo-fast-flair: pyproject.toml $(TESTED)
 	$(FLAIR)/bin/python -m pip install -q $(PIP_FLAGS) "elmo-fast[flair]" "datasets<5"
 	touch $@
 
-bench: $(TESTED)
-	for model in small medium original; do \
-		$(PY) -m benchmarks.bench_embed --model $$model $(if $(ALLENNLP),--allennlp $(ALLENNLP)) || exit 1; done
-	$(PY) -m benchmarks.report
+# The precisions of the original size run at every level that the processor offers. Tables of training (perplexities,
+# states) are measured when a model is trained.
+bench: $(LIBRARIES)
+	$(foreach name,$(PEERS),$(if $($(name)),,$(error bench: expected $(name)=PATH, got none (see benchmarks/README.md))))
+	$(PIP) onednn-devel-cpu-gomp onednn-cpu-gomp
+	for model in small medium; do $(BENCH)bench_embed --model $$model --allennlp $(ALLENNLP) || exit 1; done
+	$(BENCH)bench_embed --model original --allennlp $(ALLENNLP) --plain reference torch
+	for model in bundled small; do $(BENCH)bench_embed --model $$model --latency || exit 1; done
+	for model in original small bundled; do $(BENCH)bench_embed --model $$model --out $(RESULTS)/peers-$$model.json \
+		--bilm-tf $(BILM_TF) --simple-elmo $(SIMPLE_ELMO) --tf-python $(TF_PYTHON) --precisions highest || exit 1; done
+	for model in original small bundled; do $(BENCH)precisions --model $$model || exit 1; done
+	for level in avx2 avx512 avx512-vnni; do export ELMO_FAST_CPU_ISA=$$level; \
+		if [ $$($(PY) -c 'from elmo_fast import _native as n; print(n.cpu_isa())') = $$level ]; then \
+		$(BENCH)precisions --model original || exit 1; fi; done
+	$(BENCH)peers.layer --onednn --torch-lstm
+	$(BENCH)bench_table
+	$(BENCH)bench_io --models bundled small original
+	$(BENCH)bench_serve
+	$(BENCH)start
+	$(BENCH)bench_train --steps 200 --bilm-tf $(BILM_TF) --tf-python $(TF_PYTHON)
+	mkdir -p build
+	for task in pos mr; do $(BENCH)evaluate --task $$task --data $(SHARED)/text > build/$$task.txt || exit 1; done
+	$(BENCH)tokenization $(SHARED)/text/*-dev.conllu $(SHARED)/text/*-test.conllu $(SHARED)/corpus/heldout.txt \
+		> build/tokenizers.txt
+	mv build/pos.txt build/mr.txt build/tokenizers.txt $(RESULTS)
+	$(BENCH)report
 
 # Tests compare what they show with today's model and code; `bench` makes the tables and charts of speed.
 pictures: $(LIBRARIES)

@@ -328,7 +328,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     if arguments.latency:
-        file = f"latency-{arguments.model}{recorded.suffix()}.json"
+        file = f"latency-{arguments.model}.json"
         return common.run_and_write(arguments, latency.run, file, latency.table)
     return common.run_and_write(arguments, run, f"embed-{arguments.model}{recorded.suffix()}.json", common.table)
 

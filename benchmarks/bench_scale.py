@@ -1,9 +1,8 @@
-"""Two workers of `embed_dataset` beside one on this machine, a thread each, by turns; and the rates of docs/scaling.md.
+"""Two workers of `embed_dataset` beside one on this machine, a thread each, by turns; and rates of a worker.
 
 Tokens/s are those between the arrivals of the first blocks, one of each worker, and of the last: a run's start is left
 out. The vectors are first compared with those of one process, and have to be the same bits. `rates` in the settings are
-those of the reader (tokens/s, to blocks) and of a worker's writing (bytes/s, from arrays to the file system), which
-`python -m benchmarks.report` takes for the page from the file.
+those of the reader (tokens/s, to blocks) and of a worker's writing (bytes/s, from arrays to the file system).
 """
 
 import argparse

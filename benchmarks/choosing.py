@@ -3,7 +3,7 @@
 import itertools
 
 from benchmarks import workloads
-from benchmarks.recorded import SIZES, SUFFIXES, WAYS, markdown, ours, read, rows
+from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, markdown, ours, read, recorded, rows
 
 LEVELS = {"avx2": "AVX2", "avx512": "AVX-512", "avx512-vnni": "AVX512_VNNI", "avx512-bf16": "AVX512_BF16, AMD",
           "amx": "AMX"}
@@ -48,6 +48,14 @@ def precision_choice() -> str:
                            for row in rows("precisions-original-amx")])
 
 
+def last_level() -> str:
+    """The level of the engine at which precisions of all models were measured last."""
+    def day(level: str) -> str:
+        return read(f"precisions-bundled-{level}")["date"]
+
+    return max(filter(lambda level: recorded(f"precisions-bundled-{level}"), LEVELS), key=day)
+
+
 def precision_ratio(level: str, precision: str, name: str) -> float:
     """How many times as fast as `highest`: `name` is tokens_per_s of a stream, or sentence_ms."""
     found = {row["variant"]: row[name] for row in rows(f"precisions-original-{level}")}
@@ -62,6 +70,11 @@ def precision_levels() -> str:
     head = ["level", *(f"`{precision}`, {ways[name]}" for precision, name in cases)]
     return markdown(head, [[title, *(f"{precision_ratio(level, *case):.2f} x" for case in cases)]
                            for level, title in LEVELS.items()])
+
+
+def levels_machine() -> str:
+    """Where the levels without AMX were measured."""
+    return "; ".join(dict.fromkeys(machine(f"precisions-original-{level}") for level in LEVELS if level != "amx"))
 
 
 def sentence_ratios(precision: str) -> str:

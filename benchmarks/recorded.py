@@ -18,6 +18,11 @@ def read(name: str) -> dict:
     return json.loads((common.RESULTS / "cpu" / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def text(name: str) -> str:
+    """What a command printed."""
+    return (common.RESULTS / "cpu" / f"{name}.txt").read_text(encoding="utf-8")
+
+
 def recorded(name: str) -> bool:
     """Whether there is a result file of the CPU."""
     return (common.RESULTS / "cpu" / f"{name}.json").is_file()

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from benchmarks import choosing, common
 from benchmarks.charts import drawn, svg
-from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, markdown, one, ours, read, recorded, rows
+from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, markdown, one, ours, read, recorded, rows, text
 
-PAGES = ("README.md", "benchmarks/README.md",
-         *(f"docs/{name}.md" for name in ("choosing", "numbers", "performance", "serving")))
+PAGES = ("README.md", "benchmarks/README.md", "elmo_fast/pretrained/README.md",
+         *(f"docs/{name}.md" for name in ("choosing", "input", "numbers", "performance", "serving")))
 PEER_SIZES = ("original", "small", "bundled")
 LOADS = tuple((load, threads) for load in ("idle", "busy") for threads in (1, 2))
 NOT_YET = "\nNot recorded yet.\n"
@@ -52,13 +52,13 @@ def speed_machine() -> str:
 def layer() -> str:
     """A layer beside oneDNN's."""
     def cells(row: dict) -> list[str]:
-        theirs = one("layer-original-amx", variant="onednn", precision=row["precision"], rows=row["rows"])
+        theirs = one("layer-original", variant="onednn", precision=row["precision"], rows=row["rows"])
         step = [f"{1e3 * each['median'] / steps:.2f}" for each in (row, theirs)]
         return [row["precision"], str(row["rows"]), *step, f"{1 / theirs['times_as_fast_as_ours']:.2f} x"]
 
-    steps = read("layer-original-amx")["settings"]["steps"]
+    steps = read("layer-original")["settings"]["steps"]
     head = ["precision", "rows", "elmo-fast, ms a step", "oneDNN", "ratio"]
-    return markdown(head, [cells(row) for row in rows("layer-original-amx", variant="ours")])
+    return markdown(head, [cells(row) for row in rows("layer-original", variant="ours")])
 
 
 def peers() -> str:
@@ -85,7 +85,7 @@ def latency() -> str:
     lines = []
     for size in ("bundled", "small"):
         for count in (1, 5, 25, 100):
-            recorded_rows = rows(f"latency-{size}-amx", way=f"{count} tokens")
+            recorded_rows = rows(f"latency-{size}", way=f"{count} tokens")
             found = {(row["variant"], row["threads"]): row for row in recorded_rows}
             cells = [f"{1e3 * found[case]['median']:.1f}" for case in LOADS]
             lines.append([size, str(count), *cells[:2], f"{1e3 * found['idle', 2]['engine_s']:.1f}", *cells[2:]])
@@ -100,7 +100,7 @@ def start() -> str:
 
 def host() -> str:
     """The host's share of a stream."""
-    least, most = (f(row["median"] for size in ("bundled", "small") for row in rows(f"latency-{size}-amx", way="host"))
+    least, most = (f(row["median"] for size in ("bundled", "small") for row in rows(f"latency-{size}", way="host"))
                    for f in (min, max))
     return f"{least:.1f} to {most:.1f}"
 
@@ -112,9 +112,12 @@ def precisions() -> str:
         return [f"`{row['variant']}`", f"{row['tokens_per_s']:,.0f}", f"{row['sentence_ms']:.1f}", errors,
                 f"{row['smallest_cosine']:.6f}"]
 
-    head = ["model", "precision", "tokens/s", "one sentence, ms", "relative error by layer", "smallest cosine"]
-    return markdown(head, [[size, *cells(row)] for size in ("bundled", "small", "original")
-                           for row in rows(f"precisions-{size}-amx")])
+    level, head = choosing.last_level(), ["model", "precision", "tokens/s", "one sentence, ms",
+                                          "relative error by layer", "smallest cosine"]
+    files = {size: f"precisions-{size}-{level}" for size in ("bundled", "small", "original")}
+    if level != "amx":  # the only one with `high`
+        files["original, AMX"] = "precisions-original-amx"
+    return markdown(head, [[size, *cells(row)] for size, file in files.items() for row in rows(file)])
 
 
 def token_table() -> str:
@@ -158,6 +161,16 @@ def reference() -> str:
     return markdown(["code", "tokens/s", "times as fast as AllenNLP's"], [
         [label, f"{found[name]['tokens_per_s']:,.0f}", f"{found[name]['times_as_fast']:.2f}"]
         for name, label in names.items()])
+
+
+def tokenizers() -> str:
+    """F1 of tokens and whole sentences by tokenizer and file."""
+    found = {}
+    for line in text("tokenizers").splitlines():
+        _, tokenizer, f1, equal = line.split("\t")
+        found.setdefault(tokenizer, []).append(f"{f1.split()[1]} / {equal.split()[1]}")
+    return markdown(["`tokenizer`", "EWT dev", "EWT test", "held-out text"],
+                    [[f"`{name}`", *cells] for name, cells in found.items()])
 
 
 def io() -> str:
@@ -213,14 +226,17 @@ def _both(trainer: dict) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed short": choosing.speed_short, "model sizes": choosing.model_sizes, "states": choosing.states,
     "precision choice": choosing.precision_choice, "speed machine": speed_machine, "layer": layer,
-    "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
-    "latency": latency, "latency machine": lambda: machine("latency-bundled-amx"), "host": host,
-    "precisions": precisions, "precisions machine": lambda: machine("precisions-original-amx"),
-    "avx2 machine": lambda: machine("precisions-original-avx2"),
-    "bf16 machine": lambda: machine("precisions-original-avx512-bf16"),
+    "layer machine": lambda: machine("layer-original"), "peers": peers, "peers machine": peers_machine,
+    "latency": latency, "latency machine": lambda: machine("latency-bundled"), "host": host,
+    "precisions": precisions, "precisions machine": lambda: machine(f"precisions-bundled-{choosing.last_level()}"),
+    "amx machine": lambda: machine("precisions-original-amx"), "levels machine": choosing.levels_machine,
     "precision levels": choosing.precision_levels, "medium sentence": lambda: choosing.sentence_ratios("medium"),
-    "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table, "train": train,
-    "train ratio": train_ratio, "reference": reference, "io": io, "io memory": io_memory, "io machine": io_machine,
+    "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table,
+    "token table machine": lambda: machine("token-table"), "train": train,
+    "train machine": lambda: machine("train-issue"), "train ratio": train_ratio, "reference": reference,
+    "reference machine": lambda: machine("reference-original"), "tokenizers": tokenizers,
+    **{task: lambda task=task: f"\n```text\n{text(task)}```\n" for task in ("pos", "mr")},
+    "io": io, "io memory": io_memory, "io machine": io_machine,
     "start": start, "start machine": lambda: machine("start"),
     "serve": serve, "serve machine": lambda: machine("serve-small")}
 

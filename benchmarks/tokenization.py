@@ -1,6 +1,6 @@
-"""Tokens by `tokenizer` name against those of a treebank and a text: `python -m benchmarks.tokenization EWT TEXT`.
+"""Tokens by `tokenizer` name against those of treebanks and texts: `python -m benchmarks.tokenization FILE...`.
 
-EWT is a CoNLL-U file with `# text`; TEXT has a tokenized sentence a line, and is detokenized by a few rules first.
+A treebank is a CoNLL-U file with `# text`; a text has a tokenized sentence a line, and is detokenized by a few rules.
 Prints the F1 of tokens in %, and the share of sentences in which all are equal.
 """
 
@@ -8,6 +8,7 @@ import argparse
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from elmo_fast.arguments import TOKENIZERS
 from elmo_fast.text.tokenizers import find_tokenizer
@@ -15,9 +16,9 @@ from elmo_fast.text.tokenizers import find_tokenizer
 Pair = tuple[str, Sequence[str]]  # a raw sentence and its tokens
 
 
-def read_treebank(path: str) -> Iterator[Pair]:
+def read_treebank(path: Path) -> Iterator[Pair]:
     """Sentences of a CoNLL-U file: `# text` and the forms."""
-    with open(path, encoding="utf-8") as lines:
+    with path.open(encoding="utf-8") as lines:
         for is_blank, group in itertools.groupby(lines, str.isspace):
             sentence = [] if is_blank else [line.rstrip("\n") for line in group]
             raw = [line.removeprefix("# text = ") for line in sentence if line.startswith("# text = ")]
@@ -43,6 +44,13 @@ def detokenize(tokens: Sequence[str]) -> str:
     return result
 
 
+def read_text(path: Path) -> Iterator[Pair]:
+    """Lines as they would be written, and their tokens."""
+    with path.open(encoding="utf-8") as lines:
+        for tokens in filter(None, map(str.split, lines)):
+            yield detokenize(tokens), tokens
+
+
 def spans(tokens: Sequence[str]) -> set[tuple[int, int]]:
     """Begin and end of every token in the text without whitespace."""
     ends = list(itertools.accumulate(len("".join(token.split())) for token in tokens))
@@ -51,19 +59,15 @@ def spans(tokens: Sequence[str]) -> set[tuple[int, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("treebank")
-    parser.add_argument("text")
-    paths = parser.parse_args()
-    with open(paths.text, encoding="utf-8") as lines:
-        sentences = [line.split() for line in lines if not line.isspace()]
-    for name, pairs in ((paths.treebank, list(read_treebank(paths.treebank))),
-                        (paths.text, [(detokenize(tokens), tokens) for tokens in sentences])):
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a treebank is named .conllu")
+    for path in parser.parse_args().files:
+        pairs = list(read_treebank(path) if path.suffix == ".conllu" else read_text(path))
         for tokenizer in TOKENIZERS:
             found = [(spans(find_tokenizer(tokenizer)(raw)), spans(tokens)) for raw, tokens in pairs]
             common = sum(len(ours & theirs) for ours, theirs in found)
             total = sum(len(ours) + len(theirs) for ours, theirs in found)
             equal = sum(ours == theirs for ours, theirs in found)
-            print(f"{name}\t{tokenizer}\tF1 {200 * common / total:.1f}\tequal {100 * equal / len(found):.1f} %")
+            print(f"{path.name}\t{tokenizer}\tF1 {200 * common / total:.1f}\tequal {100 * equal / len(found):.1f} %")
 
 
 if __name__ == "__main__":
