@@ -81,6 +81,14 @@ def shared() -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a tiny model with random weights."""
+    from tests.support.files import write_model
+
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Skip a test of the native engine, with the reason, where ELMO_FAST_NO_NATIVE=1 disables the engine."""

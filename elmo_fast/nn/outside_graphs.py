@@ -7,7 +7,6 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import nn
 
-_is_exporting = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 lacks it
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -21,11 +20,13 @@ def outside_graphs(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
 
     @functools.wraps(function)
     def called(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
-        if torch.compiler.is_dynamo_compiling() and not _is_exporting():
+        # not is_exporting(), which torch 2.6 lacks and which inside torch.compile is True in torch 2.9
+        is_exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+        if torch.compiler.is_dynamo_compiling() and not is_exporting:
             from elmo_fast.nn import uncompiled  # imports torch's compiler, which is already loaded here
 
             return uncompiled.call(function, *arguments, **keywords)
-        if (torch.jit.is_tracing() or _is_exporting()) and _are_traced(arguments, keywords):
+        if (torch.jit.is_tracing() or is_exporting) and _are_traced(arguments, keywords):
             raise refusal(arguments[0])
         return function(*arguments, **keywords)
 

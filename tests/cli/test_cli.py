@@ -22,11 +22,6 @@ from tests.support.grid import mostly_long
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The working directory with `in.txt`, where tests look for the files of a command."""

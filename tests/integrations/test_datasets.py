@@ -19,11 +19,6 @@ from datasets.fingerprint import Hasher  # noqa: E402
 TEXTS = ["A new play opened .", "", "One", "They play outside and then they go home .", "naïve café 東京"] * 3
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def texts(tmp_path):
     """A data set on disk: its results are cached."""

@@ -1,16 +1,10 @@
-"""Shared by the tests of sources: a model in a directory, and a separate cache of downloads."""
+"""Shared by the tests of sources: a separate cache of downloads, and a server of them."""
 
 import contextlib
 
 import pytest
 
-from tests.support.files import write_model
 from tests.support.sources import served
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from tests.support.files import ROOT
-
 pytest.importorskip("sklearn")
 
 from benchmarks.evaluate import __main__ as command
+from benchmarks.recorded import text
 
 
 def test_the_command(tmp_path, capsys):
@@ -29,17 +28,13 @@ def test_the_command(tmp_path, capsys):
 
 @pytest.mark.long
 def test_the_figures_of_the_docs(shared, capsys):
-    """elmo_fast/pretrained/README.md has the lines of the bundled model, and its figures within a point.
+    """The recorded lines of the bundled model, and their figures within a point.
 
     Of its two tasks the one whose probe reads every layer: the other takes twice as long.
     """
     assert command.main(["--task", "pos", "--data", str(shared / "text")]) == 0
-    out = capsys.readouterr().out
-    page = (ROOT / "elmo_fast/pretrained/README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
-    table, = (block for block in blocks if block.startswith(out.partition(",")[0]))
     number = re.compile(r"\d+\.\d")
-    for line, table_line in zip(out.splitlines(), table.splitlines(), strict=True):
-        assert number.sub("", line).split() == number.sub("", table_line).split()
-        actual, stated = (list(map(float, number.findall(text))) for text in (line, table_line))
+    for line, stated_line in zip(capsys.readouterr().out.splitlines(), text("pos").splitlines(), strict=True):
+        assert number.sub("", line).split() == number.sub("", stated_line).split()
+        actual, stated = (list(map(float, number.findall(each))) for each in (line, stated_line))
         assert actual == pytest.approx(stated, abs=1)  # threads round differently, another C may be chosen

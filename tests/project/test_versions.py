@@ -1,4 +1,4 @@
-"""The core, without torch, on the oldest versions of its dependencies and on other Pythons, where they can be had."""
+"""The core on other versions of Python, NumPy and h5py, and the modules on others of torch, where they can be had."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ import torch
 
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.files import ROOT, python, read_hdf5
+from tests.support.versions import install, run_tests_with
 
 pytestmark = pytest.mark.long
 # The oldest NumPy 1.26 and the oldest h5py with wheels for each Python, and the newest of both.
@@ -37,10 +38,7 @@ def interpreter(version: str) -> str:
 @pytest.mark.parametrize("version, numpy, h5py", VERSIONS)
 def test_the_core_embeds(version, numpy, h5py, tmp_path):
     program, packages = interpreter(version), tmp_path / "packages"
-    install = subprocess.run([program, "-m", "pip", "install", "-q", "--only-binary=:all:", "--target", packages, numpy,
-                              h5py, "tqdm", "filelock>=4"], capture_output=True, text=True)
-    if install.returncode:
-        pytest.skip(f"no {numpy} and {h5py} for Python {version}: {install.stderr.strip().splitlines()[-1]}")
+    install(program, packages, numpy, h5py, "tqdm", "filelock>=4")
     without_native = {} if version == THIS else {"ELMO_FAST_NO_NATIVE": "1"}  # the module is of this Python
     run = subprocess.run([program, *EMBED, tmp_path / "actual.hdf5", "--all"], capture_output=True, text=True, cwd=ROOT,
                          env={**os.environ, **without_native, "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"})
@@ -53,3 +51,9 @@ def test_the_core_embeds(version, numpy, h5py, tmp_path):
     assert layers
     for layer in layers:  # NumPy's products differ between processors
         assert relative_error(*map(torch.from_numpy, layer)) <= (AGAINST_FLOAT64["ieee"] if without_native else 0)
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.9.1", "2.14.1"])  # the oldest, one between, the newest that was run
+def test_models_with_another_torch(version):
+    """The quick tests of modules, drop-ins and training."""
+    run_tests_with("torch", version, "tests/model", "tests/compat", "tests/train")

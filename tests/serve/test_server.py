@@ -15,15 +15,10 @@ import pytest
 import elmo_fast
 from benchmarks import bench_serve
 from elmo_fast import cli
-from tests.support.files import ROOT, run, start, until, write_model
+from tests.support.files import ROOT, run, start, until
 from tests.support.serving import SECONDS, httpx
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
