@@ -157,7 +157,7 @@ bench: $(LIBRARIES)
 		$(BENCH)precisions --model original || exit 1; fi; done
 	$(BENCH)peers.layer --onednn --torch-lstm
 	$(BENCH)bench_table
-	$(BENCH)bench_io --models bundled small original
+	$(BENCH)bench_io --models bundled small original --sentences 1024
 	$(BENCH)bench_serve
 	$(BENCH)start
 	$(BENCH)bench_train --steps 200 --bilm-tf $(BILM_TF) --tf-python $(TF_PYTHON)

@@ -22,6 +22,7 @@ from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, markdown, one, o
 PAGES = ("README.md", "benchmarks/README.md", "elmo_fast/pretrained/README.md",
          *(f"docs/{name}.md" for name in ("choosing", "input", "numbers", "performance", "serving")))
 PEER_SIZES = ("original", "small", "bundled")
+LAYERS = {"AVX-512 with BF16": "layer-original", "AMX": "layer-original-amx"}
 LOADS = tuple((load, threads) for load in ("idle", "busy") for threads in (1, 2))
 NOT_YET = "\nNot recorded yet.\n"
 CHARTS = common.ROOT / "docs" / "pictures"
@@ -50,15 +51,15 @@ def speed_machine() -> str:
 
 
 def layer() -> str:
-    """A layer beside oneDNN's."""
-    def cells(row: dict) -> list[str]:
-        theirs = one("layer-original", variant="onednn", precision=row["precision"], rows=row["rows"])
-        step = [f"{1e3 * each['median'] / steps:.2f}" for each in (row, theirs)]
-        return [row["precision"], str(row["rows"]), *step, f"{1 / theirs['times_as_fast_as_ours']:.2f} x"]
+    """A layer beside oneDNN's, by processor."""
+    def cells(name: str, file: str, row: dict) -> list[str]:
+        theirs = one(file, variant="onednn", precision=row["precision"], rows=row["rows"])
+        step = [f"{1e3 * each['median'] / read(file)['settings']['steps']:.2f}" for each in (row, theirs)]
+        return [name, row["precision"], str(row["rows"]), *step, f"{1 / theirs['times_as_fast_as_ours']:.2f} x"]
 
-    steps = read("layer-original")["settings"]["steps"]
-    head = ["precision", "rows", "elmo-fast, ms a step", "oneDNN", "ratio"]
-    return markdown(head, [cells(row) for row in rows("layer-original", variant="ours")])
+    head = ["processor", "precision", "rows", "elmo-fast, ms a step", "oneDNN", "ratio"]
+    return markdown(head, [cells(name, file, row) for name, file in LAYERS.items()
+                           for row in rows(file, variant="ours") if row["rows"] != 256])
 
 
 def peers() -> str:
@@ -154,10 +155,7 @@ def train_ratio() -> str:
 def reference() -> str:
     """The plain paths beside AllenNLP's own code, all in batches of 64."""
     names = {"allennlp": "AllenNLP 0.9's own", "reference": '`backend="reference"`', "torch": '`backend="torch"`'}
-    for file in ("embed-original", "reference-original"):  # the first has them where --plain asked for them
-        found = {row["variant"]: row for row in rows(file) if row["way"].endswith("of 64")}
-        if names.keys() <= found.keys():
-            break
+    found = {name: one("embed-original", variant=name, way="one batch of 64") for name in names}
     return markdown(["code", "tokens/s", "times as fast as AllenNLP's"], [
         [label, f"{found[name]['tokens_per_s']:,.0f}", f"{found[name]['times_as_fast']:.2f}"]
         for name, label in names.items()])
@@ -226,7 +224,7 @@ def _both(trainer: dict) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed short": choosing.speed_short, "model sizes": choosing.model_sizes, "states": choosing.states,
     "precision choice": choosing.precision_choice, "speed machine": speed_machine, "layer": layer,
-    "layer machine": lambda: machine("layer-original"), "peers": peers, "peers machine": peers_machine,
+    "layer machine": lambda: "; ".join(map(machine, LAYERS.values())), "peers": peers, "peers machine": peers_machine,
     "latency": latency, "latency machine": lambda: machine("latency-bundled"), "host": host,
     "precisions": precisions, "precisions machine": lambda: machine(f"precisions-bundled-{choosing.last_level()}"),
     "amx machine": lambda: machine("precisions-original-amx"), "levels machine": choosing.levels_machine,
@@ -234,7 +232,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "low sentence": lambda: choosing.sentence_ratios("low"), "token table": token_table,
     "token table machine": lambda: machine("token-table"), "train": train,
     "train machine": lambda: machine("train-issue"), "train ratio": train_ratio, "reference": reference,
-    "reference machine": lambda: machine("reference-original"), "tokenizers": tokenizers,
+    "reference machine": lambda: machine("embed-original"), "tokenizers": tokenizers,
     **{task: lambda task=task: f"\n```text\n{text(task)}```\n" for task in ("pos", "mr")},
     "io": io, "io memory": io_memory, "io machine": io_machine,
     "start": start, "start machine": lambda: machine("start"),

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks import agreement, common, models
+from benchmarks import agreement, common, models, recorded
 from benchmarks.peers import onednn, torch_lstm
 from elmo_fast.engine.schedule import make_schedule
 from elmo_fast.ops.projected_lstm import projected_lstm
@@ -121,7 +121,7 @@ def table(content: dict) -> str:
 
 
 def main() -> int:
-    parser = common.make_parser(__doc__, "layer-SIZE.json", ("--rounds", 9, "turns of each"))
+    parser = common.make_parser(__doc__, "layer-SIZE.json or layer-SIZE-amx.json", ("--rounds", 9, "turns of each"))
     parser.add_argument("--onednn", type=Path, nargs="?", const=Path(sys.prefix), metavar="PREFIX",
                         help="a directory with oneDNN's include/ and lib/ (without PREFIX: Python's own prefix)")
     parser.add_argument("--torch-lstm", action="store_true", help="torch.nn.LSTM(proj_size), in fp32")
@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--rows", type=common.positive, nargs="+", default=[25, 64, 256], metavar="N",
                         help="rows of a step (default: 25 64 256)")
     arguments = parser.parse_args()
-    return common.run_and_write(arguments, compare, f"layer-{arguments.size}.json", table)
+    return common.run_and_write(arguments, compare, f"layer-{arguments.size}{recorded.suffix()}.json", table)
 
 
 if __name__ == "__main__":
