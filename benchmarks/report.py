@@ -51,7 +51,7 @@ def speed_machine() -> str:
 
 
 def layer() -> str:
-    """A layer beside oneDNN's, by processor."""
+    """A layer beside oneDNN's, by processor, without the 256 rows that few streams have."""
     def cells(name: str, file: str, row: dict) -> list[str]:
         theirs = one(file, variant="onednn", precision=row["precision"], rows=row["rows"])
         step = [f"{1e3 * each['median'] / read(file)['settings']['steps']:.2f}" for each in (row, theirs)]
